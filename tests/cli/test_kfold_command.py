@@ -79,8 +79,6 @@ def test_one_fold_alone_is_an_ordinary_run(tmp_path):
     assert invoke("kfold", *tiny(tmp_path), "kfold.fold=2").exit_code == 0
     assert (tmp_path / "run" / "record.json").is_file()
     assert not (tmp_path / "run" / "kfold.json").exists()
-    with pytest.raises(ConfigError, match="--json prints the summary of several folds"):
-        invoke("kfold", *tiny(tmp_path, run__folder=tmp_path / "b"), "kfold.fold=2", "--json")
     with pytest.raises(ConfigError, match="fold=2 names a fold of a cross-validation"):
         invoke("eval", f"run={tmp_path / 'run'}", "fold=2")
 
@@ -116,4 +114,16 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(tmp_path):
         invoke("kfold", *tiny(tmp_path, data__path=tmp_path / "few.csv"))
     with pytest.raises(ConfigError, match=r"kfold\.n_splits=1: expected an integer of at least 2"):
         invoke("kfold", "kfold.n_splits=1")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_checks_the_first_fold_and_writes_nothing(tmp_path):
+    checked = invoke("kfold", *tiny(tmp_path), "kfold.n_splits=2", "--dry-run", "--json")
+    assert checked.exit_code == 0
+    document = json.loads(checked.stdout)
+    assert (document["status"], len(document["folds"])) == ("checked", 2)
+    assert "Batch: input_ids int64 (4, " in checked.stderr
+    assert invoke("kfold", *tiny(tmp_path), "kfold.n_splits=2", "--dry-run", "-q").stdout == (
+        f"checked: {tmp_path / 'run'}\n"
+    )
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -74,3 +75,83 @@ def test_bad_rows_are_told_before_anything_is_written(tmp_path, run):
     with pytest.raises(DataError, match="line 2: label is 'perhaps'"):
         run("train", *overrides(tmp_path))
     assert not (tmp_path / "run").exists()
+
+
+PROGRAM = """
+import torch, hotloop
+print("of the program")
+def make(rows: int = 8, broken: bool = False):
+    if broken:
+        raise RuntimeError("the data base is away")
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def step(x, y):
+        loss = (model(x).squeeze(-1) - y).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+        return loss
+    batches = [(torch.ones(rows, 3), torch.ones(rows))] * 2
+    return hotloop.Workload(model, optimizer, step, batches, metrics=lambda: {"bias": float(model.bias.detach())})
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return [f"{tmp_path / 'program.py'}:make", f"run.folder={tmp_path / 'run'}", "training.num_epochs=2"]
+
+
+def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path, run, program):
+    recipe = run("train", *overrides(tmp_path), "--dry-run")
+    assert recipe.exit_code == 0
+    for line in (
+        "Batch: input_ids int64 (4, ",
+        "labels ",
+        "Steps: 18",
+        "Memory: ",
+        "[torch.compile] Disabled",
+        "Dry run: ",
+    ):
+        assert line in recipe.output
+    own = run("train", *program, "program.rows=5", "training.optimization.use_torch_compile=true", "--dry-run")
+    assert own.exit_code == 0
+    for line in ("Batch: [0] float32 (5, 3), [1] float32 (5,)", "Steps: 4", "model default"):
+        assert line in own.output
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["program.rows=x"], "expected an integer"),
+        (["recipe.goal=max:accuracy"], "the metrics of .* are bias"),
+        (["program.broken=true"], "RuntimeError: the data base is away"),
+        (["training.num_epoch=3"], "did you mean training.num_epochs"),
+    ],
+)
+def test_a_dry_run_ends_with_2_whatever_is_wrong(tmp_path, run, program, arguments, message):
+    checked = run("train", *program, *arguments, "--dry-run")
+    assert checked.exit_code == 2
+    assert re.search(message, checked.stderr)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_finds_a_folder_that_cannot_be_written(tmp_path, run, program):
+    (tmp_path / "file").write_text("")
+    checked = run("train", *program, f"run.folder={tmp_path / 'file' / 'run'}", "--dry-run")
+    assert checked.exit_code == 2
+    assert "cannot be written" in checked.stderr
+
+
+def test_a_script_gets_one_document_and_a_quiet_run_one_line(tmp_path, run, program):
+    trained = run("train", *program, "recipe.goal=max:bias", "--json")
+    outcome = json.loads(trained.stdout)
+    assert (outcome["status"], outcome["step"]) == ("finished", 4)
+    assert list(outcome["best"]) == ["bias"]
+    assert [Path(one).name for one in outcome["checkpoints"]] == ["best.pt", "last.pt"]
+    assert "of the program" in trained.stderr
+    assert "step 4/4" in trained.stderr
+    quiet = run("train", *program, f"run.folder={tmp_path / 'quiet'}", "recipe.goal=max:bias", "--quiet")
+    assert re.fullmatch(rf"finished: step 4, bias [\d.-]+, {re.escape(str(tmp_path / 'quiet'))}\n", quiet.stdout)
+    assert "step" not in quiet.stderr
+    with pytest.raises(ConfigError, match="holds a run already"):
+        run("train", *program, "--quiet")

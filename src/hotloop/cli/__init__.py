@@ -51,10 +51,10 @@ def _options(
 app.command(cls=ProgramCommand)(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command(cls=ProgramCommand)(train.kfold)
-app.command(cls=ProgramCommand)(hpo.hpo)
+app.add_typer(hpo.app, name="hpo")
 app.command("hpo_fast", cls=ProgramCommand, hidden=True)(
     hpo.hpo_fast
-)  # the help of hpo names its option --fast, which does the same
+)  # the help of hpo search names its option --fast, which does the same
 app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.command()(verify.verify)

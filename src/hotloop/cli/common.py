@@ -77,6 +77,23 @@ def users_program() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def checking() -> Iterator[None]:
+    """Turn whatever goes wrong in a dry run into exit code 2; an exception of the program is shown as Python shows it.
+
+    Raises:
+        typer.Exit: something went wrong.
+    """
+    try:
+        yield
+    except HotloopError as error:
+        typer.echo(f"hotloop: {error}", err=True)
+        raise typer.Exit(2) from error
+    except (Exception, SystemExit) as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise typer.Exit(2) from error
+
+
+@contextlib.contextmanager
 def writing_page(path: Path | None) -> Iterator[None]:
     """Turn an ``OSError`` while a page is written into a message that names the option.
 

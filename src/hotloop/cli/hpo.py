@@ -1,15 +1,21 @@
-"""``hotloop hpo`` and ``hotloop hpo_fast`` search for settings; ``hotloop hpo best`` writes the best ones."""
+"""``hotloop hpo``: search for settings, write the best ones, list and show studies; ``hpo_fast`` searches cheaply."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
-from hotloop.cli.common import INTERRUPTED, echo_json
-from hotloop.cli.train import Config  # noqa: TC001 - Typer reads the annotations of a command when it runs
+from hotloop.cli import runs
+from hotloop.cli.common import INTERRUPTED, ProgramCommand, echo_json, echo_result
+from hotloop.cli.report import refresh_study
+from hotloop.cli.train import Config, Dry, Printed, Quiet, echo_outcome
 from hotloop.errors import ConfigError
+from hotloop.report import study as study_report
+from hotloop.report.runs import SEARCH
+from hotloop.report.terminal import draw
 
 if TYPE_CHECKING:
     from hotloop.train.settings import Settings
@@ -17,27 +23,43 @@ if TYPE_CHECKING:
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[FILE.py:make] [SETTING=VALUE]... | best [STUDY]",
-        help="A program of your own, and settings, such as hpo.sampler=gp; or best, to print and write the best "
-        "settings of a study, which is named by its folder or by the settings of its search.",
+        metavar="[FILE.py:make] [SETTING=VALUE]...",
+        help="A program of your own, and settings, such as hpo.sampler=gp.",
     ),
 ]
 Trials = Annotated[int | None, typer.Option("--n-trials", metavar="N", help="Trials in all: hpo.n_trials.")]
 Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Processes that run them: hpo.workers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
-Trial = Annotated[
-    int | None, typer.Option("--trial", metavar="N", help="With best: the settings of that trial, not of the best one.")
+Named = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[STUDY]", help="A study by its folder, or by settings of its search: recipe=digits."),
 ]
 
+Fast = Annotated[bool, typer.Option("--fast", help="The study of hotloop hpo --fast.")]
 
-def hpo(  # noqa: PLR0913, PLR0917 - options of the command line
+
+class SearchGroup(typer.core.TyperGroup):
+    """A group of commands in which everything that names none of them is the arguments of ``search``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put ``search`` before the arguments of a search."""
+        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else ["search", *args])
+
+
+app = typer.Typer(cls=SearchGroup, help="Search for the settings that train best; `hotloop hpo SETTINGS` is `search`.")
+
+
+@app.command(cls=ProgramCommand)
+def search(  # noqa: PLR0913, PLR0917 - options of the command line
     arguments: Arguments = None,
     n_trials: Trials = None,
     workers: Workers = None,
     fast: Annotated[bool, typer.Option("--fast", help="A cheap first pass: the settings of hpo=fast.")] = False,
     config: Config = None,
+    dry_run: Dry = False,
     as_json: AsJson = False,
-    trial: Trial = None,
+    quiet: Quiet = False,
 ) -> None:
     """Search for the settings that train best, or go on with a search: docs/search.md.
 
@@ -46,47 +68,94 @@ def hpo(  # noqa: PLR0913, PLR0917 - options of the command line
     """
     named = {"hpo": "fast" if fast else None, "hpo.n_trials": n_trials, "hpo.workers": workers}
     options = [f"{name}={value}" for name, value in named.items() if value is not None]
-    if arguments and arguments[0] == "best":
-        _best(_folder(arguments[1:], options, config), trial, as_json=as_json)
-    else:
-        _search([*(arguments or []), *options], config, as_json=as_json)
+    _search([*(arguments or []), *options], config, Printed(dry=dry_run, as_json=as_json, quiet=quiet))
 
 
-def hpo_fast(
+@app.command()
+def best(
+    study: Named = None,
+    config: Config = None,
+    fast: Fast = False,
+    trial: Annotated[
+        int | None, typer.Option("--trial", metavar="N", help="The settings of that trial, not of the best one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the best settings of a study, and write them as best.yaml into its folder."""
+    _write_best(_folder(study or [], config, fast=fast), trial, as_json=as_json)
+
+
+@app.command("list")
+def list_studies(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List the searches below a folder, the newest first, as hotloop runs list does."""
+    runs.list_rows(folder, as_json=as_json, kinds=(SEARCH,))
+
+
+@app.command()
+def show(study: Named = None, config: Config = None, fast: Fast = False, as_json: AsJson = False) -> None:
+    """Show a study: how many trials are over, the best ones, and which settings mattered."""
+    folder = _folder(study or [], config, fast=fast)
+    refresh_study(folder)
+    view = study_report.build(study_report.load(folder))
+    echo_result(view.to_dict(), draw(view), None, as_json=as_json)
+
+
+def hpo_fast(  # noqa: PLR0913, PLR0917 - as search
     arguments: Arguments = None,
     n_trials: Trials = None,
     workers: Workers = None,
     config: Config = None,
+    dry_run: Dry = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Search cheaply, to see where a space is good at all: `hotloop hpo --fast`."""
-    hpo(arguments, n_trials, workers, True, config, as_json)
+    search(arguments, n_trials, workers, True, config, dry_run, as_json, quiet)
 
 
-def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None:
+def _search(overrides: list[str], config: Path | None, asked: Printed) -> None:
     from hotloop.train import configure, live  # noqa: PLC0415 - loads the optional packages
     from hotloop.train.search import supervise, told  # noqa: PLC0415
     from hotloop.train.search.preparing import prepared  # noqa: PLC0415
 
-    settings = prepared(configure.load_search(overrides, config))
-    if settings.run.folder or settings.run.resume:
-        raise ConfigError(
-            "run.folder and run.resume belong to a run: a search has hpo.folder, and the same command resumes it"
-        )
-    _announce(settings)
+    with asked.alone():
+        settings = prepared(configure.load_search(overrides, config))
+        if settings.run.folder or settings.run.resume:
+            raise ConfigError(
+                "run.folder and run.resume belong to a run: a search has hpo.folder, and the same command resumes it"
+            )
+        if not asked.quiet:
+            _announce(settings)
+        if asked.dry:
+            from hotloop.train.search import dry  # noqa: PLC0415 - loads torch
 
+            checked = dry.check(settings, asked.console)
     hpo = settings.hpo
+    if asked.dry:
+        echo_outcome(checked, asked)
+        return
     maximize = hpo.towards == "maximize"
     progress = live.Progress(hpo.folder, hpo.metric, hpo.n_trials, hpo.workers, maximize=maximize)
-    with live.View(progress) as view:
-        ended = supervise.search(settings, lambda event: view.hear(told.to_dict(event), told.line(event)))
-    if as_json:
+    if asked.quiet:
+        ended = supervise.search(settings, lambda _: None)
+    else:
+        with live.View(progress) as view:
+            ended = supervise.search(settings, lambda event: view.hear(told.to_dict(event), told.line(event)))
+    found = ended.document.get("best")
+    if asked.as_json:
         echo_json({"status": ended.status, "folder": str(ended.folder), **ended.document})
+    elif asked.quiet:
+        typer.echo(
+            f"{ended.status}: {'no trial is complete' if found is None else f'best trial {found}'}, {ended.folder}"
+        )
     else:
         _summarize(ended.status, ended.folder, ended.document)
     if ended.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
-    if ended.document.get("best") is None:
+    if found is None:
         raise typer.Exit(1)
 
 
@@ -128,7 +197,7 @@ def _summarize(status: str, folder: Path, document: dict[str, object]) -> None:
     typer.echo(f"Report: hotloop report {folder}")
 
 
-def _folder(arguments: list[str], options: list[str], config: Path | None) -> Path:
+def _folder(arguments: list[str], config: Path | None, *, fast: bool) -> Path:
     """Return the study's folder: the folder that is named, or that of the search with these settings.
 
     Raises:
@@ -138,16 +207,16 @@ def _folder(arguments: list[str], options: list[str], config: Path | None) -> Pa
 
     places = [argument for argument in arguments if "=" not in argument or Path(argument).is_dir()]
     if not places:
-        return Path(configure.load([*arguments, *options], config).hpo.folder)
+        return Path(configure.load([*arguments, *(["hpo=fast"] if fast else [])], config).hpo.folder)
     if len(arguments) > 1:
         raise ConfigError(
-            "hotloop hpo best: expected the folder of one study, such as runs/criteria/search, or the settings of its "
-            "search, such as recipe=digits"
+            "expected the folder of one study, such as runs/criteria/search, or the settings of its search, such as "
+            "recipe=digits"
         )
     return Path(places[0])
 
 
-def _best(folder: Path, number: int | None, *, as_json: bool) -> None:
+def _write_best(folder: Path, number: int | None, *, as_json: bool) -> None:
     """Print the best settings of a study, or those of a trial of it, and write them into its folder."""
     from hotloop.train import configure  # noqa: PLC0415 - loads the optional packages
     from hotloop.train.search import document  # noqa: PLC0415

@@ -41,7 +41,7 @@ def report(
     folder = run if run.is_dir() else run.parent
     view: View | FoldsView | StudyView
     if study.is_study(run):
-        _refresh_study(folder)
+        refresh_study(folder)
         view = study.build(study.load(folder))
     elif folds.is_cross_validation(run):
         view = folds.build(folds.load(run))
@@ -53,7 +53,7 @@ def report(
     echo_result(view.to_dict(), draw(view), page, as_json=as_json)
 
 
-def _refresh_study(folder: Path) -> None:
+def refresh_study(folder: Path) -> None:
     """Bring a study's document up to date with its storage, where the optional packages and the storage allow it."""
     try:
         from hotloop.train.search import document  # noqa: PLC0415 - a study is shown without the optional packages too

@@ -35,15 +35,24 @@ def list_runs(
     Of a cross-validation or a search, FOLDER lists its folds or trials. A folder that cannot be read is listed with
     what is wrong with it.
     """
+    list_rows(folder, as_json=as_json)
+
+
+def list_rows(folder: Path, *, as_json: bool, kinds: tuple[str, ...] = ()) -> None:
+    """Print the runs below a folder, of some kinds alone where they are given.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; `hotloop train` puts runs into runs/, or into run.folder")
-    found = runs.find(folder)
+    found = [row for row in runs.find(folder) if not kinds or row.kind in kinds]
     if as_json:
         echo_json([row.to_dict(whole=False) for row in found])
     elif found:
         console().print(_table(found, folder))
     else:
-        typer.echo(f"No run below {folder}")
+        typer.echo(f"No {' or '.join(kinds) or 'run'} below {folder}")
 
 
 @app.command()

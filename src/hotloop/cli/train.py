@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from hotloop.cli.common import INTERRUPTED, console, echo_json
-from hotloop.errors import ConfigError, StepLostError
+from hotloop.cli.common import INTERRUPTED, checking, console, echo_json
+from hotloop.errors import StepLostError
 from hotloop.report import folds
 from hotloop.report.terminal import draw
 
 if TYPE_CHECKING:
     from hotloop.train.kfold import Study
+    from hotloop.train.outcome import Outcome
 
 Overrides = Annotated[
     list[str] | None,
@@ -30,10 +34,26 @@ Config = Annotated[
 Show = Annotated[bool, typer.Option("--show", help="Print the settings as YAML, and train nothing.")]
 
 
-def train(
+Dry = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check settings, program, data, one batch and folder; train and write nothing. Exit code 0 or 2.",
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the outcome as one JSON document; progress goes to stderr.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and one last line only.")]
+
+
+def train(  # noqa: PLR0913, PLR0917 - options of the command line
     overrides: Overrides = None,
     config: Config = None,
     show: Show = False,
+    dry_run: Dry = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a program of your own, FILE.py:make, or a recipe; every setting is described in docs/settings.md.
 
@@ -41,14 +61,16 @@ def train(
     program, recipe=criteria fine-tunes a cross-encoder on pairs of a phrase and a criterion. Resume an interrupted run
     with run.resume=FOLDER. kfold.n_splits=5 makes it a cross-validation, as hotloop kfold does.
     """
-    _begin(overrides or [], config, show=show, as_json=False)
+    _begin(overrides or [], config, Printed(show, dry_run, as_json, quiet))
 
 
-def kfold(
+def kfold(  # noqa: PLR0913, PLR0917 - options of the command line
     overrides: Overrides = None,
     config: Config = None,
     show: Show = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary of all folds as JSON.")] = False,
+    dry_run: Dry = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Cross-validate a recipe: each fold is held out once, by a run of its own.
 
@@ -57,51 +79,94 @@ def kfold(
     """
     from hotloop.train.kfold import with_splits  # noqa: PLC0415 - loads torch and the optional packages
 
-    _begin(with_splits(overrides or [], config), config, show=show, as_json=as_json)
+    _begin(with_splits(overrides or [], config), config, Printed(show, dry_run, as_json, quiet))
 
 
-def _begin(overrides: list[str], config: Path | None, *, show: bool, as_json: bool) -> None:
+@dataclasses.dataclass(frozen=True)
+class Printed:
+    """What a command was asked to do and to print, by its options."""
+
+    show: bool = False
+    dry: bool = False
+    as_json: bool = False
+    quiet: bool = False
+
+    @property
+    def console(self) -> Console | None:
+        """The console for progress: None is stdout."""
+        return Console(stderr=True, quiet=self.quiet, highlight=False) if self.as_json or self.quiet else None
+
+    @property
+    def options(self) -> list[str]:
+        """The options that a restarted command is given again."""
+        return [option for option, given in (("--json", self.as_json), ("--quiet", self.quiet)) if given]
+
+    @contextlib.contextmanager
+    def alone(self) -> Any:
+        """Keep stdout for the result while the block runs: what else prints, such as the program, goes to stderr."""
+        apart = contextlib.redirect_stdout(sys.stderr) if self.as_json or self.quiet else contextlib.nullcontext()
+        with apart, checking() if self.dry else contextlib.nullcontext():
+            yield
+
+
+def _begin(overrides: list[str], config: Path | None, asked: Printed) -> None:
     """Start or resume the run that the settings name: a single run or a cross-validation."""
-    from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
-    from hotloop.train import configure, program, restart, start  # noqa: PLC0415
-    from hotloop.train.kfold import prepare  # noqa: PLC0415
+    with asked.alone():
+        from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
+        from hotloop.train import configure, program, restart, start  # noqa: PLC0415
+        from hotloop.train.kfold import prepare  # noqa: PLC0415
 
-    if show:
+        if not asked.show:
+            study = prepare(overrides, config)
+            if study is None:
+                begun = dataclasses.replace(start.prepare(overrides, config), dry=asked.dry)
+    if asked.show:
         typer.echo(configure.to_yaml(program.filled(configure.load(overrides, config))), nl=False)
         return
-    study = prepare(overrides, config)
     if study:
-        _run_folds(study, overrides, as_json=as_json)
+        _run_folds(dataclasses.replace(study, dry=asked.dry), overrides, asked)
         return
-    if as_json:
-        raise ConfigError("--json prints the summary of several folds; a single run has its own in record.json")
-    begun = start.prepare(overrides, config)
     try:
-        outcome = recipes.load(begun.settings.recipe.name).train(begun)
+        with asked.alone():
+            outcome = recipes.load(begun.settings.recipe.name).train(begun, asked.console)
     except StepLostError as error:
-        restart.one_rung_down(error, begun, overrides)
+        restart.one_rung_down(error, begun, overrides, options=asked.options)
+    echo_outcome(outcome, asked)
     if outcome.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
 
-def _run_folds(study: Study, overrides: list[str], *, as_json: bool) -> None:
+def echo_outcome(outcome: Outcome, asked: Printed) -> None:
+    """Print how a run ended, as one document or as one line, where that was asked for."""
+    if asked.as_json:
+        kept = sorted(str(path) for path in (outcome.folder / "checkpoints").glob("*.pt"))
+        found = {name: value for name, value in dataclasses.asdict(outcome).items() if name != "stop"}
+        echo_json({**found, "checkpoints": kept})
+    elif asked.quiet:
+        best = "".join(f", {name} {value:.4f}" for name, value in outcome.best.items())
+        typer.echo(f"{outcome.status}: step {outcome.step}{best}, {outcome.folder}")
+
+
+def _run_folds(study: Study, overrides: list[str], asked: Printed) -> None:
     """Run a cross-validation, print its summary, and exit with the code of its outcome."""
     from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
     from hotloop.train import restart  # noqa: PLC0415
     from hotloop.train.kfold import run  # noqa: PLC0415
     from hotloop.train.start import Start  # noqa: PLC0415
 
-    progress = Console(stderr=True, highlight=False) if as_json else None
     try:
-        ended = run(study, recipes.load(study.settings.recipe.name), progress)
+        with asked.alone():
+            ended = run(study, recipes.load(study.settings.recipe.name), asked.console)
     except StepLostError as error:
         begun = Start(study.settings, study.folder, study.before)
-        restart.one_rung_down(error, begun, overrides, verb="kfold")
-    if as_json:
+        restart.one_rung_down(error, begun, overrides, verb="kfold", options=asked.options)
+    if asked.as_json:
         echo_json(ended.document)
-    else:
+    elif asked.quiet:
+        typer.echo(f"{ended.status}: {ended.folder}")
+    elif not study.dry:
         console().print(draw(folds.build(ended.document)))
     if ended.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
-    if ended.status != "finished":
+    if ended.status == "failed":
         raise typer.Exit(1)

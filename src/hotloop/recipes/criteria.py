@@ -100,7 +100,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     # The run. Its report is written however it ends.
     write_settings(start)
     display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
-    with closing.reported(start.folder, display):
+    with closing.reported(start, display):
         outcome = fit(task, start, chosen, display)
         closing.tell(outcome, display)
     return outcome

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.measure import machine
-from hotloop.train import checkpoint, closing, compiling, environment, opening, unread
+from hotloop.train import checkpoint, closing, compiling, dry, environment, opening, unread
 from hotloop.train import evaluate as evaluation
 from hotloop.train.diffusion import autoencoder, encoded, lora, networks, output, tokens
 from hotloop.train.diffusion.denoiser import VOCABULARY, Denoiser, mean_square
@@ -102,6 +102,9 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     for line in long:
         display.say(line)
 
+    if start.dry:  # an autoencoder may be trained next, and latents are kept on disk
+        return dry.data_only(start, chosen, display)
+
     # What trains, and what the networks that do not train make of pictures and captions, once.
     place = Place(device, start.folder, display.say)
     made = make(settings, found, pictures, rows, place=place, weights=weights)
@@ -128,7 +131,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     # The run. Its report is written however it ends.
     write_settings(start)
     display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
-    with closing.reported(start.folder, display):
+    with closing.reported(start, display):
         outcome = fit(task, start, chosen, display)
         closing.tell(outcome, display)
     return outcome

@@ -107,13 +107,13 @@ class Program:
 
         # The run. Its report is written however it ends.
         write_settings(start)
-        if lines:
+        if lines and not start.dry:
             try:
                 (start.folder / AGAIN).write_text(_AGAIN, encoding="utf-8")
             except OSError as error:
                 raise cannot_write(start.folder, error) from error
         display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
-        with closing.reported(start.folder, display):
+        with closing.reported(start, display):
             outcome = fit(task, start, chosen, display)
             closing.tell(outcome, display)
         return outcome

@@ -9,19 +9,24 @@ from hotloop import record, report
 from hotloop.train import checkpoint
 from hotloop.train.compiling import PREFIX
 from hotloop.train.display import Display, figures
+from hotloop.train.outcome import CHECKED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from hotloop.train.outcome import Outcome
+    from hotloop.train.start import Start
 
 PAGE = "report.html"
 
 
 @contextlib.contextmanager
-def reported(folder: Path, display: Display) -> Iterator[None]:
-    """Write the report of the run in ``folder`` when it is over, however it ends, and say where it is."""
+def reported(start: Start, display: Display) -> Iterator[None]:
+    """Write the report of the run when it is over, however it ends, and say where it is; a dry run has none."""
+    if start.dry:
+        yield
+        return
+    folder = start.folder
     try:
         yield
     finally:
@@ -34,6 +39,8 @@ def reported(folder: Path, display: Display) -> Iterator[None]:
 
 def tell(outcome: Outcome, display: Display) -> None:
     """Print what came of a run: its best validation, what ran, and where its checkpoints are."""
+    if outcome.status == CHECKED:
+        return
     if outcome.best:
         display.say(f"Best validation, at step {outcome.best_step} of {outcome.step}: {figures(outcome.best)}")
         for line in outcome.remarks:

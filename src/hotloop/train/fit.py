@@ -16,7 +16,7 @@ from hotloop.errors import RunPrunedError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.step import Loop
-from hotloop.train import checkpoint, configure, environment, failures, opening
+from hotloop.train import checkpoint, configure, dry, environment, failures, opening
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
 from hotloop.train.average import Average
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hotloop.events import Event
     from hotloop.train.batches import Batch
     from hotloop.train.display import Display
+    from hotloop.train.settings import TrainingSettings
     from hotloop.train.start import Start
     from hotloop.train.task import Task
 
@@ -59,6 +60,8 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(start.open)
+        if start.dry:
+            return dry.recipe(task, start, chosen, display, _length(task, start.settings.training)[1])
         record = stack.enter_context(RunRecord(start.folder))
         opening.write(start, task.told, record, display)
         record.update(
@@ -80,6 +83,13 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
     return dataclasses.replace(outcome, stop=interrupt.signal is not None)
 
 
+def _length(task: Task, training: TrainingSettings) -> tuple[int, int]:
+    """Return the optimizer steps of an epoch, and of the run."""
+    accumulate = training.gradient_accumulation
+    each = max(1, per_epoch(task.train, training.batch_size, accumulate) // accumulate)
+    return each, min(each * training.num_epochs, training.max_steps or 2**62)
+
+
 class _Fitting:
     """One run on its way: what it was given, what it made of that, and where it is."""
 
@@ -90,9 +100,7 @@ class _Fitting:
         self.position, self.doing, self.began = Position(), "start", time.monotonic()
         self.device = device = environment.choose_device(self.settings.run.device)
         live.record.update("environment", **machine.describe(device))
-        accumulate = self.training.gradient_accumulation
-        self.steps_per_epoch = max(1, per_epoch(task.train, self.training.batch_size, accumulate) // accumulate)
-        self.total = min(self.steps_per_epoch * self.training.num_epochs, self.training.max_steps or 2**62)
+        self.steps_per_epoch, self.total = _length(task, self.training)
         self.fabric, scaler = environment.fabric(device, self.training.optimization)
         self.tracking = Tracking(start, live.record, display.say)
         self.checkpoints = Checkpoints(start, display.say, live.interrupt)
@@ -123,7 +131,7 @@ class _Fitting:
         batch = min(self.training.batch_size, len(task.train))
         if batch < self.training.batch_size:
             display.say(f"training.batch_size={self.training.batch_size}: batches are of the {batch} rows to train on")
-        rows = batch * accumulate
+        rows = batch * self.training.gradient_accumulation
         taken = {"samples": rows, **{what: rows * many for what, many in task.per_row.items()}}
         self.account = Account(live.record, taken)
 

@@ -37,6 +37,7 @@ from hotloop.train import (
 from hotloop.train.display import Display, figures
 from hotloop.train.interrupt import wished
 from hotloop.train.kfold_state import State
+from hotloop.train.outcome import CHECKED
 from hotloop.train.search import space
 from hotloop.train.search.nested import check
 from hotloop.train.search.preparing import prepared
@@ -60,11 +61,15 @@ SEARCH = "search"
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A cross-validation: the settings of the whole, its folder, and the document that an earlier start left."""
+    """A cross-validation: the settings of the whole, its folder, and the document that an earlier start left.
+
+    ``dry``: all is checked that can be before training, and nothing is trained or written.
+    """
 
     settings: Settings
     folder: Path
     before: dict[str, Any] | None = None
+    dry: bool = False
     open: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack, compare=False, repr=False)
 
     @property
@@ -145,7 +150,7 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
                 f"{name} cannot change while a cross-validation is resumed ({old.get(name)!r} to {new.get(name)!r}): "
                 "its folds could not be compared. Start a new one, in another run.folder"
             )
-    return Study(now, folder, document, held)
+    return Study(now, folder, document, open=held)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -194,6 +199,8 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
             f"{study.folder} was begun on other data than its settings give now: put the data back as it was, or start "
             "a new cross-validation without run.resume"
         )
+    if study.dry:
+        return _checked(study, document, recipe, console)
     start.write_settings(start.Start(settings, study.folder, open=study.open))
     document.update(settings=configure.to_dict(settings), status="running", error=None, finished=None)
     document.update(record.this_process(), starts=document.get("starts", 0) + 1)
@@ -201,6 +208,14 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
     state.save()
     with study.open:
         return _Running(study, recipe, state, display, console).all()
+
+
+def _checked(study: Study, document: dict[str, Any], recipe: Recipe, console: Console | None) -> Ended:
+    """Check the run of the first fold, as a dry run does."""
+    with study.open:
+        first = folds.of_fold(study.settings, study.which[0])
+        recipe.train(start.Start(first, study.folder, dry=True), console)
+    return Ended(CHECKED, study.folder, {**document, "status": CHECKED})
 
 
 class _Running:

@@ -13,9 +13,15 @@ if TYPE_CHECKING:
     from hotloop.train.interrupt import Interrupt
 
 
+CHECKED = "checked"
+"""The status of a dry run."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """How a run ended: ``finished`` or ``interrupted``; the best validation, what ran, and the measurements.
+
+    A dry run is `CHECKED`, and its measurements are what it found.
 
     ``notes`` are what ``use_torch_compile=auto`` decided, and why; ``remarks`` by what the best validation is to be
     judged, such as baselines: both as lines. ``stop``: a signal came, if too late for this run; what it is part of does

@@ -18,7 +18,7 @@ from hotloop.record import RunRecord
 from hotloop.step import Loop
 from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import arguments
-from hotloop.train import checkpoint, compiling, configure, environment, failures, opening
+from hotloop.train import checkpoint, compiling, configure, dry, environment, failures, opening
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
 from hotloop.train.checkpoint import Position
@@ -53,6 +53,8 @@ def fit(task: OwnTask, start: Start, chosen: Plan, display: Display) -> Outcome:
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(start.open)
+        if start.dry:
+            return dry.own(task, start, chosen, display, task.steps(start.settings.training))
         record = stack.enter_context(RunRecord(start.folder))
         opening.write(start, task.told, record, display)
         record.update("measurements", **({"goal": str(task.goal)} if task.goal else {}), **task.context)
@@ -82,7 +84,7 @@ class _Fitting:
         self.settings, self.training, self.folder = start.settings, start.settings.training, start.folder
         self.position, self.began, self.doing = Position(), time.monotonic(), "start"
         self.steps_per_epoch = task.steps_per_epoch(self.training) or 2**62
-        self.total = min(self.steps_per_epoch * self.training.num_epochs, self.training.max_steps or 2**62)
+        self.total = task.steps(self.training)
         self.events, self.seen = live.events, len(live.events)
         self.parts: dict[str, Any] = dict(task.workload.models())
         by_component = by_model(chosen, task.workload)
@@ -286,11 +288,7 @@ class _Fitting:
         events = self.new_events()
         self.compiling.after_validation(events)
         self.account.observed(self.position.step, self.compiling.unrecorded(events))
-        if self.task.goal is not None and self.task.goal.metric not in found:
-            raise ConfigError(
-                f"recipe.goal names {self.task.goal.metric!r}; the metrics of recipe={self.task.name} are "
-                f"{', '.join(found) or 'none'}"
-            )
+        self.task.check_goal(found)
         return found
 
     def check_moved(self) -> None:

@@ -108,6 +108,22 @@ class OwnTask:
             )
         return many
 
+    def steps(self, training: TrainingSettings) -> int:
+        """Return the steps of the whole run, at most."""
+        return min((self.steps_per_epoch(training) or 2**62) * training.num_epochs, training.max_steps or 2**62)
+
+    def check_goal(self, metrics: Mapping[str, float]) -> None:
+        """Check that the metric of ``recipe.goal`` is among the program's metrics.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if self.goal is not None and self.goal.metric not in metrics:
+            raise ConfigError(
+                f"recipe.goal names {self.goal.metric!r}; the metrics of recipe={self.name} are "
+                f"{', '.join(metrics) or 'none'}"
+            )
+
     def load_models(self, weights: Mapping[str, Any]) -> None:
         """Load a checkpoint's weights into the models.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _COMPILE = "training.optimization.use_torch_compile"
 
 
-def command(start: Start, overrides: Sequence[str], verb: str = "train") -> list[str]:
+def command(start: Start, overrides: Sequence[str], verb: str = "train", options: Sequence[str] = ()) -> list[str]:
     """Return the command that goes on eagerly with a run, or with a cross-validation (``kfold``), where it was saved.
 
     The run keeps its settings, so only what a resumed run was told on top of them is said again.
@@ -26,10 +26,13 @@ def command(start: Start, overrides: Sequence[str], verb: str = "train") -> list
     ours = (_COMPILE, "run.folder", "run.resume")
     kept = [one for one in overrides if one.split("=", 1)[0].strip().lstrip("+") not in ours] if start.resume else []
     flags = ["-P"] if sys.flags.safe_path else []
-    return [sys.executable, *flags, "-m", "hotloop", verb, *kept, configure.resume(start.folder), f"{_COMPILE}=false"]
+    again = [configure.resume(start.folder), f"{_COMPILE}=false"]
+    return [sys.executable, *flags, "-m", "hotloop", verb, *options, *kept, *again]
 
 
-def one_rung_down(error: StepLostError, start: Start, overrides: Sequence[str], verb: str = "train") -> NoReturn:
+def one_rung_down(
+    error: StepLostError, start: Start, overrides: Sequence[str], verb: str = "train", options: Sequence[str] = ()
+) -> NoReturn:
     """Replace this process by one that goes on eagerly, since the GPU's context may be lost with the step.
 
     It happens once at most: without a hot loop no step is lost in this way.
@@ -44,7 +47,8 @@ def one_rung_down(error: StepLostError, start: Start, overrides: Sequence[str], 
     if verb == "kfold":
         where = "at the fold and the checkpoint that it had come to"
     cause = " ".join(str(error).split()).rstrip(".")
-    print(f"{PREFIX} {cause}. Restarting {where}, with {_COMPILE}=false", flush=True)  # noqa: T201 - the command line's own
+    apart = sys.stderr if options else sys.stdout  # with --json or --quiet, stdout is the result's
+    print(f"{PREFIX} {cause}. Restarting {where}, with {_COMPILE}=false", file=apart, flush=True)
     sys.stderr.flush()
-    arguments = command(start, overrides, verb)
+    arguments = command(start, overrides, verb, options)
     os.execv(arguments[0], arguments)  # noqa: S606 - this very program

@@ -44,13 +44,15 @@ FREE = (
 class Start:
     """The settings of a run, its folder, the checkpoint's document that it goes on from, and what it is part of.
 
-    ``open`` holds the folder's lock, from the first reading or writing there on; whoever trains closes it.
+    ``open`` holds the folder's lock, from the first reading or writing there on; whoever trains closes it. ``dry``: all
+    is checked that can be before training, and nothing is trained or written.
     """
 
     settings: Settings
     folder: Path
     resume: dict[str, Any] | None = None
     within: Within = dataclasses.field(default_factory=Within)
+    dry: bool = False
     open: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack, compare=False, repr=False)
 
     def check_data(self, fingerprint: str) -> None:
@@ -205,6 +207,8 @@ def write_settings(start: Start) -> None:
     Raises:
         ConfigError: another process trains there, or the folder cannot be written.
     """
+    if start.dry:
+        return
     start.open.enter_context(folder_held(start.folder))
     again = dataclasses.replace(start.settings, run=dataclasses.replace(start.settings.run, folder=None, resume=None))
     try:
