@@ -69,3 +69,15 @@ def test_errors_of_others_are_not_hidden(monkeypatch):
     monkeypatch.setattr(hotloop.cli, "app", fail)
     with pytest.raises(ZeroDivisionError):
         hotloop.cli.main([])
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("hotloop run", {"runs"}), ("hotloop hpo b", {"best"}), ("hotloop runs ", {"list", "show", "compare", "rm"})],
+)
+def test_a_shell_completes_commands(words, found, monkeypatch, capsys):
+    asked = {"_HOTLOOP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    run()
+    assert set(capsys.readouterr().out.split()) == found

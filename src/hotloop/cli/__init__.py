@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from hotloop.cli import bench, cache, doctor, evaluate, harness, hpo, presets, report, runs, train, verify
+from hotloop.cli import bench, cache, doctor, evaluate, export, harness, hpo, presets, report, runs, train, verify
 from hotloop.cli.common import WRONG_USAGE, ProgramCommand
 from hotloop.errors import HotloopError
 
@@ -22,7 +22,6 @@ app = typer.Typer(
     name="hotloop",
     help="Makes the training step of a PyTorch program fast, and keeps it right.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -60,6 +59,8 @@ app.command()(bench.bench)
 app.command()(verify.verify)
 app.command()(harness.harness)
 app.command()(report.report)
+app.command()(export.export)
+app.command()(export.predict)
 app.add_typer(runs.app, name="runs", help="List, show, compare and remove runs, cross-validations and searches.")
 app.command("presets")(presets.show)
 app.add_typer(cache.app, name="cache", help="Show what is kept of compiles, clear what is stale, export and import it.")

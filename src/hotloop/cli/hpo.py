@@ -43,7 +43,7 @@ class SearchGroup(typer.core.TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put ``search`` before the arguments of a search."""
-        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        named = args[0] in self.commands or args[0] in ctx.help_option_names if args else ctx.resilient_parsing
         return super().parse_args(ctx, args if named else ["search", *args])
 
 

@@ -26,14 +26,16 @@ from hotloop.train import (
 )
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
+from hotloop.train.export import Made
 from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides
 from hotloop.train.outcome import Outcome
+from hotloop.train.predict import column
 from hotloop.train.start import Start, write_settings
 from hotloop.train.task import Goal, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rich.console import Console
 
@@ -130,6 +132,39 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     held_out = batches.Dataset(loaded.tokenizer, split.validation, choose_lengths(loaded, split, settings))
     judged = judge(functional.binary_cross_entropy_with_logits)
     return evaluation.evaluate(loaded.model.to(device), judged, held_out, settings.training.eval_batch_size, device)
+
+
+def made(settings: Settings, weights: dict[str, Any]) -> Made:
+    """Make the encoder again with a checkpoint's weights, for `hotloop export`.
+
+    Raises:
+        ConfigError: the weights do not fit the model that the settings name.
+    """
+    loaded = encoder.load(settings.model.name, weights=False)
+    checkpoint.fit_weights(loaded.model, weights, settings.model.name)
+    texts = ["a text", "another"]
+    inputs = loaded.tokenizer(texts, texts, padding=True, return_tensors="pt")
+    return Made({"model": loaded.model}, lambda _: ((), dict(inputs)), loaded.tokenizer)
+
+
+def predictor(settings: Settings, weights: dict[str, Any]) -> Callable[[list[dict[str, Any]]], list[dict[str, float]]]:
+    """Return the function by which `hotloop predict` judges rows of a text and a criterion.
+
+    It returns a row's probability, ``score``, and its logit.
+    """
+    loaded, device = made(settings, weights), environment.choose_device(settings.run.device)
+    model, columns = loaded.models["model"].to(device).eval(), settings.data.columns
+    wanted = settings.model.max_length
+    limits = {} if wanted == "auto" else {"max_length": wanted}
+
+    def predict(rows: list[dict[str, Any]]) -> list[dict[str, float]]:
+        texts, criteria = (column(rows, name) for name in (columns.text, columns.criterion))
+        inputs = loaded.tokenizer(texts, criteria, truncation=True, padding=True, return_tensors="pt", **limits)
+        logits = model(**{name: one.to(device) for name, one in inputs.items()}).float()
+        pairs = zip(logits.sigmoid().tolist(), logits.tolist(), strict=True)
+        return [{"score": score, "logit": logit} for score, logit in pairs]
+
+    return predict
 
 
 def judge(loss: Loss) -> evaluation.Together:

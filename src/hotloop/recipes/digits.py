@@ -17,6 +17,7 @@ from hotloop.measure import machine
 from hotloop.train import batches, checkpoint, closing, compiling, encoder, environment, opening, unread
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
+from hotloop.train.export import Made
 from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, split_rows
 from hotloop.train.logits import Logits
@@ -142,6 +143,13 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     device = environment.choose_device(settings.run.device)
     judged, held_out = judge(functional.cross_entropy), images.side(images.validation)
     return evaluation.evaluate(model.to(device), judged, held_out, settings.training.eval_batch_size, device)
+
+
+def made(settings: Settings, weights: dict[str, Any]) -> Made:
+    """Make the vision transformer again with a checkpoint's weights, for `hotloop export`."""
+    model = make_model(settings)
+    checkpoint.fit_weights(model, weights, "digits")
+    return Made({"model": model}, lambda _: ((), {"pixel_values": torch.zeros(2, 1, PIXELS, PIXELS)}))
 
 
 def load_images(settings: Settings) -> Images:

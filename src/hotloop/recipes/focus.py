@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop.errors import DataError
 from hotloop.measure import machine
 from hotloop.recipes.language import Tokens
 from hotloop.step import Workload
 from hotloop.train import closing, compiling, configure, environment, opening, unread
 from hotloop.train.display import Display
+from hotloop.train.export import Made
 from hotloop.train.focus import texts
 from hotloop.train.focus.context import BLOCK, Frame
 from hotloop.train.focus.program import Controller, Data
@@ -26,10 +28,13 @@ from hotloop.train.focus.telling import paces, ways
 from hotloop.train.folds import Side, Sides
 from hotloop.train.own_loop import fit
 from hotloop.train.own_task import OwnTask, judge
+from hotloop.train.predict import column
 from hotloop.train.start import Start, write_settings
 from hotloop.train.task import Goal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from hotloop.train.outcome import Outcome
@@ -131,6 +136,35 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     workload = workload_of(Controller(settings, tokens.count, data, device))
     OwnTask(name="focus", workload=workload, device=device).load_models(weights)
     return judge(workload)
+
+
+def made(settings: Settings, weights: dict[str, Any]) -> Made:
+    """Make the networks again with a checkpoint's weights, for `hotloop export`."""
+    tokens, data = windows(settings, texts.load(settings))
+    workload = workload_of(Controller(settings, tokens.count, data, torch.device("cpu")))
+    OwnTask(name="focus", workload=workload, device=torch.device("cpu")).load_models(weights)
+    return Made(workload.models())
+
+
+def predictor(settings: Settings, weights: dict[str, Any]) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    """Return the function by which `hotloop predict` focuses the end of each row's ``text``.
+
+    It returns the numbers of the blocks that the lens expands, the newest block last.
+    """
+    tokens, data = windows(settings, texts.load(settings))
+    device = environment.choose_device(settings.run.device)
+    controller = Controller(settings, tokens.count, data, device)
+    OwnTask(name="focus", workload=workload_of(controller), device=device).load_models(weights)
+    length = settings.focus.blocks * BLOCK
+
+    def predict(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        encoded = [tokens.encode(text).tolist()[-length:] for text in column(rows, "text")]
+        if short := next((len(one) for one in encoded if len(one) < length), None):
+            raise DataError(f"a text has {short} tokens: expected at least {length}, focus.blocks={length // BLOCK}")
+        expanded = controller.focused(torch.tensor(encoded, device=device)).expanded.tolist()
+        return [{"expanded": [block for block, shown in enumerate(one) if shown]} for one in expanded]
+
+    return predict
 
 
 def windows(settings: Settings, sides: texts.Sides) -> tuple[Tokens, Data]:

@@ -22,6 +22,7 @@ from hotloop.measure import machine
 from hotloop.train import batches, checkpoint, closing, compiling, encoder, environment, opening, unread
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
+from hotloop.train.export import Made
 from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, split_rows
 from hotloop.train.logits import Logits
@@ -251,6 +252,15 @@ def make_model(settings: Settings, vocabulary: int) -> Logits:
         use_cache=False,  # it is for writing text token by token
     )
     return Logits(transformers.GPT2LMHeadModel(config))
+
+
+def made(settings: Settings, weights: dict[str, Any]) -> Made:
+    """Make the GPT-2 again with a checkpoint's weights, for `hotloop export`."""
+    vocabulary = weights["net.transformer.wte.weight"].shape[0]
+    model = make_model(settings, vocabulary)
+    checkpoint.fit_weights(model, weights, "language")
+    blocks = torch.zeros(2, settings.language.context, dtype=torch.int64)
+    return Made({"model": model}, lambda _: ((), {"input_ids": blocks}))
 
 
 def next_token(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from hotloop.measure import machine
 from hotloop.step.loop.arguments import device_of
 from hotloop.train import closing, compiling, configure, environment, folds, opening, program, unread
 from hotloop.train.display import Display
+from hotloop.train.export import Made, example_of
 from hotloop.train.folds import Side, Sides, sides_of
 from hotloop.train.own_loop import fit
 from hotloop.train.own_task import OwnTask, components, judge
@@ -144,14 +145,47 @@ class Program:
             ConfigError: the weights are of another program, or it has no metrics.
         """
         unread.refuse(settings, READS, NOT_READ)
-        workload = program.load(self.name).make(settings.program, fold_of(settings))
+        workload = self.loaded(settings, weights)
         if workload.metrics is None:
             raise ConfigError(
                 f"recipe={self.name} has no metrics: give its Workload metrics=, a function of no argument"
             )
-        task = OwnTask(name=self.name, workload=workload, device=device_of(workload.holdings()))
-        task.load_models(weights)
         return judge(workload)
+
+    def made(self, settings: Settings, weights: dict[str, Any]) -> Made:
+        """Make the program's models again with a checkpoint's weights, for `hotloop export`.
+
+        Raises:
+            ConfigError: the weights are of another program.
+        """
+        workload = self.loaded(settings, weights)
+        return Made(workload.models(), functools.partial(example_of, workload))
+
+    def predictor(self, settings: Settings, weights: dict[str, Any]) -> Callable[..., Any]:
+        """Return the program's ``predict``, its models in evaluation mode.
+
+        Raises:
+            ConfigError: the weights are of another program, or it has no ``predict``.
+        """
+        workload = self.loaded(settings, weights)
+        if workload.predict is None:
+            raise ConfigError(
+                f"recipe={self.name} has no predictions: give its Workload predict=, a function of a list of rows that "
+                "returns a prediction for each"
+            )
+        for model in workload.models().values():
+            model.eval()
+        return workload.predict
+
+    def loaded(self, settings: Settings, weights: dict[str, Any]) -> Workload:
+        """Make the program with a run's settings and a checkpoint's weights.
+
+        Raises:
+            ConfigError: the weights are of another program.
+        """
+        workload = program.load(self.name).make(settings.program, fold_of(settings))
+        OwnTask(name=self.name, workload=workload, device=device_of(workload.holdings())).load_models(weights)
+        return workload
 
 
 def of_run(folder: Path) -> Callable[[], Workload]:

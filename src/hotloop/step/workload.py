@@ -38,6 +38,9 @@ class Workload:
         before: a function that each batch goes through right before its step, outside of it: takes a batch, and returns
             the step's. For work that depends on data, or changes Python's state, and so may not be in a step that is
             captured: an allocator that chooses what the step sees, a schedule of the learning rate.
+        predict: a function of some rows of data, a list of dictionaries, that returns a prediction for each: a sequence
+            or a tensor with a number, a list or a dictionary a row. `hotloop predict` calls it without gradients, the
+            models in evaluation mode.
 
     Raises:
         ConfigError: ``step`` cannot be called, or ``batches`` is neither iterable nor a function.
@@ -52,6 +55,7 @@ class Workload:
     state: Any = ()
     infer: Callable[..., Any] | None = None
     before: Callable[..., Any] | None = None
+    predict: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.step):
@@ -59,7 +63,7 @@ class Workload:
                 f"Workload step {_shown(self.step)}: expected a function of one batch; the order is "
                 "Workload(model, optimizer, step, batches)"
             )
-        for name, function in (("infer", self.infer), ("before", self.before)):
+        for name, function in (("infer", self.infer), ("before", self.before), ("predict", self.predict)):
             if function is not None and not callable(function):
                 raise ConfigError(f"Workload {name} {_shown(function)}: expected a function of one batch, or None")
         if not callable(self.batches) and not isinstance(self.batches, Iterable):

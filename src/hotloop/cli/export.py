@@ -1,0 +1,103 @@
+"""``hotloop export`` and ``hotloop predict``: what other programs, and other data, get of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from hotloop import record
+from hotloop.cli.common import AsJson, echo_json
+from hotloop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hotloop.train.export import Made
+    from hotloop.train.settings import Settings
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Checkpoint = Annotated[
+    Literal["best", "last"] | None,
+    typer.Option("--checkpoint", help="Which checkpoint.", show_default="best, else last"),
+]
+
+
+def export(
+    run: Run,
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[OUT]", help="The folder to make.", show_default="RUN/export")
+    ] = None,
+    kind: Annotated[
+        Literal["safetensors", "pretrained", "torch-export"], typer.Option("--format", help="What is written.")
+    ] = "safetensors",
+    checkpoint: Checkpoint = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's weights for other programs, with a config.json of how the model is made again: docs/runs.md.
+
+    safetensors needs no model. pretrained writes a model of transformers, diffusers or peft by its save_pretrained,
+    torch-export a program for torch.export.load; both run the program of the run, as hotloop eval does.
+    """
+    from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
+    from hotloop.train import export as exporting  # noqa: PLC0415
+
+    def make(settings: Settings, weights: dict[str, Any]) -> Made:
+        recipe: Any = recipes.load(settings.recipe.name)
+        if not hasattr(recipe, "made"):
+            raise ConfigError(f"--format {kind}: recipe={settings.recipe.name} has none; use --format safetensors")
+        made: Made = recipe.made(settings, weights)
+        return made
+
+    out = out or run / "export"
+    files = exporting.export(run, out, kind, checkpoint, make)
+    if as_json:
+        echo_json({"folder": str(out), "format": kind, "files": list(map(str, files))})
+        return
+    for file in files:
+        typer.echo(f"{file}  {file.stat().st_size:,} bytes")
+
+
+def predict(
+    run: Run,
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Rows, as a file .csv (with a header) or .jsonl.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="A .csv or .jsonl to write.", show_default="stdout")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Rows in one call of the model.")] = 64,
+) -> None:
+    """Write each row of DATA with the run's prediction behind it: recipe criteria or focus, or a program's predict.
+
+    A program offers it by Workload(predict=f): f takes a list of rows, each a dictionary, and returns a prediction for
+    each. Its file is run, as hotloop eval does.
+    """
+    from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
+    from hotloop.train import configure, export, predict  # noqa: PLC0415
+
+    if out and (out.suffix not in predict.SUFFIXES or out.resolve() == data.resolve()):
+        raise ConfigError(
+            f"--out {out}: expected another file than DATA, that ends with {' or '.join(predict.SUFFIXES)}"
+        )
+    document = export.of_run(run, checkpoint)[1]
+    settings = configure.from_dict(document["settings"])
+    rows = predict.read(data, settings.data.delimiter)
+    recipe: Any = recipes.load(settings.recipe.name)
+    if not hasattr(recipe, "predictor"):
+        raise ConfigError(
+            f"recipe={settings.recipe.name} has no predictions: criteria, focus and programs may have some"
+        )
+    with contextlib.redirect_stdout(sys.stderr):  # what the program prints
+        function = recipe.predictor(settings, export.given(document, export.weights(document)[0]))
+        found = predict.predictions(rows, function, batch_size)
+    text = predict.written(found, (out or data).suffix, settings.data.delimiter)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        with record.whole(out) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error}") from error
+    typer.echo(f"{len(found)} rows: {out}")

@@ -1,0 +1,191 @@
+"""``hotloop export`` and ``hotloop predict``: what they write is loaded back by other programs, with equal outputs."""
+
+import csv
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from hotloop.cli import app
+from hotloop.errors import ConfigError, DataError
+from hotloop.train import checkpoint
+
+sys.path.append(str(Path(__file__).parents[1] / "train"))
+from training_fixtures import overrides
+
+PROGRAM = """
+import torch, hotloop
+def make(width: int = 4):
+    print("of the program")
+    model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Dropout(0.5), torch.nn.Linear(width, 1))
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def step(x, y):
+        loss = (model(x).squeeze(-1) - y).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+        average.update_parameters(model)
+        return loss
+    def predict(rows):
+        return model(torch.tensor([[float(row[name]) for name in "abc"] for row in rows])).squeeze(-1)
+    batches = [(torch.ones(8, 3), torch.ones(8))] * 4
+    return hotloop.Workload(model, optimizer, step, batches, state=average, predict=predict)
+"""
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "program.py").write_text(PROGRAM)
+    invoke("train", f"{folder / 'program.py'}:make", "program.width=5", f"run.folder={folder / 'run'}", "-q")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def criteria(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("criteria")
+    invoke("train", *overrides(folder, training__max_steps=2), "-q")
+    return folder / "run"
+
+
+def averaged(run):
+    """The program's model with the averages of its last checkpoint, by plain PyTorch."""
+    kept = checkpoint.load(run / "checkpoints" / "last.pt")["others"]["state[0]"]
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 1)).eval()
+    model.load_state_dict({name.removeprefix("module."): value for name, value in kept.items() if "." in name})
+    return model
+
+
+def test_safetensors_of_a_program_load_in_plain_pytorch_and_run_nothing_of_it(program, tmp_path):
+    written = invoke("export", program, tmp_path / "out", "--json")
+    assert "of the program" not in written.output
+    found = json.loads(written.stdout)
+    assert [Path(one).name for one in found["files"]] == ["config.json", "model.safetensors"]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["settings"]["program"] == {"width": 5}
+    assert (config["average"], config["checkpoint"], config["step"]) == (True, "last.pt", 4)
+    model, x = averaged(program), torch.randn(4, 3)
+    again = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 1)).eval()
+    again.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
+    assert torch.equal(again(x), model(x))
+
+
+def test_an_exported_program_computes_the_same_for_another_size_of_batch(program, tmp_path):
+    invoke("export", program, tmp_path / "out", "--format", "torch-export")
+    again, x = torch.export.load(tmp_path / "out" / "model.pt2").module(), torch.randn(5, 3)
+    assert torch.equal(again(x), averaged(program)(x))
+
+
+def test_the_encoder_of_a_recipe_loads_in_transformers(criteria, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    invoke("export", criteria, tmp_path / "out", "--format", "pretrained")
+    assert json.loads((tmp_path / "out" / "hotloop.json").read_text())["recipe"] == "criteria"
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    inputs = AutoTokenizer.from_pretrained(tmp_path / "out")(["fever arm"], ["fever acute"], return_tensors="pt")
+    (tmp_path / "data.jsonl").write_text('{"text": "fever arm", "criterion": "fever acute", "id": 7}\n')
+    row = json.loads(invoke("predict", criteria, tmp_path / "data.jsonl").stdout)
+    logit = model(**inputs).logits.item()
+    assert row["logit"] == pytest.approx(logit, abs=1e-6)
+    assert row["score"] == pytest.approx(torch.tensor(logit).sigmoid().item(), abs=1e-6)
+    assert (row["id"], row["text"]) == (7, "fever arm")
+    invoke("export", criteria, tmp_path / "exported", "--format", "torch-export", "--checkpoint", "best")
+    again = torch.export.load(tmp_path / "exported" / "model.pt2").module()
+    assert again(*inputs.values()).item() == pytest.approx(logit, abs=1e-6)
+
+
+def test_rows_of_a_csv_are_predicted_in_batches_and_written_whole(program, tmp_path):
+    rows = torch.randn(5, 3)
+    with (tmp_path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["a", "b", "c"], *rows.tolist()])
+    said = invoke("predict", program, tmp_path / "data.csv", "--out", tmp_path / "out.csv", "--batch-size", 2).stdout
+    assert said == f"5 rows: {tmp_path / 'out.csv'}\n"
+    with (tmp_path / "out.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert list(found[0]) == ["a", "b", "c", "prediction"]
+    expected = averaged(program)(rows).squeeze(-1).tolist()
+    assert [float(one["prediction"]) for one in found] == pytest.approx(expected, abs=1e-6)
+    shown = invoke("predict", program, tmp_path / "data.csv").stdout
+    assert shown == (tmp_path / "out.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data.txt", "", "expected a file that ends with .csv or .jsonl"),
+        ("data.jsonl", '{"text": "a"}\n[1]\n', "line 2: expected a JSON object"),
+        ("data.jsonl", '{"text": "a", "criterion": 3}', "row 1 has no text 'criterion'"),
+        ("data.csv", "text,criterion\na\n", "line 2: expected 2 values"),
+        ("data.csv", "text\na\n", "row 1 has no text 'criterion'"),
+    ],
+)
+def test_data_that_cannot_be_read_is_told_by_its_line(criteria, tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        invoke("predict", criteria, tmp_path / name)
+
+
+def test_what_cannot_be_exported_or_predicted_is_told(program, tmp_path):
+    (tmp_path / "data.csv").write_text("a,b,c\n1,2,3\n")
+    refused = {
+        ("export", program, tmp_path): "exists already",
+        ("export", program, tmp_path / "out", "--format", "pretrained"): "Sequential, which has no save_pretrained",
+        (
+            "export",
+            program,
+            tmp_path / "out",
+            "--checkpoint",
+            "best",
+        ): "has no checkpoint: expected checkpoints/best.pt",
+        ("export", tmp_path / "nowhere"): "no such folder",
+        ("predict", program, tmp_path / "data.csv", "--out", tmp_path / "data.csv"): "another file than DATA",
+        ("predict", tmp_path, tmp_path / "data.csv"): "has no checkpoint",
+    }
+    for arguments, message in refused.items():
+        with pytest.raises(ConfigError, match=message):
+            invoke(*arguments)
+    assert [one.name for one in tmp_path.iterdir()] == ["data.csv"]
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def test_a_hostile_run_executes_nothing_and_writes_nowhere_else(program, tmp_path):
+    document = checkpoint.load(program / "checkpoints" / "last.pt")
+    last = tmp_path / "run" / "checkpoints" / "last.pt"
+    for name in ("../../x", "/tmp/x", ".hidden", "a/b", ""):
+        checkpoint.save(last, {**document, "model": {name: document["model"]["model"]}, "others": {}})
+        with pytest.raises(ConfigError, match="cannot be the name of a file"):
+            invoke("export", tmp_path / "run", tmp_path / "out")
+    checkpoint.save(last, {"model": [], "settings": "x", "position": None})
+    with pytest.raises(ConfigError, match="has no model, settings, position"):
+        invoke("export", tmp_path / "run", tmp_path / "out")
+    last.write_bytes(pickle.dumps({"schema": 1, "model": Evil()}))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        invoke("export", tmp_path / "run", tmp_path / "out")
+    assert [one.name for one in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_prediction_for_each_row_is_needed(tmp_path):
+    from hotloop.train.predict import predictions, written
+
+    for wrong in (lambda rows: [1], lambda rows: 3, lambda rows: "ab", lambda rows: None):
+        with pytest.raises(ConfigError, match="a prediction for each of 2 rows"):
+            predictions([{}, {}], wrong, 2)
+    found = predictions([{"a": 1}], lambda rows: [{"label": "x", "p": [0.5, 0.5]}], 2)
+    assert found == [{"a": 1, "label": "x", "p": [0.5, 0.5]}]
+    assert written(found, ".csv") == 'a,label,p\n1,x,"[0.5, 0.5]"\n'
+    assert written(found, ".jsonl") == '{"a": 1, "label": "x", "p": [0.5, 0.5]}\n'
