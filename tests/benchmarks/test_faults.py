@@ -1,6 +1,7 @@
 """The table of faults: a cell that is wrong is judged so, and the page is what the committed results say."""
 
 import dataclasses
+import json
 import pathlib
 import sys
 
@@ -78,6 +79,14 @@ def test_a_way_that_a_fault_does_not_concern_has_its_reason(tmp_path):
     row = cell(FAULTS["kill"], "loop", Bench(sys.executable, tmp_path))
     assert "no folder of its own" in row["not_here"]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda path: path.stem)
+def test_every_fault_was_run_in_every_way(result):
+    rows = json.loads(result.read_text(encoding="utf-8"))["rows"]
+    assert {(row["fault"], row["way"]) for row in rows} == {(name, way) for name in FAULTS for way in page.WAYS}
+    assert [row["fault"] for row in rows if not row.get("right", row.get("not_here"))] == []
+    assert {row["fault"] for row in rows if row.get("not_here", "").startswith("needs")} == set()
 
 
 def test_the_page_is_made_of_the_results(tmp_path):
