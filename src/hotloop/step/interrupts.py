@@ -57,12 +57,15 @@ class _Handlers:
             self.deliver()
 
     def deliver(self) -> None:
-        """Call the handlers of the signals that waited, and raise what a handler had raised."""
+        """Call the handlers of all signals that waited, also where an earlier handler raises, as Python does."""
         while self.waiting:
             waited = self.waiting.pop(0)
-            if isinstance(waited, BaseException):
-                raise waited
-            signal.raise_signal(waited)
+            try:
+                if isinstance(waited, BaseException):
+                    raise waited
+                signal.raise_signal(waited)
+            finally:
+                self.deliver()
 
     def _handle(self, number: int, frame: Any) -> None:
         if self.wait:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -38,6 +40,7 @@ def test_a_call_that_fails_on_a_stand_in_runs_eagerly_with_its_cause(preset):
     cause = next(cause for cause in part.causes if cause.stage == "trace")
     assert "TypeError" in cause.reason
     assert "torch.prod(size)" in cause.source
+    assert "under @torch.compiler.disable" in cause.hint
 
 
 def test_an_error_that_eager_raises_as_well_is_the_users():
@@ -47,6 +50,53 @@ def test_an_error_that_eager_raises_as_well_is_the_users():
     with pytest.raises(ValueError, match="the user's own") as caught:
         model(x)
     assert caught.value.__context__ is None
+
+
+class Tracks(nn.Module):
+    """Changes itself in eager code before a stand-in, or an error of the user's, is met."""
+
+    def __init__(self, *, wrong):
+        super().__init__()
+        self.net, self.wrong, self.calls, self.seen, self.counts = nn.Linear(4, 4), wrong, 0, [], {"calls": 0}
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("replaced", torch.zeros(()))
+
+    @torch._dynamo.disable
+    def track(self, x):
+        self.mean.mul_(0.9).add_(x.detach().mean())
+        self.replaced = self.replaced + 1
+        self.calls += 1
+        self.counts["calls"] += 1
+        self.seen.append(float(torch.rand(())))
+
+    def forward(self, x):
+        self.track(x)
+        if self.wrong:
+            raise self.wrong
+        size = torch._shape_as_tensor(x)[1:2]
+        torch._dynamo.graph_break()
+        times = torch.prod(size)
+        return self.net(x) * times + self.mean
+
+
+@pytest.mark.parametrize("preset", ["aot_eager", "default"])
+@pytest.mark.parametrize("wrong", [None, TypeError("the user's own"), ValueError("the user's own")])
+def test_what_a_call_changed_before_it_failed_is_changed_once(preset, wrong):
+    eager = Tracks(wrong=wrong)
+    ours = copy.deepcopy(eager)
+    hotloop.compile(ours, preset=preset)
+    for at in range(3):
+        results = []
+        for model in (eager, ours):
+            torch.manual_seed(at)
+            try:
+                results.append(model(torch.randn(2, 4)))
+            except (TypeError, ValueError) as error:
+                assert error is model.wrong  # noqa: PT017 - of both alike
+                results.append(torch.rand(()))
+        torch.testing.assert_close(*results)
+        assert (ours.calls, ours.counts, ours.seen) == (eager.calls, eager.counts, eager.seen)
+        assert (ours.mean, ours.replaced) == (eager.mean, eager.replaced)
 
 
 def test_a_call_of_which_a_graph_has_run_is_not_repeated():

@@ -18,6 +18,7 @@ from step_programs import GRAPH
 from torch import nn
 
 import hotloop
+from hotloop.step import interrupts
 from hotloop.step.capture.recording import CapturedStep
 from hotloop.testing import captured_step_emulation
 
@@ -164,6 +165,31 @@ def torn(stage, numbers):
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_interrupt_leaves_the_state_from_before_the_step_or_from_after_it(stage):
     assert not torn(stage, lambda count: [(2 * part + 1) * count // 32 for part in range(16)])
+
+
+def test_each_signal_that_waited_is_handled_before_the_call_returns():
+    numbers, came = (signal.SIGUSR1, signal.SIGUSR2), []
+
+    def handle(number, _frame):
+        came.append(number)
+        raise KeyboardInterrupt(number)
+
+    own = [signal.signal(number, handle) for number in numbers]
+
+    @interrupts.uninterrupted
+    def exchange():
+        for number in numbers:
+            signal.raise_signal(number)
+        assert not came
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            exchange()
+        assert came == [*numbers]
+        interrupts.uninterrupted(lambda: None)()
+    finally:
+        for number, before in zip(numbers, own, strict=True):
+            signal.signal(number, before)
 
 
 @pytest.mark.campaign

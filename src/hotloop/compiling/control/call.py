@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import types
 from typing import TYPE_CHECKING, Any
@@ -19,15 +20,58 @@ from hotloop.errors import CompileFailedError
 if TYPE_CHECKING:
     from hotloop.compiling.apply.roots import Root
 
+_CONTAINERS = (list, dict, set, collections.OrderedDict)
+
+
+class Before:
+    """What a module and torch's random streams held before a call: attributes, plain containers in them, buffers.
+
+    Not held: parameters' values, what containers hold inside of others, and objects beside the module.
+    """
+
+    def __init__(self, module: torch.nn.Module | None) -> None:
+        on_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        on_gpu = on_gpu and not torch.cuda.is_current_stream_capturing()  # which forbids reading the streams
+        self._random = torch.get_rng_state(), torch.cuda.get_rng_state_all() if on_gpu else []
+        self._parts = [] if module is None else [(part, dict(part.__dict__)) for part in module.modules()]
+        contained = (value for _, held in self._parts for value in held.values() if type(value) in _CONTAINERS)
+        self._containers = [(value, value.copy()) for value in contained]
+        self._buffers = [] if module is None else [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+
+    def restore(self) -> None:
+        """Put back what was held."""
+        for part, held in self._parts:
+            part.__dict__.clear()
+            part.__dict__.update(held)
+        for value, held in self._containers:
+            value.clear()
+            value.extend(held) if isinstance(value, list) else value.update(held)
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+        torch.set_rng_state(self._random[0])
+        torch.cuda.set_rng_state_all(self._random[1])
+
 
 @dataclasses.dataclass(slots=True, eq=False, kw_only=True)
 class TargetCall(Call):
-    """A call of a target (a module, method or function) in one mode; ``root`` runs the target as compiled code."""
+    """A call of a target (a module, method or function) in one mode; ``root`` runs the target as compiled code.
+
+    ``before`` is what an early call found, kept as long as no graph of the component has ever run.
+    """
 
     root: Root
     target: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    before: Before | None = None
+
+    def may_fail_on_stand_in(self, error: Exception) -> bool:
+        """Return whether the call may have raised since dynamo handed the program a value of another type than torch.
+
+        No graph of it has run, and what its Python changed in the module can be put back.
+        """
+        return self.before is not None and isinstance(error, TypeError | AttributeError) and not self.ran_graph()
 
     def run_eager(self) -> Any:
         """Run the target eagerly, and return its result."""
@@ -40,15 +84,12 @@ class TargetCall(Call):
         return self.reached_graph() or any(get_entry(part) is not None for part in inside)
 
     def raise_as_eager(self) -> None:
-        """Run the target eagerly for its exception alone; without one, restore random states and buffers.
+        """Run the target eagerly for its exception alone; without one, restore the module and the random states.
 
-        Where eager raises, random states and buffers are as eager leaves them, unless compiled code had run a part of
+        Where eager raises, all is as eager leaves it, unless compiled code had run a part of
         the call before: then eager has run that part for the second time.
         """
-        module = module_of(self.target)
-        buffers = [] if module is None else list(module.buffers())
-        before = [buffer.detach().clone() for buffer in buffers]
-        random = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        before = Before(module_of(self.target))
         undo, partly_ran = True, self.reached_graph()
         try:
             self.run_eager()
@@ -57,11 +98,7 @@ class TargetCall(Call):
             raise
         finally:
             if undo:
-                torch.set_rng_state(random[0])
-                torch.cuda.set_rng_state_all(random[1])
-                with torch.no_grad():
-                    for buffer, value in zip(buffers, before, strict=True):
-                        buffer.copy_(value)
+                before.restore()
 
     def strict_error(self, error: Exception) -> CompileFailedError:
         """Return the error to raise under ``strict``: the backend's own where it failed, else one for tracing."""

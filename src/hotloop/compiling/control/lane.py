@@ -11,9 +11,9 @@ from hotloop import events as ev
 from hotloop._torch import cudagraphs, dynamo
 from hotloop._torch.autograd import in_backward
 from hotloop._torch.checkpoint import region_probe
-from hotloop._torch.module import eager_call
+from hotloop._torch.module import eager_call, module_of
 from hotloop.compiling.apply.roots import Roots, roots_for
-from hotloop.compiling.control.call import TargetCall
+from hotloop.compiling.control.call import Before, TargetCall
 from hotloop.compiling.fallback import Ladder, LadderBackend, first_available
 from hotloop.compiling.fallback.lifetime import steps
 from hotloop.compiling.observe import Tally, active, collector, explain
@@ -33,6 +33,12 @@ _EAGER, _UNKNOWN = object(), object()
 _MOST_RESTS = 256
 _RETRIES_AFTER_USER_ERRORS = 3
 """How often code that was given up during the user's own exception is traced anew."""
+_STAND_IN = (
+    "torch.compile hands this line another value than eager does, under any preset: move what makes the value into a "
+    "function under @torch.compiler.disable, and the rest compiles"
+)
+_EARLY = 8
+"""Calls at the beginning before which the module's state is noted: dynamo's stand-ins make them fail, if any."""
 _SHAPES = 16
 """Different shapes of arguments that are counted apart, for each component and mode."""
 
@@ -150,6 +156,8 @@ class Lane:
         call = TargetCall(
             tally=self.tally, skips_rendezvous=self.skips_rendezvous, root=root, target=target, args=args, kwargs=kwargs
         )
+        if not self.tally.executed and self.tally.calls < _EARLY:
+            call.before = Before(module_of(target))
         self.tally.calls += 1
         previous = active.tally, active.call
         active.tally, active.call = self.tally, call
@@ -225,7 +233,7 @@ class Lane:
     def _is_refusal(self, call: TargetCall, error: Exception) -> bool:
         """Return whether tracing or compiling raised the error, where eager can be asked instead.
 
-        A bug in dynamo may raise any exception. So may the user's code where dynamo hands it another value than torch
+        A bug in dynamo may raise any exception. The user's code may fail where dynamo hands it another value than torch
         does: eager is asked as long as no graph has run. Any other error is the user's own, or compiled code failed as
         it ran.
         """
@@ -238,7 +246,7 @@ class Lane:
         elif raised.is_limit_flag or raised.is_no_failure:
             refused = False
         elif not (raised.is_compile_error or raised.in_tracing):
-            refused = not call.ran_graph()
+            refused = call.may_fail_on_stand_in(error)
         else:
             refused = not call.reached_graph() or not self.tally.suppress
         if not refused:
@@ -263,6 +271,9 @@ class Lane:
         strict = self.config.strict
         broke = self.config.fullgraph and raised.is_graph_break
         result = None
+        on_stand_in = not (raised.is_compile_error or raised.in_tracing)
+        if on_stand_in and call.before is not None:
+            call.before.restore()  # code before the graph break has run
         try:
             if strict or broke:
                 call.raise_as_eager()
@@ -278,10 +289,12 @@ class Lane:
         if raised.is_limit:  # code that was compiled before goes on running; the event is noted already
             self._ran_eager(call)
         else:
-            if not (raised.is_compile_error or raised.in_tracing):  # of a value that dynamo hands over in any mode
+            event = call.stays_eager(error)
+            if on_stand_in:  # dynamo hands such a value over in any mode
                 for lane in self.lanes:
                     lane.eager = True
-            self._go_eager(call.stays_eager(error))
+                event = dataclasses.replace(event, hint=_STAND_IN)
+            self._go_eager(event)
         return result
 
     def _ran_eager(self, call: TargetCall) -> None:
