@@ -21,7 +21,7 @@ def _replace(owner, name, value):
 
 
 def _lowered_anew():
-    """Have Inductor answer no graph from its cache; the same C++ as before is not compiled again."""
+    """Let Inductor answer no graph from its cache; the same C++ as before is not compiled again."""
     import torch._functorch.config
     import torch._inductor.config
 
@@ -30,7 +30,7 @@ def _lowered_anew():
 
 
 def as_eager_draws():
-    """Have Inductor draw the random numbers of eager, and not try for long what the processor can do: no fault."""
+    """Let Inductor draw the random numbers of eager, and not try for long what the processor can do: no fault."""
     import torch._inductor.config
     from torch._inductor import cpu_vec_isa
 
@@ -98,7 +98,7 @@ def limit(_):
 
 
 def _as_kernel(after, message):
-    """Have compiled forward code fail once it has run so many times, from a file that is nobody's own."""
+    """Make compiled forward code fail once it has run so many times, from a file that is nobody's own."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
 
@@ -142,7 +142,7 @@ def interrupt(way):
 
 
 def clock(_):
-    """Have the clock go back two hours with its 40th reading."""
+    """Set the clock back two hours with its 40th reading."""
     import datetime as dt
     import time
 
@@ -168,7 +168,7 @@ def clock(_):
 
 
 def wait_in_compile(_):
-    """Have the compiler wait until the process is killed."""
+    """Make the compiler wait until the process is killed."""
     import time
 
     from benchmarks.faults.program import PLACE

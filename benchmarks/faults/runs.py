@@ -193,7 +193,7 @@ def removed(run: Run) -> Cell:
 
 
 def clock(run: Run) -> Cell:
-    """Have the clock go back two hours in a run, or in a compile; no duration in the record may be negative."""
+    """Set the clock back two hours in a run, or in a compile; no duration in the record may be negative."""
     from hotloop import record, report
 
     run.run()
