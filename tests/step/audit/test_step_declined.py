@@ -346,7 +346,6 @@ def test_an_update_by_hand_has_done_its_backward_and_is_captured(both, make):
     both.equal(declining(make, steps=20))
 
 
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")  # which such a graph is
 def test_a_graph_that_a_step_keeps_is_said_to_be_kept(both):
     def make(model, optimizer):
         def train_step(x, y):

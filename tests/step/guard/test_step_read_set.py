@@ -189,8 +189,9 @@ def function_of_a_library_replaced():
 
 
 def distribution():
-    prior = torch.distributions.Normal(torch.zeros(()), torch.ones(()), validate_args=False)
-    return lambda: prior.log_prob(torch.ones(())), lambda: setattr(prior, "loc", torch.ones(()))
+    zero, one = torch.zeros(()), torch.ones(())
+    prior = torch.distributions.Normal(zero, one, validate_args=False)
+    return lambda: prior.log_prob(one), lambda: setattr(prior, "loc", one)
 
 
 def memory_of_a_file():
@@ -227,7 +228,8 @@ READS = [
 @pytest.mark.parametrize("make", READS)
 def test_a_change_is_in_force_in_the_next_step(both, make):
     def program(run):
-        read, change = make()
+        with run.device:
+            read, change = make()
         return changing(lambda _: lambda logits, y: F.cross_entropy(logits, y) * read(), lambda *_: change())(run)
 
     dropped(both, program, "")

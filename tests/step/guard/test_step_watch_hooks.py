@@ -13,7 +13,6 @@ from torch.utils.hooks import RemovableHandle
 from hotloop._torch.hooks import Accumulators
 
 STEPS, AT = 26, 14
-_OTHER_STREAM = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 
 
 def training(before=None, change=None, make_state=None, update=None):
@@ -221,7 +220,6 @@ def follows(both, program, what):
         dropped(both, program, what)
 
 
-@_OTHER_STREAM
 def test_a_hook_on_a_gradient_accumulator_and_what_it_reads(both):
     kept, scale = [], []
 
@@ -235,7 +233,6 @@ def test_a_hook_on_a_gradient_accumulator_and_what_it_reads(both):
     follows(both, training(before, change), "a gradient hook of model.head.weight")
 
 
-@_OTHER_STREAM
 def test_a_hook_on_a_gradient_accumulator_that_comes_and_one_that_goes(both):
     kept = []
 
@@ -257,7 +254,6 @@ def test_a_hook_on_a_gradient_accumulator_that_comes_and_one_that_goes(both):
     follows(both, training(before, goes), "the gradient hooks of model.head.weight")
 
 
-@_OTHER_STREAM
 def test_what_a_hook_of_many_gradients_reads(both):
     scale = []
 
@@ -275,7 +271,6 @@ def test_what_a_hook_of_many_gradients_reads(both):
     follows(both, training(before, change), "a gradient hook of model")
 
 
-@_OTHER_STREAM
 @pytest.mark.parametrize("mode", ["all", "any"])
 def test_a_hook_of_many_gradients_that_counts(both, mode):
     seen = []

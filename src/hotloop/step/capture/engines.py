@@ -77,6 +77,9 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     streams: dict[int, torch.cuda.Stream] = vars(_local).setdefault("streams", {})
     index = torch.cuda.current_device() if device.index is None else device.index
     if index not in streams:
+        # A loss that the program keeps until its next step holds nodes of the stream on which that step ran. torch
+        # warns of it when the next step runs on another stream; recordings are made so that it does no harm.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         streams[index] = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
     return streams[index]
 
