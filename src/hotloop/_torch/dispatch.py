@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 _KINDS = 4096
 """Kinds of operations whose names and schemas are cached: a step has a hundred kinds, and ten thousand calls."""
+
+_TORCH = os.path.dirname(torch.__file__)  # noqa: PTH120
+AROUND_OPERATIONS = (os.path.join(_TORCH, "_ops.py"), os.path.join(_TORCH, "_library", ""))  # noqa: PTH118
+"""Files and folders of torch whose functions run around each operation that is observed."""
 
 
 def observing(

@@ -351,7 +351,8 @@ def test_what_compiled_code_of_the_program_reads_is_noticed(both):
     """Nobody hears the functions that it has taken in. Compiled anew, it draws numbers to see what it compiles."""
 
     def program(run):
-        read, change = compiled_by_the_program()
+        with run.device:
+            read, change = compiled_by_the_program()
         return changing(lambda _: lambda logits, y: F.cross_entropy(logits, y) * read(), lambda *_: change())(run)
 
     assert "flips" in both.alike(program).dropped[0]

@@ -7,11 +7,14 @@ Up to Python 3.11 a profile function sees each call, which takes as long as the 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import types
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotloop._torch.dispatch import AROUND_OPERATIONS
 from hotloop._torch.dynamo import never_trace, set_tracer
 from hotloop._torch.graphs import is_own_file, is_standard_library
 
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     """Told of what a function returns or yields."""
 
 _IN_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
+
+_UNREAD = (*(os.path.join(Path(__file__).parents[2] / folder, "") for folder in ("step", "_torch")), *AROUND_OPERATIONS)  # noqa: PTH118
+"""Files whose functions run at each operation of an audited step, and return nothing that the step's code reads."""
 
 _CALLBACKS = ("_profile", "_start", "_end", "_calls", "_starts", "_ends")
 
@@ -82,7 +88,7 @@ class CallMonitor:
         return self._profiled()
 
     def hear(self, on: bool) -> None:
-        """Leave calls unheard for a while; the places of a library's, ours too, are not heard by a monitor anyway."""
+        """Leave calls unheard for a while; a monitor leaves the places of a library, and ours, out anyway."""
         if self._profiling == threading.get_ident() and sys.getprofile() is (None if on else self._hook):
             sys.setprofile(self._hook if on else None)  # else the step itself has begun to profile
 
@@ -168,9 +174,12 @@ class CallMonitor:
                 return None if self._start(sys._getframe(1)) else sys.monitoring.DISABLE  # noqa: SLF001 - what begins
             return None
 
-        def _ends(self, _code: types.CodeType, _offset: int, value: Any) -> None:
+        def _ends(self, code: types.CodeType, _offset: int, value: Any) -> Any:
+            if id(code) in self._left_out and code.co_filename.startswith(_UNREAD):
+                return sys.monitoring.DISABLE  # nine of ten functions that end are these
             if threading.get_ident() == self._thread:
                 self._end(sys._getframe(1), value)  # noqa: SLF001 - what ends
+            return None
 
 
 def _untraced(told: Callable[..., Any], *args: Any) -> Any:
