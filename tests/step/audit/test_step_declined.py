@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hotloop
-from hotloop.step.guard.python_state import Watch
+from hotloop.step.guard.compare import Watch
 from hotloop.testing import captured_step_emulation
 
 

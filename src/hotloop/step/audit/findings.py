@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hotloop.step.guard.python_state import Watch
+    from hotloop.step.guard.compare import Watch
     from hotloop.step.obstacle import Obstacle
 
 

@@ -17,7 +17,7 @@ from hotloop.step.capture.inputs import Inputs
 from hotloop.step.capture.invariants import Change, Frozen
 from hotloop.step.capture.optimizers import Recorded, move_step_counts
 from hotloop.step.capture.results import Results
-from hotloop.step.guard.python_state import Watch
+from hotloop.step.guard.compare import Watch
 from hotloop.step.interrupts import interruptible
 from hotloop.step.state.memory import Memory
 

@@ -11,8 +11,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 from hotloop._torch.hooks import Accumulators, module_hooks
 from hotloop.errors import describe
 from hotloop.measure import flatten
+from hotloop.step.guard.compare import Watch, differences, objects_in, unwatchable
 from hotloop.step.guard.fingerprint import Same
-from hotloop.step.guard.python_state import Watch, differences, objects_in, unwatchable
 from hotloop.step.guard.recorder import Recorder
 from hotloop.step.obstacle import RUNS, Obstacle
 
