@@ -1,4 +1,4 @@
-"""Compares the Python state that a step has read with what it was: a capture freezes it, a replay changes none of it."""
+"""Compares the Python state that a step has read with what it was: a capture freezes it, a replay changes nothing."""
 
 from __future__ import annotations
 
