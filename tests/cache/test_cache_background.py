@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -382,6 +383,75 @@ def test_the_real_child_compiles_and_reports(parent):
     assert "Done(" in said
     assert "state='compiled'" in said
     assert "graphs=1" in said
+
+
+IN_MAIN = """
+import math, sys, time
+import torch
+from torch import nn
+from hotloop.cache import BackgroundCompile, Recorder
+
+def act(x):
+    return torch.relu(x) * math.pi
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + act(self.inner(x))
+
+def main(preset):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block, self.last = Block(), lambda x: x.tanh()
+
+        def forward(self, x):
+            return self.last(self.block(x))
+
+    model = Model()
+    with Recorder({"model": model}) as recorder:
+        model(torch.randn(4, 8)).sum().backward()
+    child = BackgroundCompile.start(recorder.request({"preset": preset}))
+    while child.poll() == "running":
+        time.sleep(0.01)
+    print(child.poll())
+    return model
+
+"""
+COMPILED_AFTER = """
+import hotloop
+model = main("default")
+hotloop.compile(model, preset="default")
+model(torch.randn(4, 8)).sum().backward()
+print("missed", hotloop.status(model).components["model"].cache_misses)
+"""
+
+
+def in_main(tmp_path, source):
+    """Run a script whose model is made of classes and functions of the script's own; return what it prints."""
+    script = tmp_path / "script.py"
+    script.write_text(IN_MAIN + source)
+    path = os.pathsep.join(place for place in sys.path if place)
+    variables = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    ran = subprocess.run([sys.executable, script], env=variables, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_classes_of_the_main_script_are_compiled(tmp_path):
+    said = in_main(tmp_path, 'main("aot_eager")')
+    assert "state='compiled', causes=()" in said
+
+
+@pytest.mark.campaign
+@pytest.mark.inductor
+def test_the_main_script_finds_all_that_the_child_compiled(tmp_path):
+    said = in_main(tmp_path, COMPILED_AFTER)
+    assert "state='compiled', causes=()" in said
+    assert "missed 0" in said
 
 
 def recorded(net, *args, **settings):

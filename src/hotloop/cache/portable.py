@@ -1,5 +1,8 @@
 """Pickles a module or its arguments without their tensors' contents, for a child process of our own to build anew.
 
+Classes and functions that the child cannot import travel by value, with the globals that their code names: those of the
+main script or a notebook, those defined inside a function, and lambdas.
+
 Parameters get small random values in the child. Every other tensor of up to 64 KiB travels by value, since a forward
 may branch on it (a mask, a table of positions, a counter); larger tensors are random within the range they had.
 """
@@ -7,18 +10,23 @@ may branch on it (a mask, a table of positions, a counter); larger tensors are r
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import io
 import pickle
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 BY_VALUE_BYTES = 64 * 1024
-_USE_FACTORY = "give Loop(workload='file.py:make')"
+MAX_BYTES = 64 * 2**20
+"""The most that a module, or the arguments of a call, may take without their tensors."""
+_USE_FACTORY = "or give Loop(workload='file.py:make')"
 
 
 class BackgroundUnavailableError(Exception):
@@ -202,7 +210,16 @@ def build(tensors: Tensors) -> list[torch.Tensor]:
     return [spec.make(memories[spec.storage]) for spec in tensors.specs]
 
 
-class _Pickler(pickle.Pickler):
+class _Bounded(io.BytesIO):
+    """A file in memory that refuses to grow: a class of the main script may name a whole data set."""
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(data) > MAX_BYTES:
+            raise OverflowError
+        return super().write(data)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def __init__(self, file: io.BytesIO, name: Callable[[torch.Tensor], Any]) -> None:
         super().__init__(file, protocol=5)
         self._name = name
@@ -210,43 +227,51 @@ class _Pickler(pickle.Pickler):
     @classmethod
     def dumps(cls, value: Any, what: str, name: Callable[[torch.Tensor], Any]) -> bytes:
         """Return the pickle of a value, with ``name(tensor)`` in the place of each tensor."""
-        file = io.BytesIO()
+        file = _Bounded()
         try:
             cls(file, name).dump(value)
         except BackgroundUnavailableError:
             raise
+        except OverflowError as error:
+            raise BackgroundUnavailableError(
+                f"{what} takes more than {MAX_BYTES >> 20} MiB without its tensors: it holds data besides its weights, "
+                f"or its code names them as a global. Keep the data elsewhere, {_USE_FACTORY}"
+            ) from error
         except Exception as error:  # whatever a class's own __reduce__ raises is a reason as well
             said = " ".join(str(error).split())
             raise BackgroundUnavailableError(
-                f"{what} cannot be pickled: {type(error).__name__}: {said}; {_USE_FACTORY}"
+                f"{what} cannot be pickled: {type(error).__name__}: {said}; keep it out of the model, {_USE_FACTORY}"
             ) from error
-        if file.tell() > 64 * 2**20:
-            raise BackgroundUnavailableError(
-                f"{what} takes {file.tell() >> 20} MiB without its tensors: it holds data besides its weights; "
-                f"{_USE_FACTORY}"
-            )
         return file.getvalue()
 
     def persistent_id(self, obj: Any) -> Any:
         return self._name(obj) if isinstance(obj, torch.Tensor) else None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Refuse classes and functions that are pickled by a name which the child could not find."""
-        if not isinstance(obj, type | types.FunctionType):
-            return NotImplemented
-        kind = "class" if isinstance(obj, type) else "function"
-        name, home = obj.__qualname__, obj.__module__
-        if "<lambda>" in name:
-            problem = f"the model holds a lambda of {home}; move it to a module of its own"
-        elif "<locals>" in name:
-            place = name.partition(".<locals>")[0]
-            problem = f"{kind} {name.rpartition('.')[2]} is defined inside {place}() of {home}; move it to the top of "
-            problem += "its module"
-        elif home in {"__main__", "__mp_main__"}:
-            problem = f"{kind} {name} lives in __main__; move it to a module of its own"
-        else:
-            return NotImplemented
-        raise BackgroundUnavailableError(f"{problem}, or {_USE_FACTORY}")
+        if isinstance(obj, types.FunctionType):  # dynamo looks a function's globals up in its module, by name
+            known = obj.__globals__
+            self.globals_ref.setdefault(id(known), _Globals(known.get("__name__", "__main__")))
+        return super().reducer_override(obj)
+
+
+class _Globals(dict[str, Any]):
+    """Stands for the globals of a module, of which only those travel that code names."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        self._module = module
+
+    def __reduce__(self) -> tuple[Callable[[str], dict[str, Any]], tuple[str]]:
+        return globals_of, (self._module,)
+
+
+def globals_of(name: str) -> dict[str, Any]:
+    """Return the globals of a module; of one that cannot be imported, those of an empty module in its place."""
+    try:
+        return vars(importlib.import_module(name))
+    except ImportError:
+        module = sys.modules[name] = types.ModuleType(name)
+        return vars(module)
 
 
 class _Unpickler(pickle.Unpickler):

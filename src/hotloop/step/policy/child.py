@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ def main(argument: Mapping[str, Any]) -> None:
     """Compile what the request says, and write the facts, or ``failed`` with the reason, into the report as JSON."""
     began = time.monotonic()
     _die_with_parent()
+    sys.modules["__main__"] = types.ModuleType("__main__")  # for what the request brings of the parent's main script
     for number in (argument["request"], argument["report"]):
         os.set_inheritable(number, False)
     with os.fdopen(argument["request"], "rb") as file:
