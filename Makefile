@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 # that of src/hotloop/_torch/versions.py.
 PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
 MATRIX := 2.11.0 $(PINNED) 2.15.0
+TESTS := tests
 # pytest-xdist: two workers, each with one thread, or they fight over the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
@@ -28,15 +29,16 @@ test: setup
 test-slow: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m campaign tests
 
-# One torch: `make matrix MATRIX=2.15.0`. Each environment takes the other versions from constraints.txt, and is kept.
+# One torch: `make matrix MATRIX=2.15.0`; a part of the tests: TESTS=tests/cache. Each environment takes the other versions
+# from constraints.txt, and is kept. One that holds that torch already serves as well: ln -s ENVIRONMENT .matrix/2.15.0
 matrix: $(MATRIX:%=matrix-%)
 
 matrix-%: .matrix/%/.stamp
-	$(TEST_ENV) .matrix/$*/bin/python -m pytest -n 2 --dist worksteal -m "not campaign" tests
+	$(TEST_ENV) .matrix/$*/bin/python -m pytest -n 2 --dist worksteal -m "not campaign" $(TESTS)
 
 .PRECIOUS: .matrix/%/.stamp
 .matrix/%/.stamp: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .matrix/$*
+	test -x .matrix/$*/bin/python || $(PYTHON) -m venv .matrix/$*
 	sed 's/^torch==.*/torch==$*/' constraints.txt > .matrix/$*/constraints.txt
 	.matrix/$*/bin/python -m pip install --quiet --disable-pip-version-check -c .matrix/$*/constraints.txt -e '.[dev]'
 	touch $@
