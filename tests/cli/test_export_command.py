@@ -18,6 +18,8 @@ from hotloop.train import checkpoint
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 from training_fixtures import overrides
 
+# torch 2.11's torch.export.load makes tensors of bytes and warns of them, once in a process.
+reads_a_program = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 PROGRAM = """
 import torch, hotloop
 def make(width: int = 4):
@@ -81,12 +83,14 @@ def test_safetensors_of_a_program_load_in_plain_pytorch_and_run_nothing_of_it(pr
     assert torch.equal(again(x), model(x))
 
 
+@reads_a_program
 def test_an_exported_program_computes_the_same_for_another_size_of_batch(program, tmp_path):
     invoke("export", program, tmp_path / "out", "--format", "torch-export")
     again, x = torch.export.load(tmp_path / "out" / "model.pt2").module(), torch.randn(5, 3)
     assert torch.equal(again(x), averaged(program)(x))
 
 
+@reads_a_program
 def test_the_encoder_of_a_recipe_loads_in_transformers(criteria, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
