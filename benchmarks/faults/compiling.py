@@ -88,6 +88,7 @@ SHARED = {
     "elsewhere": "as in place: the program's own `shared_compiles` is all that differs from `hotloop train`",
 }
 NEVER = "/bin/false"
+HALF_DONE = "a part of the call has run, so it cannot be repeated: the program gets the error, with its traceback"
 OFTEN = "recompile limit|changes Python state: .*calls"
 """A loop finds the counter before the limit is reached."""
 FAULTS = [
@@ -120,12 +121,24 @@ FAULTS = [
         "stand-in", "dynamo's stand-in for a torch function differs from the function", "TypeError", trait="stand-in"
     ),
     Fault(
-        "stand-in-late", "the same, after a graph of the call has run", "TypeError", trait="stand-in late", scene=dead
+        "stand-in-late",
+        "the same, after a graph of the call has run",
+        "TypeError",
+        trait="stand-in late",
+        scene=dead,
+        raises=HALF_DONE,
     ),
     Fault("no-rate", "an optimizer without a learning rate", "", trait="no rate", runs="aot_eager"),
     Fault("deep", "a model that calls itself 400 deep", "RecursionError", trait="deep"),
-    Fault("kernel", "compiled code fails while it runs", "planted: a kernel died", plant="kernel", scene=dead),
-    Fault("interrupt", "Ctrl-C in a proof, or in a compile", "", plant="interrupt", scene=interrupted),
+    Fault(
+        "kernel",
+        "compiled code fails while it runs",
+        "planted: a kernel died",
+        plant="kernel",
+        scene=dead,
+        raises=HALF_DONE,
+    ),
+    Fault("interrupt", "Ctrl-C in a proof, or in a compile", "", plant="interrupt", scene=interrupted, unseen=1),
     Fault(
         "hook",
         "a hook of the user's raises, while a proof or compiled code runs",
@@ -133,6 +146,7 @@ FAULTS = [
         trait="hook",
         scene=raising_hook,
         as_eager=True,
+        raises="the error is the user's own, and ends the run as it ends an eager one, with its traceback",
     ),
     Fault(
         "no-compiler",

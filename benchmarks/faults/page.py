@@ -37,13 +37,11 @@ def cell(rows, notes):
     """Say it for every torch; ``rows`` maps a torch's version to its row."""
     said = {}
     for version, row in rows.items():
-        if "not_here" in row:
-            reason = row["not_here"]
-            if reason not in notes:
-                notes.append(reason)
-            said[version] = f"n/a ({notes.index(reason) + 1})"
-        else:
-            said[version] = outcome(row)
+        reason = f"n/a: {row['not_here']}" if "not_here" in row else row.get("raised", "")
+        if reason and reason not in notes:
+            notes.append(reason)
+        mark = f" ({notes.index(reason) + 1})" if reason else ""
+        said[version] = ("n/a" if "not_here" in row else outcome(row)) + mark
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
     return "; ".join(f"{version}: {words}" for version, words in said.items())
@@ -80,7 +78,7 @@ def tables(documents):
             every = [row for of in by_way.values() for row in of.values()]
             made.append(f"| {faults[fault]['title']} | {' | '.join(cells)} | {line(every)} |")
         made.append("")
-    made += [f"{number}. n/a: {reason}." for number, reason in enumerate(notes, 1)]
+    made += [f"{number}. {reason}." for number, reason in enumerate(notes, 1)]
     return made
 
 

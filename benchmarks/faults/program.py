@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import time
@@ -52,7 +53,7 @@ class Net(nn.Module):
         super().__init__()
         self.trait = trait
         # The gradient of a bias in front of BatchNorm is rounding alone, of which AdamW makes steps.
-        self.into = nn.Linear(6, 16, bias=trait != "workers")
+        self.into = nn.Linear(6, 16, bias=False)
         self.norm, self.drop = nn.BatchNorm1d(16), nn.Dropout(0.25)
         self.body = Counting() if trait in ("counts", "checkpointed") else nn.Linear(16, 16)
         self.out = nn.Linear(16, 3)
@@ -153,7 +154,12 @@ class Program:
         return loss.detach()
 
     def final(self):
-        """Return the loss of the trained model on all rows."""
+        """Return the loss of the trained model on all rows; write ``state.json``, of model and optimizer."""
+        state = dict(self.model.state_dict())
+        for index, values in self.optimizer.state_dict()["state"].items():
+            state |= {f"optimizer {index} {name}": value for name, value in values.items()}
+        plain = {name: torch.as_tensor(value).tolist() for name, value in state.items()}
+        (PLACE / "state.json").write_text(json.dumps(plain), encoding="utf-8")
         self.model.eval()
         with torch.no_grad():
             return F.cross_entropy(self.model(self.x), self.y)

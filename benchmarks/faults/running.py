@@ -51,8 +51,9 @@ class Fault:
         shared: the program compiles within ``shared_compiles``, as ``hotloop train`` does by itself.
         ways: where it can happen; the others have ``elsewhere`` as their reason.
         as_eager: the fault is the user's own, so that eager is run with it as well.
-        note: a footnote.
         runs: what the model has to run in at the end.
+        unseen: how many losses the program may not see, since it is interrupted behind steps that are done.
+        raises: why the error itself, with its traceback, is what the program or its user has to get; else empty.
     """
 
     name: str
@@ -67,8 +68,9 @@ class Fault:
     ways: tuple[str, ...] = WAYS
     elsewhere: str = ""
     as_eager: bool = False
-    note: str = ""
     runs: str = ""
+    unseen: int = 0
+    raises: str = ""
 
 
 class Run:
@@ -184,6 +186,8 @@ class Run:
             codes=self.codes,
             expected=expected or (0,),
             runs=self.fault.runs,
+            unseen=self.fault.unseen,
+            raises=self.fault.raises,
         )
 
 

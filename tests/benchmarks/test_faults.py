@@ -13,12 +13,13 @@ from benchmarks.faults.running import Bench
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = [ROOT / "benchmarks" / "results" / f"2026-11-25-cpu-faults-torch-{torch}.json" for torch in ("2.11", "2.15")]
-EAGER = judging.Outcome([1.0, 0.5, 0.25], 0.125)
+STATE = {"weight": [[1.0, 2.0], [-0.5, 0.0]], "step": 3}
+EAGER = judging.Outcome([1.0, 0.5, 0.25], 0.125, STATE)
 SAID = "model: preset default failed (lower): planted\nand goes on"
 
 
-def judged(losses=(1.0, 0.5, 0.25), final=0.125, output=SAID, codes=(0,), **more):
-    ours = judging.Outcome(list(losses), final, "aot_eager")
+def judged(losses=(1.0, 0.5, 0.25), final=0.125, output=SAID, codes=(0,), state=STATE, **more):
+    ours = judging.Outcome(list(losses), final, state, "aot_eager")
     return judging.judge(ours, EAGER, said="planted", output=output, codes=codes, expected=(0,), **more)
 
 
@@ -27,8 +28,17 @@ def test_a_run_that_lived_said_and_is_equal():
     assert found.right
     assert (found.equal, found.said, found.trouble) == ("bits", "printed", "")
     assert found.line == "model: preset default failed (lower): planted"
-    assert judged(losses=(1.0, None, 0.25)).equal == "bits", "a step that was interrupted once it was done has no loss"
+    assert judged(losses=(1.0, None, 0.25), unseen=1).equal == "bits", "interrupted once it was done: it has no loss"
     assert judged(final=0.125001).equal == "rounding"
+    assert judged(state={**STATE, "weight": [[1.0, 2.0], [-0.5, 1e-4]]}).equal == "rounding"
+
+
+def test_a_traceback_is_right_only_where_the_fault_says_why():
+    output = f"{SAID}\nTraceback (most recent call last):\n  ...\nRuntimeError: planted"
+    assert not judged(output=output).right
+    assert judged(output=output, raises="it is the user's own").right
+    assert judged(output=output, raises="it is the user's own").raised == "it is the user's own"
+    assert judged(raises="it is the user's own").raised == "", "none was printed"
 
 
 @pytest.mark.parametrize(
@@ -40,6 +50,10 @@ def test_a_run_that_lived_said_and_is_equal():
         ({"losses": (1.0, 0.5, 0.26)}, True, "printed", ""),
         ({"losses": (1.0, 0.5, float("nan"))}, True, "printed", ""),
         ({"final": 0.5}, True, "printed", ""),
+        ({"losses": (1.0, None, 0.25)}, True, "printed", ""),
+        ({"state": {**STATE, "weight": [[1.0, 2.0], [-0.5, 0.001]]}}, True, "printed", ""),
+        ({"state": {**STATE, "step": 4}}, True, "printed", ""),
+        ({"state": {"step": 3}}, True, "printed", ""),
         ({"output": "12 steps"}, True, "", "bits"),
         ({"runs": "default"}, False, "printed", "bits"),
     ],
@@ -69,10 +83,13 @@ def test_one_fault_in_one_way(tmp_path):
     assert "planted: a bug in dynamo" in row["line"]
     eager = bench.eager(fault, "compile")
     assert len(eager.losses) == 12
+    assert {"into.weight", "norm.running_var", "optimizer 0 exp_avg"} <= set(eager.state)
     ours = judging.left_by(tmp_path / "compile-0", "compile")
     other = dataclasses.replace(eager, losses=[*eager.losses[:-1], eager.losses[-1] * 1.01])
     found = judging.judge(ours, other, said=fault.said, output="", codes=(0,), expected=(0,))
     assert (found.lived, found.said, found.equal) == (True, "status", "")
+    other = dataclasses.replace(eager, state={**eager.state, "norm.running_var": [2.0] * 16})
+    assert judging.equality(ours, other) == ""
 
 
 def test_a_way_that_a_fault_does_not_concern_has_its_reason(tmp_path):
