@@ -256,6 +256,32 @@ def test_a_failing_disk_is_said_once_and_loses_nothing_that_it_takes_later(tmp_p
     assert load(tmp_path / "record.jsonl") == load(tmp_path / "record.json")
 
 
+@pytest.mark.parametrize("method", ["mkdir", "open"])
+def test_a_folder_that_cannot_be_written_from_the_start_leaves_the_record_in_memory(
+    tmp_path, caplog, monkeypatch, method
+):
+    def refuses(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(Path, method, refuses)
+        run = RunRecord(tmp_path / "run")
+    run.append("steps", {"step": 1})
+    run.finish()
+    assert [entry["step"] for entry in run.document["steps"]] == [1]
+    assert [each.getMessage().partition(". The run goes on")[0] for each in caplog.records] == [
+        f"record={tmp_path / 'run'} cannot be written: [Errno 13] Permission denied"
+    ]
+    assert not list(tmp_path.rglob("record*"))
+
+
+def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(OSError, match=r"File exists|Not a directory"):
+            RunRecord(path)
+
+
 def test_what_was_recorded_after_a_checkpoint_is_left_out_and_marked(tmp_path):
     with RunRecord(tmp_path) as run:
         for step in range(5):

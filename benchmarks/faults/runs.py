@@ -159,14 +159,16 @@ def _unprivileged(command: list[str]) -> list[str]:
 
 
 def read_only_before(run: Run) -> Cell:
-    """Begin in a read-only folder; then make it writable, and begin again."""
+    """Begin in a read-only folder; ``hotloop train`` needs it: make it writable, and begin again."""
     folder = run.place / "run"
     folder.mkdir()
     _read_only(folder, on=True)
     run.ended(run.start(_unprivileged(run.command())))
     _read_only(folder, on=False)
+    if run.way != "train":
+        return run.judged()
     run.run()
-    return run.judged(2 if run.way == "train" else 1, 0)
+    return run.judged(2, 0)
 
 
 def read_only_while(run: Run) -> Cell:

@@ -46,13 +46,15 @@ class RunRecord:
     with no process behind it was killed (`was_killed`). Opening a folder that holds a record continues it: ``starts``
     counts how often, and ``idle_seconds`` is the time between starts in which nothing ran.
 
-    A full or failing disk is reported once on the log and never stops the run. Calls from several threads are safe.
+    A full or failing disk is reported once on the log and never stops the run; a folder that cannot be written from the
+    start leaves the record in memory. Calls from several threads are safe.
 
     Args:
         folder: where to write the record; None keeps it in memory only.
 
     Raises:
         RecordError: the folder holds something that is no record, or a record of a newer schema.
+        OSError: the path cannot be a folder, since a file is in its way.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
@@ -61,11 +63,22 @@ class RunRecord:
         self._warned = False
         self._snapshot_at, self._snapshot_cost = -math.inf, 0.0
         has_lines, known = False, None
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            has_lines = _mend_torn_tail(self.folder / LINES)
-            if has_lines or (self.folder / DOCUMENT).exists():
-                known = load(self.folder if has_lines else self.folder / DOCUMENT)
+        self._lines = cast("BinaryIO", io.BytesIO())
+        try:
+            if self.folder is not None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                has_lines = _mend_torn_tail(self.folder / LINES)
+                if has_lines or (self.folder / DOCUMENT).exists():
+                    known = load(self.folder if has_lines else self.folder / DOCUMENT)
+                self._lines = cast("BinaryIO", (self.folder / LINES).open("ab", 0))
+        except (FileExistsError, NotADirectoryError):
+            raise  # a wrong name, which is told before the first step
+        except OSError as error:
+            _log.warning(
+                "record=%s cannot be written: %s. The run goes on, with its record in memory. To have it on disk, make"
+                " room, change the folder's permissions, or name another folder.", self.folder, error,
+            )  # fmt: skip
+            self.folder = None
         self._head = known or empty()
         self._counts = {name: len(self._head[name]) for name in LISTS}
         # Entries are held as their JSON text. That takes a fraction of the memory of dictionaries, and a snapshot does
@@ -73,7 +86,6 @@ class RunRecord:
         self._texts = {name: bytearray(to_json(self._head.pop(name))[1:-1].encode("ascii")) for name in LISTS}
         self._unwritten = bytearray()
         """Lines that the disk has not taken yet."""
-        self._lines = cast("BinaryIO", io.BytesIO() if self.folder is None else (self.folder / LINES).open("ab", 0))
         if known and not has_lines:
             self._write_line({"set": self.document})
         started = {"schema": SCHEMA_VERSION, "status": "running", "finished": None, "error": None}

@@ -128,12 +128,12 @@ def check_batches(batches: Any) -> None:
 
 @contextlib.contextmanager
 def recording_in(record: Any) -> Iterator[None]:
-    """Raise `ConfigError` where the folder of a record, in the block, cannot be made or written in."""
+    """Raise `ConfigError` where the path of a record, in the block, can be no folder."""
     try:
         yield
     except OSError as error:
         raise ConfigError(
-            f"record {str(record)!r}: expected a folder that can be written in, got {error}; name another, or leave "
+            f"record {str(record)!r}: expected a folder, got {error}; name another, or leave "
             "record out to keep it in memory"
         ) from error
 
