@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -169,6 +170,53 @@ def inception(place):
 
     number, pixels = place.of(gpu=(16, 512), cpu=(2, 80))
     batches = [(place.normal(number, 3, pixels, pixels), place.whole(0, 1000, number)) for _ in range(BATCHES)]
+    return Program(model, optimizer, train_step, batches)
+
+
+def resnet50(place):
+    """The ResNet-50 of torchvision on 64 images of 224 px, its weights and batches laid out as torch makes them."""
+    import torchvision
+
+    model = place.build(torchvision.models.resnet50)
+    optimizer, autocast = adamw(model.parameters()), place.autocast()
+
+    def train_step(x, y):
+        with autocast():
+            scores = model(x)
+        loss = F.cross_entropy(scores.float(), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    number, pixels = place.of(gpu=(64, 224), cpu=(2, 32))
+    batches = [(place.normal(number, 3, pixels, pixels), place.whole(0, 1000, number)) for _ in range(BATCHES)]
+    return Program(model, optimizer, train_step, batches)
+
+
+def convolutions(place):
+    """A small network of convolutions, without torchvision."""
+    channels = [3, 32, 64, 128]
+    parts = [
+        nn.Sequential(
+            nn.Conv2d(wide, wider, 3, padding=1, bias=False), nn.BatchNorm2d(wider), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        for wide, wider in itertools.pairwise(channels)
+    ]
+    model = place.build(lambda: nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)))
+    optimizer, autocast = adamw(model.parameters()), place.autocast()
+
+    def train_step(x, y):
+        with autocast():
+            scores = model(x)
+        loss = F.cross_entropy(scores.float(), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    number, pixels = place.of(gpu=(64, 128), cpu=(2, 32))
+    batches = [(place.normal(number, 3, pixels, pixels), place.whole(0, 10, number)) for _ in range(BATCHES)]
     return Program(model, optimizer, train_step, batches)
 
 
@@ -351,6 +399,8 @@ MAKERS = {
     "xlmr": xlmr,
     "xlmr-lengths": xlmr_lengths,
     "inception": inception,
+    "resnet50": resnet50,
+    "convolutions": convolutions,
     "gpt": gpt,
     "unet": unet,
     "vit": vit,

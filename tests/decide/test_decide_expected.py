@@ -98,3 +98,26 @@ def test_compiled_code_is_kept_and_a_capture_is_not():
     assert expect("eager+graph", facts).again_seconds is None
     assert expect("full", facts).again_seconds == pytest.approx(0.2)
     assert expect("full+graph", facts).again_seconds == pytest.approx(0.5)
+
+
+def test_a_layout_is_expected_from_the_captured_step_and_compiled_code_from_the_layout():
+    conv = Facts(device="cuda", eager_seconds=0.042, launch_bound=0.0)
+    laid_out = expect("channels_last+graph", conv)
+    assert laid_out.step_seconds == pytest.approx(0.042 / 1.4)
+    assert laid_out.by_steps
+    assert laid_out.again_seconds is None
+    assert expect("channels_last+graph", conv, background=True) is None
+    assert expect("channels_last+graph", dataclasses.replace(conv, device="cpu")) is None
+
+    tried = dataclasses.replace(conv, measured={"channels_last+graph": 0.025})
+    assert step_range("full+graph", tried).expected == pytest.approx(0.025 / 1.3)
+
+
+def test_what_a_layout_took_says_nothing_of_a_step_that_is_captured_as_it_is():
+    tried = Facts(device="cuda", eager_seconds=0.04, launch_bound=0.0, measured={"channels_last+graph": 0.05})
+    assert expect("eager+graph", tried).step_seconds == pytest.approx(0.04)
+
+
+def test_beside_compiled_code_a_layout_promises_nothing():
+    compiled = Facts(device="cuda", eager_seconds=0.04, measured={"full+graph": 0.015})
+    assert step_range("channels_last+graph", compiled).expected == pytest.approx(0.015 * 1.3)

@@ -55,9 +55,17 @@ class Prior:
 CAPTURED = Range(0.0, 0.3, 0.9)
 """Share of the eager step in which the device waits for launches; measured 0.89, 0.61, 0.03, 0.01, 0.05."""
 
+CHANNELS_LAST = "channels_last"
+
 CUDA: Mapping[str, Prior] = {
     "eager+graph": Prior(
         gain=Range(0.98, 1.0, 1.02), prepare=Range(0.1, 0.3, 0.9), swap=None, chance=0.95, rows="eager + graph"
+    ),
+    CHANNELS_LAST: Prior(
+        gain=Range(0.9, 1.35, 1.7), prepare=Range(0.1, 0.3, 1.0), swap=None, chance=0.8, rows="inception, resnet-50"
+    ),
+    f"{CHANNELS_LAST}+graph": Prior(
+        gain=Range(0.9, 1.4, 1.7), prepare=Range(0.1, 0.4, 1.2), swap=None, chance=0.8, rows="inception, resnet-50"
     ),
     "regional": Prior(
         gain=Range(0.84, 1.15, 1.66),
@@ -114,6 +122,8 @@ CPU: Mapping[str, Prior] = {
 }
 
 _PROOF_STEPS = 4
+_PROOF_STEPS_OF_LAYOUT = 10
+"""Before the steps of a capture: an audit, and three steps that are rehearsed, run so, and run eagerly."""
 _SECONDS_A_BYTE = 0.2e-9
 """What copying and comparing adds to the proofs of a captured step, for each byte of parameters and optimizer state.
 On an H200, XLM-R base (3.3 GB) took 0.9 to 1.0 s to prepare, and 1.4 s when its noise had to be measured twice."""
@@ -152,10 +162,17 @@ def step_range(tier: str, facts: Facts) -> Range:
     priors, eager = facts.priors, facts.eager_seconds
     gain, graph = priors[tier].gain, tier.endswith("+graph")
     measured = [name for name in priors if name in facts.measured and name.endswith("+graph") == graph]
+    if tier.startswith("eager"):  # how much the layout gave away is not known
+        measured = [name for name in measured if not name.startswith(CHANNELS_LAST)]
     if measured:
         place = list(priors).index(tier)
         nearest = min(measured, key=lambda name: abs(list(priors).index(name) - place))
         base, known = facts.measured[nearest], priors[nearest].gain.expected
+        # Inductor lays convolutions out channels last itself: beside what it compiles, the layout gives nothing.
+        if tier.startswith(CHANNELS_LAST) and not nearest.startswith("eager"):
+            gain = Range(1.0, 1.0, 1.0)
+        elif nearest.startswith(CHANNELS_LAST):
+            known = 1.0
         # The nearest tier's own gain is known now, so only the difference between the two is an expectation.
         return Range(
             base * known / max(known, gain.high), base * known / gain.expected, base * known / min(known, gain.low)
@@ -183,12 +200,14 @@ def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | Non
     if prior is None or (background and prior.swap is None):
         return None
     # The tiers compile the same code: how long one compile of the program took tells how long the others will take.
-    captured_alone = tier == "eager+graph"
-    slower = 1.0 if captured_alone else max(1.0, number(facts.slower) or 1.0)
+    layout = tier.startswith(CHANNELS_LAST)
+    nothing_compiled = layout or tier == "eager+graph"
+    slower = 1.0 if nothing_compiled else max(1.0, number(facts.slower) or 1.0)
     expected = slower * prior.prepare.expected
     prepare = Range(prior.prepare.low, expected, max(prior.prepare.high, expected))
     stall = prior.swap if background and prior.swap is not None else prepare
-    step, proof = step_range(tier, facts), _PROOF_STEPS * facts.eager_seconds
+    proof = (_PROOF_STEPS_OF_LAYOUT if layout else _PROOF_STEPS) * facts.eager_seconds
+    step = step_range(tier, facts)
     copies, again = 0.0, proof
     if tier.endswith("+graph"):
         copies = _SECONDS_A_BYTE * facts.state_bytes
@@ -203,7 +222,7 @@ def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | Non
         source="prior",
         background_seconds=_CHILD_START_SECONDS + prepare.expected if background else None,
         proof_seconds=proof,
-        again_seconds=None if captured_alone else again,
+        again_seconds=None if nothing_compiled else again,
         chance=prior.chance,
-        by_steps=captured_alone,
+        by_steps=nothing_compiled,
     )

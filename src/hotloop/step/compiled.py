@@ -1,4 +1,4 @@
-"""The compiled code under a loop's tiers: installed, removed, and set aside while an eager step runs."""
+"""What a loop's tiers change of the models: code and layout are installed, removed, and set aside for eager steps."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from hotloop.compiling.control import (
 )
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control.component import Entry
+from hotloop.step.layout import Layout
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
@@ -80,13 +81,19 @@ def _entries(model: torch.nn.Module) -> list[Entry]:
 
 
 class Compiled:
-    """The code that is compiled at present for a loop's models.
+    """The code that is compiled at present for a loop's models, and the layout of their convolutions' weights.
 
     Args:
         models: by name.
+        optimizers: of their parameters.
+
+    Attributes:
+        layout: of the weights, as the tier in force asks for it.
     """
 
-    def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
+    def __init__(
+        self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, torch.optim.Optimizer] | None = None
+    ) -> None:
         self.models = {name: getattr(model, "_orig_mod", model) for name, model in models.items()}
         others = any(_is_others(model) for model in self.models.values())
         whys = [why for model in models.values() if (why := precompiled(model)) is not None]
@@ -99,12 +106,17 @@ class Compiled:
         self.given = bool(whys)
         """The user compiled a model before the loop got it: that code stays as it is."""
         self.tier = Tier("as-given" if self.given else "eager")
-        """The tier whose code is in force."""
+        """The tier whose code and layout are in force."""
         self._as_given = dict(models) if self.given else {}
         self.static = False
         """Whether each shape gets code of its own, where torch would make sizes that vary dynamic."""
         self._kept: dict[str, list[Installed]] = {}
         self._compiles: Callable[[], int] = int
+        self.layout = Layout(self.models.values(), (optimizers or {}).values())
+
+    def runs_compiled(self) -> bool:
+        """Return whether compiled code is in force."""
+        return self.given or self.tier.compiles
 
     @property
     def base(self) -> str:
@@ -123,7 +135,8 @@ class Compiled:
         """
         if tier.base == self.base or self.given:
             return
-        if self.base != "eager":
+        self.layout.switch(tier.channels_last)
+        if self.tier.compiles:
             self._kept[self.base] = [Installed(model) for model in self.models.values()]
         if tier.base in self._kept:
             for installed in self._kept.pop(tier.base):
@@ -153,7 +166,7 @@ class Compiled:
 
     def instead(self, base: str) -> str:
         """Return the preset that runs in place of the base in force, and why; empty if the base itself runs."""
-        if self.given or base != self.base or base == "eager":
+        if self.given or base != self.base or not self.tier.compiles:
             return ""
         for part in self.status().components.values():
             if part.causes and part.running not in ("none", part.requested):
@@ -161,7 +174,9 @@ class Compiled:
         return ""
 
     def idle(self) -> str:
-        """Return why nothing of the models runs compiled; empty if some part does."""
+        """Return why nothing of the models runs compiled; empty if some part does, or nothing is to be compiled."""
+        if not self.given and not self.tier.compiles:
+            return ""
         parts = self.status().components.values()
         if any(part.running != "none" and part.state in ("compiled", "partial") for part in parts):
             return ""
@@ -186,10 +201,13 @@ class Compiled:
     def remove(self) -> None:
         """Leave the models as they were given, and forget the compiled code."""
         self._kept.clear()
-        if not self.given and self.base != "eager":
+        self.layout.close()
+        if self.given:
+            return
+        if self.tier.compiles:
             for model in self.models.values():
                 uncompile(model)
-            self.tier = Tier("eager")
+        self.tier = Tier("eager")
 
     def forget(self, base: str) -> None:
         """Forget the code that was compiled for tiers that will not run any more."""
@@ -201,7 +219,7 @@ class Compiled:
         if self.given:
             yield
             return
-        with paused(self.models.values()):
+        with paused(self.models.values()), self.layout.aside():
             yield
 
     def status(self) -> Status:

@@ -54,7 +54,7 @@ class Rescue:
     def guarded(self, run: Callable[[], Any], tier: Tier) -> Any:
         """Run the step without a graph; where compiled code fails before a parameter was written, run it eagerly."""
         self._step.ran = tier.name
-        if not tier.compiles:
+        if not tier.other_kernels:
             return run()
         try:
             self.save(gradients=True)

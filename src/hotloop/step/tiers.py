@@ -10,15 +10,20 @@ from hotloop.compiling.control import validate
 from hotloop.errors import ConfigError
 
 GRAPH = "+graph"
+CHANNELS_LAST = "channels_last"
 BASES: dict[str, dict[str, Any]] = {
     "eager": {},
     "as-given": {},
+    CHANNELS_LAST: {},
     "regional": {"preset": "default", "regions": "blocks"},
     "full": {"preset": "default", "regions": "whole"},
     "autotune": {"preset": "max-autotune-no-cudagraphs", "regions": "whole"},
 }
 """The arguments for `hotloop.compile` by base; a preset's name is a base as well."""
-NAMED = ("eager", "eager+graph", "regional", "regional+graph", "full", "full+graph", "autotune+graph")
+NAMED = (
+    *("eager", "eager+graph", CHANNELS_LAST, CHANNELS_LAST + GRAPH),
+    *("regional", "regional+graph", "full", "full+graph", "autotune+graph"),
+)
 """The tiers that `run="auto"` chooses among; on a CPU only those without a graph."""
 ASKED = (*NAMED[:-1], "autotune", NAMED[-1])
 """The tiers that a setting may name; ``auto`` prepares autotuned code for a graph only."""
@@ -41,7 +46,17 @@ class Tier:
     @property
     def compiles(self) -> bool:
         """Whether hotloop compiles the model for this tier."""
-        return self.base not in ("eager", "as-given")
+        return self.base not in ("eager", "as-given", CHANNELS_LAST)
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the weights of convolutions are laid out channels last for this tier."""
+        return self.base == CHANNELS_LAST
+
+    @property
+    def other_kernels(self) -> bool:
+        """Whether steps run by other kernels than the models' as given, which round otherwise and have to be proven."""
+        return self.compiles or self.channels_last
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -147,7 +147,7 @@ class Automatic(Compiling):
         found = self._loop.context.compiled.status().components if tier.compiles else {}
         disabled = {"reason": DISABLED.removeprefix(f"{PREFIX} "), "stage": "disabled"}
         causes = [disabled] if self._disabled else []
-        rest = Tier("eager", tier.graph)
+        rest = tier if tier.channels_last else Tier("eager", tier.graph)
         others = {"requested": "auto", "running": rest.name, "state": _state(rest), "causes": causes}
         compiled = {name: {**one.to_dict(), "requested": "auto", "running": tier.name} for name, one in found.items()}
         both = {name: compiled.get(name, others) for name in self.parts}
@@ -214,15 +214,22 @@ def _steps(many: int, tier: str, seconds: float | None) -> str:
     return f"{many:,} {'step' if many == 1 else 'steps'} {tier}{took}"
 
 
+def _words(tier: Tier) -> tuple[str, str]:
+    """Say what a tier does, where it was proven and where it was declined."""
+    if tier.compiles:
+        return "Model compiled with graph optimization", "Compilation failed"
+    if tier.graph:
+        return "Step captured as one graph", "Not captured"
+    return "Convolutions laid out channels last", "Not laid out channels last"
+
+
 def _line(event: Event) -> str:
     """Say an event of the loop's in the words that people look for; empty where it needs none."""
     if isinstance(event, TierProven):
-        how = "Model compiled with graph optimization" if parse(event.tier).compiles else "Step captured as one graph"
-        return f"{PREFIX} {how} ({event.tier}: agrees with eager on {event.steps} steps)"
+        return f"{PREFIX} {_words(parse(event.tier))[0]} ({event.tier}: agrees with eager on {event.steps} steps)"
     if isinstance(event, TierDeclined):
         at = f" ({event.location})" if event.location else ""
-        what = "Compilation failed" if parse(event.tier).compiles else "Not captured"
-        return f"{PREFIX} {what}: {event.tier}: {event.reason.rstrip('.')}{at}. {event.hint}"
+        return f"{PREFIX} {_words(parse(event.tier))[1]}: {event.tier}: {event.reason.rstrip('.')}{at}. {event.hint}"
     if isinstance(event, SentinelDisagreed):
         at = f", at fault: {event.region}" if event.region else ""
         return f"{PREFIX} Step {event.step + 1} in {event.tier} does not agree with eager: {event.reason}{at}"

@@ -240,8 +240,10 @@ class HotLoop(TrainerCallback):
         elif self.tier is None:
             hint = f"{hint}; HotLoop(run='default') compiles in place in any case"
             kept.differs(f"run='auto': eager, with nothing measured: {why}", hint)
-        elif self.tier.graph:
-            kept.differs(f"run={self.run!r}: no step is captured, it runs {self.tier.base}: {why}", hint)
+        elif self.tier.graph or self.tier.channels_last:
+            what = "captured" if self.tier.graph else "laid out"
+            runs = self.tier.base if self.tier.compiles else "eager"
+            kept.differs(f"run={self.run!r}: no step is {what}, it runs {runs}: {why}", hint)
 
     def _keep_record(self, model: torch.nn.Module, settings: dict[str, Any]) -> InPlace:
         """Compile the model with these settings, and keep the record of steps that the Trainer runs itself."""

@@ -138,7 +138,7 @@ class Loop:
         self._declared_shapes = check_shapes(shapes, batches)
         self._sentinel_share = share_of(sentinel)
         holdings = Holdings(models, optimizers, others)
-        device, compiled = device_of(holdings), Compiled(models)
+        device, compiled = device_of(holdings), Compiled(models, optimizers)
         self._buckets, self._batches = Buckets(buckets or {}), batches
         check_batches(batches)
         if self._buckets.without_sizes and batches is None:
@@ -383,7 +383,7 @@ class Loop:
     def _unproven(self) -> str:
         """Say what the tier in force lacks before steps run in it; empty where it is proven, or needs no proof."""
         tier = self.tier
-        if not (tier.compiles or tier.graph):
+        if not (tier.other_kernels or tier.graph):
             return ""
         called = [runner for runner in self._runners if runner.shapes.census.steps]
         if not called:

@@ -64,8 +64,7 @@ class StepRunner:
     ) -> None:
         self.context = context
         self.shapes = Shapes(function, functools.partial(worth_a_compile, context))
-        runs_compiled = lambda: context.compiled.base != "eager"  # noqa: E731 - asked at each capture
-        program = Program(function, context.holdings, context.device, runs_compiled, (self, *ignore))
+        program = Program(function, context.holdings, context.device, context.compiled.runs_compiled, (self, *ignore))
         self.step = DecoratedStep(context, program, self.shapes.argument)
         self._rescue = Rescue(self.step)
         self._auditor = StepAuditor(self.step, self._rescue)
@@ -100,10 +99,11 @@ class StepRunner:
         step, context = self.step, self.context
         step.doing, step.ran = "run", tier.name
         self.shapes.mark(args, kwargs)
+        context.compiled.layout.match()
         run = functools.partial(step.program.step, *args, **kwargs)
         if self._agreed is not None:
             return self._agreed.run(run, tier, self.shapes.note(args, kwargs), (args, kwargs))
-        if not tier.compiles and not tier.graph:
+        if not tier.other_kernels and not tier.graph:
             return self._rescue.guarded(run, tier)
         signature = self.shapes.note(args, kwargs)
         if not self.shapes.fits(signature):
@@ -111,10 +111,10 @@ class StepRunner:
             line = f"{step.name} is not called with the batches that were looked at: their shapes count"
             context.reports.say_once(line)
         call = StepCall((args, kwargs), flatten((args, kwargs))[0], run)
-        if tier.compiles and signature.require_gradients() and (asks := gradients_of(call.leaves)) is not None:
+        if tier.other_kernels and signature.require_gradients() and (asks := gradients_of(call.leaves)) is not None:
             context.reports.failed(step, tier.without_graph(), asks)
             return step.eagerly(run)
-        unproven = tier.compiles and not self.code.proven(tier.base)
+        unproven = tier.other_kernels and not self.code.proven(tier.base)
         if not tier.graph and not unproven:
             return self._compiled(call, tier, signature)
         kind = self.capturing.kind_of(signature, call.leaves)
@@ -177,7 +177,7 @@ class StepRunner:
     def _uncaptured(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
         """Run the step in a tier without its graph."""
         below = tier.without_graph()
-        if tier.compiles:
+        if tier.other_kernels:
             return self._compiled(call, below, kind.signature)
         if advice := self.shapes.advice():
             self.context.reports.say_once(advice)
@@ -241,7 +241,7 @@ class StepRunner:
     def lacks(self, tier: Tier) -> str:
         """Say what is missing before the step runs in a tier; empty where nothing is."""
         kinds, then = [kind for kind in self.capturing.kinds.values() if kind.declined is None], ""
-        if tier.compiles and not self.code.proven(tier.base):
+        if tier.other_kernels and not self.code.proven(tier.base):
             left, which = self._to_be_audited() + self.code.steps_left(tier.base), "shapes that came before"
             then = ", and then some to capture it" if tier.graph else ""
         elif tier.graph and kinds and not any(kind.proven for kind in kinds):

@@ -10,6 +10,7 @@ from hotloop.cache import BackgroundCompile, BackgroundUnavailableError, Done, R
 from hotloop.decide import expect
 from hotloop.step.policy import history_store
 from hotloop.step.policy.history_store import Child
+from hotloop.step.tiers import CHANNELS_LAST
 
 if TYPE_CHECKING:
     from hotloop.decide import Facts, Option
@@ -72,7 +73,12 @@ class Background:
     def possible(self, name: str) -> bool:
         """Return whether a child could compile for a tier."""
         base = name.removesuffix("+graph")
-        if base in ("eager", "as-given") or base in self._ready or self.unavailable or self.tier is not None:
+        if (
+            base in ("eager", "as-given", CHANNELS_LAST)
+            or base in self._ready
+            or self.unavailable
+            or self.tier is not None
+        ):
             return False
         if self._context.workload:
             return True

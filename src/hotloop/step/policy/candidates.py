@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hotloop.decide import Facts, Option
+from hotloop.decide import Facts, Option, expect
 from hotloop.measure import machine
 from hotloop.step.tiers import NAMED, parse
 
@@ -77,6 +77,8 @@ class Candidates:
         if not self._context.compiled.in_blocks:
             names = [name for name in names if not name.startswith("regional")]
         engine = self._context.engine
+        if engine is None or self._context.compiled.layout.why_not():
+            names = [name for name in names if not parse(name).channels_last]
         if engine is None:
             return [name for name in names if not parse(name).graph]
         return [name for name in names if engine.kernels or not (parse(name).graph and parse(name).makes_kernels)]
@@ -88,8 +90,12 @@ class Candidates:
             known = known or self._history.stored_option(name, facts, rejected)
             return [known] if known is not None else self._background.options(name, facts, rejected)
         seconds = self._speeds.seconds(name)
-        if seconds is None:
-            return []
+        if seconds is None:  # proven on the way to a graph that was declined, and never timed
+            found = expect(name, facts)
+            untimed = found and dataclasses.replace(
+                found, prepare_seconds=0.0, prepare_worst_seconds=0.0, proof_seconds=0.0, rejected_at=rejected
+            )
+            return [untimed] if untimed else []
         ready = Option(
             tier=name,
             step_seconds=seconds,

@@ -28,8 +28,8 @@ class Fixed:
         self.asked, self.start, self.in_force = tier.name, tier, tier
 
     def failed(self, tier: Tier, obstacle: Obstacle) -> list[Action]:
-        """Step down: from compiled code to the models as given, from a graph to the same code without one."""
-        if tier.compiles:
+        """Step down: from other kernels to the models as given, from a graph to the same code without one."""
+        if tier.other_kernels:
             self.in_force = dataclasses.replace(self._context.base_tier, graph=self._context.progress.tier.graph)
         else:
             self.in_force = tier.without_graph()

@@ -24,6 +24,11 @@ _WORST_AGAIN = 2.0
 """How many times its expectation a known tier's preparation may take at worst; chosen, not measured."""
 
 
+def _is_new(name: str) -> bool:
+    """Return whether each run pays for a tier anew, since nothing of it is kept."""
+    return name.endswith("eager+graph") or parse(name).channels_last
+
+
 class History:
     """The costs that are stored for one loop's program. Nothing is known before `look_up`.
 
@@ -76,7 +81,7 @@ class History:
             prepare_seconds=prepare,
             prepare_worst_seconds=costs.cold_seconds,  # the cache may have been cleared since
             proof_seconds=_PROOF_STEPS * eager,
-            again_seconds=None if name.endswith("eager+graph") else min(prepare, general) + _PROOF_STEPS * eager,
+            again_seconds=None if _is_new(name) else min(prepare, general) + _PROOF_STEPS * eager,
             source="stored",
             rejected_at=rejected_at,
             by_steps=not parse(name).compiles,
@@ -104,7 +109,7 @@ class History:
             proof_seconds=_PROOF_STEPS * max(0.0, facts.eager_seconds * (1 - ratio[0])),  # the first steps save nothing
             recalled=name not in self.timed_here,
             prepare_worst_seconds=_WORST_AGAIN * known,
-            again_seconds=None if name.endswith("eager+graph") else known,
+            again_seconds=None if _is_new(name) else known,
             source="measured",
             rejected_at=rejected_at,
         )

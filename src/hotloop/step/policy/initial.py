@@ -43,6 +43,7 @@ def policy_for(context: Context, run: str | Preset) -> Policy:
         if given or tier.base == "as-given":
             tier = dataclasses.replace(context.base_tier, graph=tier.graph)
         _check_capture(context, run, tier)
+        tier = _check_layout(context, tier)
     if context.peers is not None:
         tier = _agreed(context, tier, context.peers.size)
         if tier.compiles:  # else nothing is agreed on, and a single process may have a loop
@@ -64,6 +65,17 @@ def _check_capture(context: Context, run: str, tier: Tier) -> None:
         )
 
 
+def _check_layout(context: Context, tier: Tier) -> Tier:
+    """Return a tier in which convolutions' weights can be laid out as it asks; say why where it is another one."""
+    why = context.compiled.layout.why_not() if tier.channels_last else ""
+    if not why:
+        return tier
+    below = dataclasses.replace(context.base_tier, graph=tier.graph)
+    context.reports.decided(f"{tier.name}: {why}: steps run {below.name}", {})
+    _log.warning("run=%r: %s: steps run %s", tier.name, why, below.name)
+    return below
+
+
 def _agreed(context: Context, tier: Tier | None, processes: int) -> Tier:
     """Return the tier that several processes can agree on, and say what they leave out."""
     decided, base = context.reports.decided, context.base_tier
@@ -78,6 +90,9 @@ def _agreed(context: Context, tier: Tier | None, processes: int) -> Tier:
         why = f"parameters are sharded ({how}), and a proof cannot exchange them: hotloop.compile the model instead"
         decided(f"{tier.name}: {why}", {})
         tier = base
+    if tier.channels_last:
+        decided(f"{tier.name}: {several}, whose buckets of gradients have their own layout: call model.to() before", {})
+        tier = dataclasses.replace(base, graph=tier.graph)
     if tier.graph:
         decided(f"{tier.name}: {several}: steps with collectives are not captured", {})
         tier = tier.without_graph()

@@ -63,7 +63,7 @@ def disagreement(  # noqa: PLR0913 - what disagreed, where, and in what
         CandidateFailedError: code failed in the search, and what it had done could not be undone.
     """
     of_recording, blamed = not joined.undecided and not code, None
-    if code and not joined.undecided:
+    if code and tier.compiles and not joined.undecided:
         of_recording, blamed = _at_fault(runs, calls, recorded=recorded)
     where = "the recording, not the code in it" if of_recording else str(blamed) if blamed is not None else ""
     region = blamed.regions[0] if blamed is not None and len(blamed.regions) == 1 else None

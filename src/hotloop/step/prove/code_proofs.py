@@ -1,4 +1,4 @@
-"""Proofs of compiled code: a step is run compiled and eager and compared, until the code is known to be right."""
+"""Proofs of compiled code, or another layout: a step runs so and eager, until it is known to be right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps
 from hotloop.step.prove.rounding_evidence import in_more_bits, roundings, with_roundings
 from hotloop.step.state.random_state import other_threads
-from hotloop.step.state.trial_run import alone
+from hotloop.step.state.trial_run import alone, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,11 +141,21 @@ class CodeProofs:
         step, context, began = self._step, self._context, time.perf_counter()
         ready = alone if context.peers is None else context.peers.ready
         run = functools.partial(step.program.step, *call[0], **call[1])
-        candidate = self._runs.call(call)
+        candidate, seconds = self._runs.call(call), list[float]()
+
+        def timed() -> Any:
+            wait_for(context.device)
+            started = time.perf_counter()
+            made = candidate()
+            wait_for(context.device)
+            seconds.append(time.perf_counter() - started)
+            return made
+
+        once = timed if tier.channels_last else candidate
 
         def eager() -> Any:
             with self._runs.as_given():
-                return context.reports.timed_beside(context.base_tier, candidate)
+                return context.reports.timed_beside(context.base_tier, once)
 
         limits = Limits.compiled(context.compute_dtype())
         obstacle: Obstacle | None = None
@@ -155,11 +165,11 @@ class CodeProofs:
                 self._not_yet(tier)
                 return result
             step.doing = "proof"
-            context.compiled.install(tier)
+            self._install(tier)
             wide = self._in_more_bits(tier.base, call)
             by_roundings = self._evidence.get(tier.base) == "roundings"
             elsewhere = roundings(self._runs, call, candidate) if by_roundings else None
-            proved = proof.prove_step(step.program, candidate, eager, limits, wide=wide, ready=ready)
+            proved = proof.prove_step(step.program, once, eager, limits, wide=wide, ready=ready)
             outcome = with_roundings(proved, elsewhere)
             self._note_compiles()
         except CandidateFailedError as error:
@@ -167,12 +177,27 @@ class CodeProofs:
         if obstacle is not None:
             return self._rescue.rung_down(run, tier.without_graph(), obstacle)
         context.reports.proof_took(time.perf_counter() - began, outcome.nbytes)
+        if tier.channels_last:
+            context.reports.replay_saves(max(0.0, seconds[-1] - seconds[0]))
         step.note_not_repeatable(self._auditor.changed_inside())
         if step.not_repeatable is not None:
             context.reports.failed(step, tier.without_graph(), step.not_repeatable)
         else:
             self._judge(outcome, run, tier)
         return outcome.result
+
+    def _install(self, tier: Tier) -> None:
+        """Put a tier's code and layout in force.
+
+        Raises:
+            CandidateFailedError: the weights cannot be laid out so, or there is no memory for it.
+        """
+        try:
+            self._context.compiled.install(tier)
+        except Exception as error:
+            if not tier.channels_last:
+                raise
+            raise CandidateFailedError from error
 
     def _not_yet(self, tier: Tier) -> None:
         """Count a step that could be run only once: a first step may set something up that later steps do not."""
@@ -231,7 +256,8 @@ class CodeProofs:
             self._evidence[base] = "roundings"
             outcomes.clear()
         elif wrong:
-            reason = f"compiled code does not agree with eager: {verdict.why}"
+            what = "compiled code" if tier.compiles else "a step in another layout"
+            reason = f"{what} does not agree with eager: {verdict.why}"
             context.reports.failed(step, tier.without_graph(), Obstacle(reason, remedy_of(verdict)))
         elif enough and (idle := context.compiled.idle()):
             context.reports.failed(step, tier.without_graph(), self._nothing_compiled(idle))

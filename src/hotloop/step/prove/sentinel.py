@@ -264,7 +264,7 @@ class Sentinel:
 
         Checks of a recording of compiled code alternate: with eager, and within a few ulp with that code itself.
         """
-        return tier.compiles and (recorded is None or self._checks_code)
+        return tier.other_kernels and (recorded is None or self._checks_code)
 
     # -- both ways -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,124 @@
+"""`auto` and the layout: it is tried where a model has convolutions, kept where it is faster, and put back where not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_step_auto import planted, reasons
+from torch import nn
+from torch.nn import functional as F
+
+import hotloop
+from hotloop.step.layout import Layout
+
+TIMES = {"eager": 0.040, "eager+graph": 0.039, "channels_last": 0.026, "channels_last+graph": 0.025}
+SLOWER = {**TIMES, "channels_last": 0.052, "channels_last+graph": 0.050, "eager+graph": 0.010}
+
+
+@pytest.fixture(autouse=True)
+def _no_store(monkeypatch):
+    monkeypatch.setenv("HOTLOOP_CACHE_DIR", "")
+
+
+def build(*, channels_last=False):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    )
+    return model.to(memory_format=torch.channels_last) if channels_last else model
+
+
+def train(run, steps, times, model=None, *, viewed=False, reads=False, total=10_000):
+    """Train for some steps; gives losses, the model and the loop."""
+    model = build() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6, momentum=0.5)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total)
+    planted(loop, times)
+
+    @loop.step
+    def step(x, y):
+        features = model[:3](x)
+        features = features.view(len(x), -1).view(len(x), 8, 10, 10) if viewed else features
+        loss = F.cross_entropy(model[3:](features), y)
+        loss.backward()
+        if reads and loss.item() > 1e9:
+            raise AssertionError
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    data = torch.Generator().manual_seed(2)
+    losses = []
+    for _ in range(steps):
+        x, y = torch.randn(4, 3, 12, 12, generator=data), torch.randint(0, 4, (4,), generator=data)
+        losses.append(step(x, y).item())
+    return losses, model, loop
+
+
+def strides(model):
+    return model[0].weight.stride()
+
+
+def test_a_faster_layout_is_kept_and_training_is_eagers():
+    eager = train("eager", 60, TIMES)
+    with hotloop.testing.captured_step_emulation():
+        losses, model, loop = train("auto", 60, TIMES)
+        status = loop.status()
+        assert status.tier == "channels_last+graph"
+        assert strides(model) == (27, 1, 9, 3)
+        loop.close()
+    assert any("channels_last+graph against eager: faster" in line for line in reasons(loop))
+    assert strides(model) == (27, 9, 3, 1)
+    assert losses == pytest.approx(eager[0], rel=1e-4)
+    for ours, theirs in zip(model.state_dict().values(), eager[1].state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_slower_layout_is_put_back_and_the_capture_is_tried():
+    with hotloop.testing.captured_step_emulation():
+        _, model, loop = train("auto", 120, SLOWER)
+        assert loop.status().tier == "eager+graph"
+        assert strides(model) == (27, 9, 3, 1)
+    assert any(line.startswith("channels_last+graph against eager: no faster") for line in reasons(loop))
+
+
+def test_a_step_that_cannot_run_so_is_declined_with_its_line_and_put_back():
+    with hotloop.testing.captured_step_emulation():
+        losses, model, loop = train("auto", 60, TIMES, viewed=True)
+        status = loop.status()
+    declined = {tier.name: tier.why for tier in status.tiers if tier.state == "declined"}
+    assert "view size is not compatible" in declined["channels_last"]
+    assert "features.view(len(x)" in declined["channels_last"]
+    assert strides(model) == (27, 9, 3, 1)
+    assert losses == pytest.approx(train("eager", 60, TIMES, viewed=True)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("model", [lambda: build(channels_last=True), lambda: nn.Sequential(*build()[3:])])
+def test_a_model_without_use_for_it_costs_nothing(model):
+    made = model()
+    optimizer = torch.optim.SGD(made.parameters())
+    with hotloop.testing.captured_step_emulation():
+        names = hotloop.Loop(made, optimizer).policy.candidates.names()
+    assert "eager+graph" in names
+    assert not any("channels_last" in name for name in names)
+
+
+def test_on_a_cpu_it_is_for_those_who_ask():
+    model = build()
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters()))
+    assert not any("channels_last" in name for name in loop.policy.candidates.names())
+    assert Layout([model]).why_not() == ""
+
+
+def test_each_layouts_recording_outlives_the_other_layouts_turn():
+    with hotloop.testing.captured_step_emulation():
+        loop = train("auto", 40, TIMES)[2]
+    record = loop.record.document
+    assert not [event for event in record["events"] if event["kind"] == "capture_dropped"]
+
+
+def test_a_step_that_cannot_be_captured_is_laid_out_all_the_same():
+    with hotloop.testing.captured_step_emulation():
+        loop = train("auto", 80, TIMES, reads=True)[2]
+        assert loop.status().tier == "channels_last"
+    assert any("channels_last against eager: faster" in line for line in reasons(loop))
