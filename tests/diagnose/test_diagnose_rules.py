@@ -85,6 +85,10 @@ def test_the_ways_in_figures():
     regions = the("slower_regions")
     assert regions.milliseconds == pytest.approx(3.5)
     assert 'regions="whole"' in regions.change
+    layout = the("slower_layout")
+    assert layout.milliseconds == pytest.approx(12.3)
+    assert "model.to(memory_format=torch.channels_last)" in layout.change
+    assert "1.68 times as fast" in layout.what
     assert the("memory-more").nbytes == 3 * 2**30
     assert the("host_bound").milliseconds == pytest.approx(16.75 * 0.89)
     assert the("host_sync").milliseconds == pytest.approx(3.1)
@@ -106,7 +110,7 @@ def test_a_break_that_torch_asks_for_in_its_own_code_is_nobodys_to_mend():
     assert diagnose(document) == []
 
 
-@pytest.mark.parametrize("name", ["slower_preset", "slower_regions", "never_pays"])
+@pytest.mark.parametrize("name", ["slower_preset", "slower_regions", "slower_layout", "never_pays"])
 def test_ways_whose_intervals_meet_are_not_told_apart(name):
     document = loaded(name)
     ways = document["measurements"]["ways"]

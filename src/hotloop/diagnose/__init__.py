@@ -24,6 +24,7 @@ from hotloop.diagnose.recompile import Recompile
 from hotloop.diagnose.recompile_limit import RecompileLimit
 from hotloop.diagnose.rule import Advice, Problem, Rule
 from hotloop.diagnose.setting_switched import SettingSwitched
+from hotloop.diagnose.slower_layout import SlowerLayout
 from hotloop.diagnose.slower_preset import SlowerPreset
 from hotloop.diagnose.slower_regions import SlowerRegions
 from hotloop.diagnose.step_undone import StepUndone
@@ -48,6 +49,7 @@ RULES: dict[str, Rule] = {
         Disabled(),
         SlowerPreset(),
         SlowerRegions(),
+        SlowerLayout(),
         NeverPays(),
         ColdCache(),
         Memory(),

@@ -29,6 +29,7 @@ from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts, host
 from hotloop.prove.doctor.switches import Switches
 from hotloop.prove.doctor.ways import EAGER, Way, Ways
 from hotloop.record import RunRecord
+from hotloop.step.tiers import CHANNELS_LAST
 from hotloop.step.workload import Workload, arguments, load_factory
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class _Examination:
         self._record.update("environment", **self._environment())
         eager = ways.eager()
         self._observe_eager(eager, ways)
-        examined = [eager]
+        examined = [eager, *self._lay_out(ways)]
         if ways.name != "none":
             examined += self._compile(ways)
         self._time(examined)
@@ -153,6 +154,21 @@ class _Examination:
                 step = functools.partial(self._run_step, way, batch, note=False)
                 event = host_bound(step, self._device, min(way.first[-WARM_UP:]))
             self._add([event] if event else [])
+
+    def _lay_out(self, ways: Ways) -> list[Way]:
+        """On a GPU, run some eager steps with convolutions channels last: libraries set up what they need for it."""
+        optimizers = self._workload.holdings().optimizers.values()
+        way = ways.laid_out(optimizers) if self._device.type == "cuda" else None
+        if way is None:
+            return []
+        try:
+            with way.running(), self._peak(way):
+                for _ in range(WARM_UP):
+                    self._run_step(way, note=False)
+        except Exception as error:  # noqa: BLE001 - the step needs the strides that it has: view() in place of flatten(), say
+            self._say(f"{way.name} failed: {error}")
+            return []
+        return [way]
 
     def _compile(self, ways: Ways) -> list[Way]:
         """Compile, run real steps, and observe one; then compile by blocks, if there are any and time is left.
@@ -291,6 +307,9 @@ class _Examination:
             if ways.holds_graph_memory and way.name.endswith("blocks"):
                 way.peak_bytes = None  # it would include the memory of the first compile's graphs
         figures = {way.name: way.figures() for way in examined}
+        laid_out, eager = (figures.get(name, {}).get("step_ms", 0.0) for name in (CHANNELS_LAST, EAGER))
+        if laid_out >= eager:  # nobody asked for it
+            figures.pop(CHANNELS_LAST, None)
         name = getattr(self._workload.step, "__name__", "step")
         shapes = {name: self._census.to_dict()}
         self._record.update("measurements", ways=figures, steps_done=self._step, shapes=shapes)

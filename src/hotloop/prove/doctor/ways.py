@@ -18,9 +18,11 @@ from hotloop.compiling.control import compile as compile_in_place
 from hotloop.errors import ConfigError
 from hotloop.events import Compiled
 from hotloop.measure import interval, typical
+from hotloop.step.layout import Layout
+from hotloop.step.tiers import CHANNELS_LAST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hotloop.events import Event
     from hotloop.step.workload import Workload
@@ -145,6 +147,20 @@ class Ways:
         # The stance is for functions that the program compiles outside of any module, such as a loss.
         with paused(self.models.values()), torch.compiler.set_stance("force_eager"):
             yield
+
+    def laid_out(self, optimizers: Iterable[torch.optim.Optimizer]) -> Way | None:
+        """Return the program eager with its convolutions' weights channels last; None where that changes nothing."""
+        layout = Layout(self.models.values(), optimizers)
+        if layout.why_not():
+            return None
+
+        @contextlib.contextmanager
+        def running() -> Iterator[None]:
+            with self._eagerly(), contextlib.closing(layout):
+                layout.switch(True)
+                yield
+
+        return Way(CHANNELS_LAST, running)
 
     def compiled(self) -> Way:
         """Return the program compiled as asked; the compiles happen in its first steps."""

@@ -1,0 +1,146 @@
+"""The layout of convolutions where it counts: cuDNN's kernels, fused optimizers, bf16, and CUDA graphs."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hotloop
+from hotloop.prove.doctor.examining import examine
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+
+def small(kind=nn.Conv2d, pool=nn.AdaptiveAvgPool2d):
+    return nn.Sequential(
+        *(kind(3, 32, 3, bias=False), nn.ReLU(), kind(32, 64, 3, bias=False, stride=2), nn.ReLU()),
+        *(kind(64, 64, 3, bias=False, groups=4), nn.ReLU(), pool(1), nn.Flatten(), nn.Linear(64, 10)),
+    )
+
+
+def resnet50():
+    return pytest.importorskip("torchvision").models.resnet50(num_classes=10)
+
+
+def inception():
+    models = pytest.importorskip("torchvision").models
+    return models.inception_v3(num_classes=10, weights=None, init_weights=False, dropout=0.0)
+
+
+PROGRAMS = {
+    "small": (small, (16, 3, 32, 32)),
+    "volumes": (lambda: small(nn.Conv3d, nn.AdaptiveAvgPool3d), (4, 3, 16, 16, 16)),
+    "resnet50": (resnet50, (8, 3, 96, 96)),
+    "inception": (inception, (4, 3, 128, 128)),
+}
+
+
+class Run:
+    def __init__(self, run, program, *, fused=True, bf16=True, **settings):
+        make, self.shape = PROGRAMS[program]
+        torch.manual_seed(0)
+        self.model = make().cuda()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9, fused=fused)
+        self.loop, self.losses = hotloop.Loop(self.model, self.optimizer, run=run, **settings), []
+        self.weight = next(one for one in self.model.parameters() if one.dim() > 3 and one[0, 0].numel() > 1)
+        self.draws = torch.Generator("cuda").manual_seed(1)
+
+        @self.loop.step
+        def step(x, y):
+            with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+                scores = self.model(x)
+                scores = getattr(scores, "logits", scores)
+            loss = F.cross_entropy(scores.float(), y)
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            return loss
+
+        self._step = step
+
+    def train(self, steps):
+        for _ in range(steps):
+            x = torch.randn(self.shape, generator=self.draws, device="cuda")
+            y = torch.randint(0, 10, self.shape[:1], generator=self.draws, device="cuda")
+            self.losses.append(self._step(x, y))
+        return self
+
+    def laid_out(self):
+        tensors = [self.weight, self.optimizer.state[self.weight]["momentum_buffer"]]
+        return [not one.is_contiguous() for one in tensors]
+
+
+@pytest.mark.parametrize("run", ["channels_last", "channels_last+graph"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_it_is_proven_and_put_back(program, run):
+    ours = Run(run, program).train(24)
+    assert ours.loop.tier.name == run, ours.loop.status()
+    assert ours.loop.last_ran() == (run, "run"), ours.loop.status()
+    assert ours.laid_out() == [True, True]
+    ours.loop.close()
+    assert ours.laid_out() == [False, False]
+    assert all(torch.isfinite(loss) for loss in ours.losses)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_float32_trains_as_eager(fused, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    eager = Run("eager", "small", fused=fused, bf16=False).train(24)
+    ours = Run("channels_last+graph", "small", fused=fused, bf16=False).train(24)
+    torch.testing.assert_close(torch.stack(ours.losses), torch.stack(eager.losses), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.model.state_dict(), eager.model.state_dict(), rtol=1e-3, atol=1e-5)
+
+
+def test_a_checkpoint_written_in_it_is_taken_by_a_fused_optimizer():
+    """That refuses state of other strides than its weight's."""
+    ours = Run("channels_last+graph", "small").train(16)
+    plain = Run("eager", "small")
+    plain.model.load_state_dict(ours.model.state_dict())
+    plain.optimizer.load_state_dict(ours.optimizer.state_dict())
+    plain.train(2)
+    ours.optimizer.load_state_dict(plain.optimizer.state_dict())
+    ours.model.load_state_dict(plain.model.state_dict())
+    ours.train(8)
+    assert ours.loop.last_ran()[0] == "channels_last+graph"
+    assert ours.laid_out() == [True, True]
+
+
+def test_auto_times_it_by_turns_and_keeps_both_recordings():
+    ours = Run("auto", "resnet50", total_steps=100_000).train(120)
+    document = ours.loop.record.document
+    assert any(one["reason"].startswith("channels_last+graph against ") for one in document["decisions"])
+    assert not [one for one in document["events"] if one["kind"] == "capture_dropped"]
+
+
+PROGRAM = """
+import torch, torch.nn.functional as F, hotloop
+from torch import nn
+
+def make():
+    wide = [nn.Sequential(nn.Conv2d(256, 256, 3, padding=1, bias=False), nn.ReLU()) for _ in range(6)]
+    model = nn.Sequential(nn.Conv2d(3, 256, 3), *wide, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
+    def step(x, y):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+    batch = torch.randn(32, 3, 64, 64, device="cuda"), torch.zeros(32, dtype=torch.int64, device="cuda")
+    return hotloop.Workload(model, optimizer, step, [batch] * 4)
+"""
+
+
+def test_the_doctor_runs_the_step_in_it(tmp_path):
+    path = tmp_path / "wide.py"
+    path.write_text(PROGRAM)
+    said = []
+    document = examine(f"{path}:make", preset="none", steps=6, say=said.append)
+    assert any(line.startswith("timing eager, channels_last") for line in said)
+    advised = "slower_layout" in {one["rule"] for one in document["advice"]}
+    assert advised <= ("channels_last" in document["measurements"]["ways"])
