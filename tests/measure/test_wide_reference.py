@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hotloop import measure
-from hotloop.measure import ALL, RATIO, Limits, compare_with_reference
+from hotloop.measure import ALL, RATIO, Limits, compare_with_reference, wide_reference
 
 WIDE = torch.float64
 
@@ -42,6 +42,24 @@ def test_in_float32_the_error_may_be_a_few_times_eagers(reference):
     found = compare_with_reference(reference, eager, noisy(reference, 3e-5, 2), SINGLE)
     assert {one.measure for one in found.failures} == {RATIO}
     assert "times eager's own" in str(found)
+
+
+@pytest.mark.parametrize("together", [1, 2000, 1 << 24])
+def test_how_many_are_measured_together_changes_nothing(reference, monkeypatch, together):
+    eager, other = noisy(reference, 1e-6, 1), noisy(reference, 3e-6, 2)
+    asked = []
+
+    def counted(wides, cast):
+        asked.append(list(wides))
+        return measure.differences(wides, cast)
+
+    expected = compare_with_reference(reference, eager, other, SINGLE)
+    monkeypatch.setattr(wide_reference, "_TOGETHER", together)
+    monkeypatch.setattr(wide_reference, "differences", counted)
+    found = compare_with_reference(reference, eager, other, SINGLE)
+    assert found == expected
+    assert [name for names in asked for name in names] == 2 * list(reference)
+    assert max(map(len, asked)) == {1: 1, 2000: 2, 1 << 24: 6}[together]
 
 
 def test_a_factor_of_one_in_a_hundred_thousand_is_seen(reference):
