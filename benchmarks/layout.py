@@ -3,7 +3,8 @@
 usage: python -m benchmarks.layout [--workloads resnet50,inception] [--ways ...] [--steps 1000] [--out FILE] [--cpu]
 
 Each row is a process of its own that runs all steps, batches as torch makes them: total seconds from the begin of the
-first step to the end of the last, steady ms of the last fifth, peak memory, the tier at the end, and what was decided.
+first step to the end of the last, steady ms of the last fifth, peak memory, the tier at the end, what was decided, and
+the steps that kept the host longest.
 ``auto-as-written`` is `auto` without the layout. A GPU takes about 20 s a row; with ``--cpu`` the sizes are small, and
 captured steps are stood in for.
 """
@@ -44,13 +45,15 @@ def row(workload, way, steps, *, cpu):
         torch.manual_seed(2)
         waited = torch.cuda.synchronize if not cpu else lambda: None
         waited()
-        marks = {}
+        marks, took = {}, []
         begun = time.perf_counter()
         for index in range(steps):
             if index in (steps // 20, steps - steps // 5):
                 waited()
                 marks[index] = time.perf_counter() - begun
-            loss = step(*program.batch(index))
+            batch, before = program.batch(index), time.perf_counter()
+            loss = step(*batch)
+            took.append((time.perf_counter() - before, index, loop.last_ran()[1] if loop else "run"))
         waited()
         seconds = time.perf_counter() - begun
     last = max(marks)
@@ -60,6 +63,7 @@ def row(workload, way, steps, *, cpu):
         "steps": steps,
         "seconds": seconds,
         "steady_ms": 1e3 * (seconds - marks[last]) / (steps - last),
+        "slowest": [[index, kind, seconds] for seconds, index, kind in sorted(took, reverse=True)[:20]],
         "first_seconds": {str(count): at for count, at in marks.items()},
         "peak_bytes": None if cpu else torch.cuda.max_memory_allocated(),
         "loss": float(loss),

@@ -83,8 +83,8 @@ def test_ways_whose_intervals_meet_have_no_difference():
         "ways": {"eager": eager, "default": WAYS["default"], "as given": {**WAYS["default"], "step_ms_high": 10.4}}
     }
     rows = build(diagnosed(measurements=measured)).ways
-    assert build(diagnosed(measurements=measured)).diagnosis.startswith("default: 1.2x eager (no difference). ")
-    assert [row.against for row in rows] == ["1x", "1.2x (no difference)", "1.2x"]
+    assert build(diagnosed(measurements=measured)).diagnosis.startswith("default: 1.2x eager (within noise). ")
+    assert [row.against for row in rows] == ["1x", "1.2x (within noise)", "1.2x"]
     measured["ways"]["default"] = {**WAYS["default"], "difference": "faster"}  # measured in pairs, which is sharper
     assert build(diagnosed(measurements=measured)).ways[1].against == "1.2x"
 

@@ -91,7 +91,7 @@ class WayRow:
         )
         base = number(eager.get("step_ms"))
         speed = number(entry.get("speed")) or (base / step if base and step else None)  # measured in pairs, if it was
-        equal = " (no difference)" if name != "eager" and cls._no_difference(entry, eager) else ""
+        equal = " (within noise)" if name != "eager" and cls._no_difference(entry, eager) else ""
         between = "" if low is None or high is None else f" ({seconds(low / 1e3)} to {seconds(high / 1e3)})"
         cached = " (cached)" if number(entry.get("cache_hits")) else ""
         return cls(

@@ -92,7 +92,7 @@ def _memory(parameters: Iterable[torch.nn.Parameter], device: torch.device, disp
     """
     needed = sum(one.nbytes * (_ADAM if one.requires_grad else 1) for one in parameters)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-    said = f"weights, gradients and the state of AdamW take {size(needed)}, and activations more"
+    said = f"weights, gradients and an optimizer's two moments (as AdamW's) take {size(needed)}, and activations more"
     if free is not None and needed > free:
         raise ConfigError(f"{said}: {device} has {size(free)} free. Use a smaller model, or free the GPU")
     display.say(f"Memory: {said}" + (f"; {size(free)} are free" if free is not None else ""))
@@ -109,7 +109,7 @@ def _told(start: Start, chosen: Plan, display: Display, found: dict[str, Any]) -
     names = (f"{name} {training.name} (without gradients {off.name})" for name, (training, off) in chosen.items())
     planned = f"{compiling.PREFIX} {', '.join(names)}" if chosen else compiling.DISABLED
     display.say(f"{compiling.PREFIX} A hot loop decides on each step" if asked == "auto" else planned)
-    display.say(f"Dry run: all was checked, nothing trained or written. The run would go into {start.folder}")
+    display.say(f"Dry run: all but the step itself was checked; nothing trained or written. The run would go into {start.folder}")
     step = start.resume["position"]["step"] if start.resume else 0
     return Outcome(CHECKED, start.folder, step, 0, {}, {}, found, 0.0)
 
