@@ -218,6 +218,33 @@ def test_a_folder_that_is_removed_while_the_run_goes_on_is_made_again(tmp_path, 
     assert kfold_state.facts(tmp_path / "run")["last"]
 
 
+def test_a_folder_that_is_made_again_is_locked_again(tmp_path, train, monkeypatch):
+    stop_at(monkeypatch, 12, lambda: shutil.rmtree(tmp_path / "run"))
+    tried = []
+
+    def another_process(self, status):
+        tried.append(status)
+        with pytest.raises(AssertionError, match="trains there"), held_elsewhere(tmp_path / "run"):
+            pass
+
+    monkeypatch.setattr(fit.Tracking, "close", another_process)
+    assert train(training__checkpoint_every_steps=13).status == "finished"
+    assert tried == ["finished"]
+
+
+def test_a_run_whose_folder_another_process_has_taken_meanwhile_ends_and_leaves_it_alone(tmp_path, train, monkeypatch):
+    with contextlib.ExitStack() as stack:
+
+        def taken():
+            shutil.rmtree(tmp_path / "run")
+            stack.enter_context(held_elsewhere(tmp_path / "run"))
+
+        stop_at(monkeypatch, 12, taken)
+        with pytest.raises(ConfigError, match=r"was removed while the run went on, and process \d+ on .* trains there"):
+            train(training__checkpoint_every_steps=13)
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     with pytest.raises(
         ConfigError,

@@ -82,7 +82,10 @@ def overrides(folder: Path, **more: object) -> list[str]:
 
 @contextlib.contextmanager
 def held_elsewhere(folder: Path):
-    """Let another process hold the lock of a run's folder while the block runs; yield the process."""
+    """Let another process hold the lock of a run's folder while the block runs; yield the process.
+
+    Where it cannot, AssertionError says what it printed.
+    """
     program = (
         "import pathlib, sys\n"
         "from hotloop.train.turn import folder_held\n"
@@ -91,9 +94,11 @@ def held_elsewhere(folder: Path):
         "    sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", program, str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as other:
         try:
-            assert other.stdout.readline() == b"\n"
+            if other.stdout.readline() != b"\n":
+                raise AssertionError(other.stderr.read().decode())
             yield other
         finally:
             other.kill()

@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
-from hotloop.errors import RunPrunedError
+from hotloop.errors import ConfigError, RunPrunedError
 from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty, to_json
 from hotloop.record.process import this_process
 from hotloop.record.reading import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 SNAPSHOT_SECONDS = 5.0
 SNAPSHOT_SHARE = 0.02
@@ -51,14 +51,19 @@ class RunRecord:
 
     Args:
         folder: where to write the record; None keeps it in memory only.
+        before_anew: called with the folder before the record is written anew there, since somebody removed the folder.
+            It raises `ConfigError` where the folder is another run's by now; the record then stays in memory.
 
     Raises:
         RecordError: the folder holds something that is no record, or a record of a newer schema.
         OSError: the path cannot be a folder, since a file is in its way.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str] | None, before_anew: Callable[[Path], None] | None = None
+    ) -> None:
         self.folder = None if folder is None else Path(folder)
+        self._before_anew = before_anew
         self._lock = threading.RLock()
         self._warned = False
         self._snapshot_at, self._snapshot_cost = -math.inf, 0.0
@@ -159,11 +164,13 @@ class RunRecord:
             if self._lines.closed:
                 return
             self._set(status=status, error=error and error[:ERROR_LENGTH], finished=time.time())
-            if self.folder is not None:
+            try:
+                if self.folder is not None:
+                    with self._tolerant():
+                        self.snapshot(durable=True)
+            finally:
                 with self._tolerant():
-                    self.snapshot(durable=True)
-            with self._tolerant():
-                self._lines.close()
+                    self._lines.close()
 
     def snapshot(self, *, durable: bool = False) -> Path:
         """Replace ``record.json`` atomically with the current document, and return its path.
@@ -180,7 +187,7 @@ class RunRecord:
         path = self.folder / DOCUMENT
         with self._lock:
             began = time.monotonic()
-            if not (self.folder / LINES).exists():
+            if not self._is_in_place():
                 self._begin_anew()
             with whole(path, durable=durable) as file:
                 file.writelines(self._pieces())
@@ -188,9 +195,23 @@ class RunRecord:
             self._snapshot_cost = self._snapshot_at - began
         return path
 
+    def _is_in_place(self) -> bool:
+        """Return whether the file of lines that is open is still the one in the folder."""
+        assert self.folder is not None
+        try:
+            return os.path.samestat((self.folder / LINES).stat(), os.fstat(self._lines.fileno()))
+        except FileNotFoundError:
+            return False
+
     def _begin_anew(self) -> None:
         """Write all lines again where somebody removed or moved the folder: the open file is not there any more."""
         assert self.folder is not None
+        if self._before_anew is not None:
+            try:
+                self._before_anew(self.folder)
+            except ConfigError:
+                self.folder = None
+                raise
         _log.warning("The run record in %s was removed while the run goes on: it is written anew.", self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lines.close()

@@ -30,6 +30,7 @@ from hotloop.train.outcome import Live, Outcome
 from hotloop.train.rehearse import Plan, Rehearsal
 from hotloop.train.saving import Checkpoints
 from hotloop.train.tracking import Tracking
+from hotloop.train.turn import hold_again
 from hotloop.train.update import Update
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         stack.enter_context(start.open)
         if start.dry:
             return dry.recipe(task, start, chosen, display, _length(task, start.settings.training)[1])
-        record = stack.enter_context(RunRecord(start.folder))
+        record = stack.enter_context(RunRecord(start.folder, hold_again))
         opening.write(start, task.told, record, display)
         record.update(
             "measurements", **{f"validation_{task.rows}": len(task.validation), "goal": str(task.goal), **task.context}

@@ -29,6 +29,7 @@ from hotloop.train.own_task import OwnTask, by_model, figures_of, judge, loss_of
 from hotloop.train.rehearse import OwnRehearsal, Plan
 from hotloop.train.saving import Checkpoints
 from hotloop.train.tracking import Tracking
+from hotloop.train.turn import hold_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +56,7 @@ def fit(task: OwnTask, start: Start, chosen: Plan, display: Display) -> Outcome:
         stack.enter_context(start.open)
         if start.dry:
             return dry.own(task, start, chosen, display, task.steps(start.settings.training))
-        record = stack.enter_context(RunRecord(start.folder))
+        record = stack.enter_context(RunRecord(start.folder, hold_again))
         opening.write(start, task.told, record, display)
         record.update("measurements", **({"goal": str(task.goal)} if task.goal else {}), **task.context)
         record.update("environment", **machine.describe(task.device))

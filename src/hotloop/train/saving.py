@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import TrainingFailedError
 from hotloop.train import checkpoint
+from hotloop.train.turn import hold_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,6 +42,7 @@ class Checkpoints:
         while True:
             self._tried = time.monotonic()
             try:
+                hold_again(self._folder.parent)
                 checkpoint.save(self._folder / name, document)
             except OSError as error:
                 self._tell(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 import time
 from typing import TYPE_CHECKING
@@ -35,6 +36,10 @@ def turn(path: Path, seconds: float = LOCKED_SECONDS) -> Iterator[None]:
         yield
 
 
+_held: dict[Path, tuple[FileLock, os.stat_result]] = {}
+"""The lock that this process has of each run's folder, and its file: a folder that is made anew has another there."""
+
+
 @contextlib.contextmanager
 def folder_held(folder: Path) -> Iterator[None]:
     """Be the only process that trains in a folder, which is made where it is not there. A process may enter it twice.
@@ -44,10 +49,8 @@ def folder_held(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process trains there, or the folder cannot be written.
     """
-    lock = FileLock(folder / LOCK, is_singleton=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(blocking=False)
+        lock = _lock(folder)
     except Timeout:
         raise ConfigError(
             f"run.folder={folder}: {_holder(folder / LOCK)} trains there. Wait for it, or stop it first"
@@ -55,11 +58,48 @@ def folder_held(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise cannot_write(folder, error) from error
     try:
-        with contextlib.suppress(OSError):  # a full disk: it is locked, though nobody can read by whom
-            (folder / LOCK).write_text(json.dumps({**this_process(), "since": time.time()}), encoding="utf-8")
         yield
     finally:
         lock.release()
+        if not lock.is_locked:
+            _held.pop(folder, None)
+
+
+def hold_again(folder: Path) -> None:
+    """Lock a folder again that was removed or moved since `folder_held` locked it.
+
+    Raises:
+        ConfigError: another process trains there by now.
+        OSError: it cannot be made or locked; it is tried again by the next call.
+    """
+    if folder not in _held:
+        return
+    lock, file = _held[folder]
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat((folder / LOCK).stat(), file):
+            return
+    times = lock.lock_counter
+    lock.release(force=True)
+    try:
+        for _ in range(max(times, 1)):
+            _lock(folder)
+    except Timeout:
+        raise ConfigError(
+            f"run.folder={folder} was removed while the run went on, and {_holder(folder / LOCK)} trains there now, "
+            "so this run ends. Begin it anew with another run.folder"
+        ) from None
+
+
+def _lock(folder: Path) -> FileLock:
+    """Lock a folder, write down who has, and return the lock; raise Timeout where another process has it."""
+    path = folder / LOCK
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, is_singleton=True, thread_local=False)
+    lock.acquire(blocking=False)
+    with contextlib.suppress(OSError):  # a full disk: it is locked, though nobody can read by whom
+        path.write_text(json.dumps({**this_process(), "since": time.time()}), encoding="utf-8")
+    _held[folder] = lock, path.stat()
+    return lock
 
 
 def cannot_write(folder: Path, error: OSError) -> ConfigError:
