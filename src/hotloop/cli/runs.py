@@ -32,7 +32,7 @@ def list_runs(
 ) -> None:
     """List the runs below a folder, the newest first: status, what ran, when, steps, and the best metric.
 
-    Of a cross-validation or a search, FOLDER lists its folds or trials. A folder that cannot be read is listed with
+    Of a cross-validation or a search, FOLDER lists its folds or trials. A run that cannot be read is listed with
     what is wrong with it.
     """
     list_rows(folder, as_json=as_json)

@@ -77,7 +77,7 @@ def kind_of(folder: Path) -> str:
 def find(folder: Path) -> list[Row]:
     """Return a row of each run below a folder, the newest first; of a cross-validation or a search, of its members.
 
-    Links to folders are not followed. A folder without any run below it is listed once, as ``unknown``.
+    Links to folders are not followed, and folders without any run are left out.
     """
     kind = kind_of(folder)
     if kind == RUN:
@@ -126,14 +126,12 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _below(folder: Path, deepest: int) -> Iterator[Path]:
-    """Yield the runs below a folder, and each topmost folder that has none below it."""
+    """Yield the runs below a folder."""
     for path in _folders(folder):
         if kind_of(path) != UNKNOWN:
             yield path
-        else:
-            inside = list(_below(path, deepest - 1)) if deepest else []
-            runs = any(kind_of(one) != UNKNOWN for one in inside)
-            yield from inside if runs else [path]
+        elif deepest:
+            yield from _below(path, deepest - 1)
 
 
 def _run(folder: Path, document: Mapping[str, Any]) -> Row:
