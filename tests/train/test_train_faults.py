@@ -122,6 +122,26 @@ def test_two_runs_that_begin_at_once_do_not_share_a_folder(tmp_path, prepare):
     assert not (tmp_path / "run" / "settings.yaml").exists()
 
 
+@pytest.mark.parametrize("wish", [signal.SIGINT, signal.SIGTERM])
+def test_a_wish_to_stop_while_the_report_is_written_ends_behind_it(tmp_path, train, monkeypatch, capfd, wish):
+    write = report.write_html
+
+    def stopped(*args):
+        signal.raise_signal(wish)
+        return write(*args)
+
+    monkeypatch.setattr(report, "write_html", stopped)
+    own = signal.signal(wish, lambda *_: pytest.fail("nobody holds the signal"))
+    try:
+        with pytest.raises(KeyboardInterrupt, match=wish.name):
+            train()
+    finally:
+        signal.signal(wish, own)
+    assert f"{wish.name}: writing the report, then stopping" in capfd.readouterr().err
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert record.load(tmp_path / "run")["status"] == "finished"
+
+
 # -- what was done twice --------------------------------------------------------------------------------------------
 
 

@@ -36,7 +36,10 @@ def runs():
 def running(tmp_path, runs):
     """A run that would go on for long, once it has done some steps; ended with the test whatever happens."""
     tiny_encoder()
-    settings = overrides(tmp_path, training__num_epochs=100_000, training__checkpoint_every_steps=5)
+    settings = overrides(
+        tmp_path, training__num_epochs=100_000, training__checkpoint_every_steps=5,
+        training__early_stopping_patience="null",
+    )  # fmt: skip
     process = runs.start("train", *settings, errors=True)
     try:
         until = time.monotonic() + 300

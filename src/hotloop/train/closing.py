@@ -9,6 +9,7 @@ from hotloop import record, report
 from hotloop.train import checkpoint
 from hotloop.train.compiling import PREFIX
 from hotloop.train.display import Display, figures
+from hotloop.train.interrupt import Interrupt
 from hotloop.train.outcome import CHECKED
 
 if TYPE_CHECKING:
@@ -22,19 +23,28 @@ PAGE = "report.html"
 
 @contextlib.contextmanager
 def reported(start: Start, display: Display) -> Iterator[None]:
-    """Write the report of the run when it is over, however it ends, and say where it is; a dry run has none."""
+    """Write the report of the run when it is over, however it ends, and say where it is; a dry run has none.
+
+    Raises:
+        KeyboardInterrupt: somebody wished to stop meanwhile; the report is written first.
+    """
     if start.dry:
         yield
         return
     folder = start.folder
+    interrupt = Interrupt("writing the report, then stopping")
     try:
         yield
     finally:
-        try:
-            page = report.write_html(record.load(folder), folder / PAGE)
-            display.say(f"Report: {page}")
-        except Exception as error:  # noqa: BLE001 - a page is never worth the outcome, or the failure, of the run itself
-            display.say(f"The report cannot be written ({type(error).__name__}: {error}); try: hotloop report {folder}")
+        with interrupt:
+            try:
+                page = report.write_html(record.load(folder), folder / PAGE)
+                display.say(f"Report: {page}")
+            except Exception as error:  # noqa: BLE001 - a page is never worth the outcome, or the failure, of the run
+                why = f"{type(error).__name__}: {error}"
+                display.say(f"The report cannot be written ({why}); try: hotloop report {folder}")
+    if interrupt.signal:
+        raise KeyboardInterrupt(interrupt.signal)
 
 
 def tell(outcome: Outcome, display: Display) -> None:

@@ -19,9 +19,13 @@ class Interrupt:
 
     An error that leaves the block while one is remembered is told so, see `wished`. Outside the main thread signals
     cannot be caught, and it does nothing.
+
+    Args:
+        doing: what is done before the process stops, as a first signal is answered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, doing: str = "finishing this step, then saving") -> None:
+        self._doing = doing
         self.signal: str | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -43,7 +47,7 @@ class Interrupt:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signal = signal.Signals(number).name
         # A plain write: the handler may have broken into a print of the same stream.
-        os.write(2, f"\n{self.signal}: finishing this step, then saving; again to stop at once\n".encode())
+        os.write(2, f"\n{self.signal}: {self._doing}; again to stop at once\n".encode())
         self._restore()
 
 

@@ -1,7 +1,10 @@
 """An interrupt while state is exchanged, restored or written back waits until the state is whole, and goes on then.
 
-A signal is raised at the bytecodes of what does that, one a run, and its handler raises. The state has to be that from
+A signal is raised at a bytecode of what does that, one a run, and its handler raises. The state has to be that from
 before the step or that from after it.
+
+A place is one bytecode of one function, tried when it is reached first; later rounds of a loop are not tried. The five
+stages have some 11,700 places: the tests try 16 of each stage, and the campaign each fifth of all.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch import nn
 import hotloop
 from hotloop.step import interrupts
 from hotloop.step.capture.recording import CapturedStep
+from hotloop.step.rescue import Rescue
 from hotloop.testing import captured_step_emulation
 
 EXCHANGING = (
@@ -86,7 +90,11 @@ class Interrupted:
     """A run of a stage that is interrupted at one bytecode of what exchanges state; at none for 0."""
 
     def __init__(self, stage, at):
-        self.bytecodes, self.inside, self.where, self._at = 0, False, None, at
+        self.bytecodes, self.where, self._at = 0, None, at
+        self.places = {}
+        """The number of the bytecode that reached each place first."""
+        self.excuse = ""
+        """Why a signal of just now may leave a state between the two."""
         asked, number = STAGES[stage]
         torch.set_grad_enabled(True)
         torch.manual_seed(0)
@@ -99,15 +107,17 @@ class Interrupted:
     def _run(self, stage, model, optimizer, batches, loop):
         @loop.step
         def train_step(x):
-            self.inside = True
+            self.excuse = "the user's own step: it leaves what it leaves in eager"
             loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
-            self.inside = False
+            self.excuse = ""
             return loss.detach()
 
         def fails(captured, leaves):
+            # From here to where signals are held off for the undo, as in a step of the user's own.
+            self.excuse = "half of a step is done, and nothing knows yet that it failed"
             captured._parts_done = 0  # no optimizer has stepped
             torch.rand(3)
             model.norm.running_mean.add_(1)
@@ -131,31 +141,32 @@ class Interrupted:
     def _trace(self, frame, _event, _argument):
         if not any(f"hotloop/step/{one}.py" in frame.f_code.co_filename for one in EXCHANGING):
             return None
+        if frame.f_code is Rescue.recover.__wrapped__.__code__:
+            self.excuse = ""
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._count
 
     def _count(self, frame, event, _argument):
         if event == "opcode":
             self.bytecodes += 1
+            self.places.setdefault((frame.f_code, frame.f_lasti), self.bytecodes)
             if self.bytecodes == self._at:
-                self.where = frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno, self.inside
+                self.where = frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno, self.excuse
                 signal.raise_signal(signal.SIGUSR1)
         return self._count
 
 
-def torn(stage, numbers):
-    """Interrupt a stage at each of the bytecodes; return where that left a state that is neither nor, and how."""
+def torn(stage, chosen):
+    """Interrupt a stage at the places that are chosen; return where that left a state that is neither nor, and how."""
     own = signal.signal(signal.SIGUSR1, _interrupt)
     try:
         whole = Interrupted(stage, 0)
         found = []
-        for at in numbers(whole.bytecodes):
+        for at in chosen(sorted(whole.places.values())):
             run = Interrupted(stage, at)
             assert run.raised, f"an interrupt was lost: {run.where}"
             what = differs(run.before, run.left), differs(whole.left, run.left)
-            # In the user's own step, or before a failed one is begun to be undone, it leaves what it leaves in eager.
-            excused = run.where[3] or (stage == "undo" and run.where[1] == "run")
-            if all(what) and not excused:
+            if all(what) and not run.where[3]:
                 found.append((run.where, what))
     finally:
         signal.signal(signal.SIGUSR1, own)
@@ -164,7 +175,7 @@ def torn(stage, numbers):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_interrupt_leaves_the_state_from_before_the_step_or_from_after_it(stage):
-    assert not torn(stage, lambda count: [(2 * part + 1) * count // 32 for part in range(16)])
+    assert not torn(stage, lambda places: [places[(2 * part + 1) * len(places) // 32] for part in range(16)])
 
 
 def test_each_signal_that_waited_is_handled_before_the_call_returns():
@@ -193,7 +204,7 @@ def test_each_signal_that_waited_is_handled_before_the_call_returns():
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("first", [1, 40])
+@pytest.mark.parametrize("first", [0, 5])
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_interrupt_at_many_bytecodes_leaves_the_state_from_before_the_step_or_from_after_it(stage, first):
-    assert not torn(stage, lambda count: range(first, count, 97))
+def test_an_interrupt_at_many_places_leaves_the_state_from_before_the_step_or_from_after_it(stage, first):
+    assert not torn(stage, lambda places: places[first::10])
