@@ -109,7 +109,10 @@ def _told(start: Start, chosen: Plan, display: Display, found: dict[str, Any]) -
     names = (f"{name} {training.name} (without gradients {off.name})" for name, (training, off) in chosen.items())
     planned = f"{compiling.PREFIX} {', '.join(names)}" if chosen else compiling.DISABLED
     display.say(f"{compiling.PREFIX} A hot loop decides on each step" if asked == "auto" else planned)
-    display.say(f"Dry run: all but the step itself was checked; nothing trained or written. The run would go into {start.folder}")
+    display.say(
+        "Dry run: all but the step itself was checked; nothing trained or written. "
+        f"The run would go into {start.folder}"
+    )
     step = start.resume["position"]["step"] if start.resume else 0
     return Outcome(CHECKED, start.folder, step, 0, {}, {}, found, 0.0)
 
