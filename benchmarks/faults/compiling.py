@@ -26,14 +26,24 @@ def full_temporary(run: Run) -> Cell:
         return run.judged()
 
 
-def killed_compiler(run: Run) -> Cell:
-    """Compile with a C++ compiler that is killed, as the system does that runs out of memory."""
+def with_compiler(run: Run, does: str, **environment: str) -> Cell:
+    """Compile with a C++ compiler that answers what it is asked about itself, and does this when it has to compile."""
     program = run.place / "g++"
     asked = 'case "$*" in *--version*|*-print*|*-E*) exec g++ "$@";; esac'
-    program.write_text(f"#!/bin/sh\n{asked}\nkill -9 $$\n", encoding="utf-8")
+    program.write_text(f"#!/bin/sh\n{asked}\n{does}\n", encoding="utf-8")
     program.chmod(0o755)
-    run.run(CXX=str(program), TORCHINDUCTOR_CACHE_DIR=str(run.place / "inductor"))
+    run.run(CXX=str(program), TORCHINDUCTOR_CACHE_DIR=str(run.place / "inductor"), **environment)
     return run.judged()
+
+
+def killed_compiler(run: Run) -> Cell:
+    """Compile with a C++ compiler that is killed, as the system does that runs out of memory."""
+    return with_compiler(run, "kill -9 $$")
+
+
+def hung_compiler(run: Run) -> Cell:
+    """Compile with a C++ compiler that sleeps for ever; the limit of ten minutes is five seconds here."""
+    return with_compiler(run, "sleep 100000", HOTLOOP_COMPILE_TIMEOUT="5")
 
 
 def foreign_headers(run: Run) -> Cell:
@@ -163,6 +173,13 @@ FAULTS = [
         "a C++ compiler that the system kills (SIGKILL)",
         r"g\+\+ was ended by SIGKILL|SIGKILL",
         scene=killed_compiler,
+        **INDUCTOR,
+    ),
+    Fault(
+        "hung-compiler",
+        "a C++ compiler that hangs",
+        r"g\+\+ hung: no processor time",
+        scene=hung_compiler,
         **INDUCTOR,
     ),
     Fault(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hotloop._torch.ledger import capability, private
+from hotloop._torch.ledger import capability, private, private_or
 from hotloop._torch.settings import caching_apart
 
 Compiler = Callable[[Any, Any], Callable[..., Any]]
@@ -78,6 +79,16 @@ def forget_failed_libraries() -> None:
     """
     for path in ("torch._inductor.codecache:CppCodeCache", "torch._inductor.codecache:CppPythonBindingsCodeCache"):
         private(path).cache_clear()
+
+
+def working_pool() -> int | None:
+    """Return the process that Inductor's compile workers descend from, while they have jobs; else None."""
+    path = "torch._inductor.async_compile:AsyncCompile"
+    if path.partition(":")[0] not in sys.modules:  # to import it here could start the workers
+        return None
+    pools = getattr(private_or(path, None), "process_pool", None)
+    pool: Any = pools() if pools is not None and pools.cache_info().currsize else None
+    return int(pool.process.pid) if getattr(pool, "pending_futures", None) else None
 
 
 @functools.cache

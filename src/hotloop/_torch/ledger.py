@@ -72,6 +72,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "the module's call with its hooks, as eager runs it; traced from a root function of our own",
         "nothing can be compiled in place",
     ),
+    (
+        "torch._inductor.async_compile:AsyncCompile",
+        "the processes in which Triton compiles, and whether they have jobs: those that hang are ended",
+        "a Triton compile that hangs in such a process is waited for",
+    ),
     ("torch._dynamo", "looked for before anything is compiled: not every build has it", "everything is eager"),
     (
         "Node._dynamo_source GraphModule._param_name_to_source",

@@ -24,7 +24,7 @@ from hotloop.compiling.control.lane import lane
 from hotloop.compiling.control.rendezvous import current
 from hotloop.compiling.fallback import first_available, missing
 from hotloop.compiling.fallback.lifetime import copied_together, steps
-from hotloop.compiling.observe import collector
+from hotloop.compiling.observe import collector, watchdog
 from hotloop.config import ComponentConfig, Regions, component_config
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.measure import flatten, unflatten
@@ -196,6 +196,7 @@ def _device(part: Any) -> str:
 def _install(model: Any, target: Target, built: dict[str, Component]) -> Any:
     """Start the components' lanes and put them on their modules; return the model, or the new callable."""
     if any(component.asks for component in built.values()):  # else the import of the compiler is saved
+        watchdog.limit()  # a wrong value is refused here, and not in the midst of a compile
         collector.install()
         boundary.install()
         current.follow()

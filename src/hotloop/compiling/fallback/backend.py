@@ -105,7 +105,7 @@ class LadderBackend:
             except Exception as error:
                 if RaisedError(error).is_signal:
                     raise
-                failure = failure_of(error, pristine)
+                failure = failure_of(error, pristine, hung=collector.watchdog.news() if collector.watchdog else "")
                 if self.strict:
                     raise CompileFailedError(failure.strict_message(rung.name)) from error
                 ladder.failed(index, failure.reason, systemic=failure.systemic)

@@ -73,12 +73,14 @@ class Failure:
         )
 
 
-def failure_of(error: BaseException, graph: fx.GraphModule | None) -> Failure:
-    """Explain a failure while a graph was compiled."""
+def failure_of(error: BaseException, graph: fx.GraphModule | None, *, hung: str = "") -> Failure:
+    """Explain a failure while a graph was compiled. ``hung`` says which compiler hung, and was ended, before it."""
     chain = chain_of(error)
     names = [type(link).__name__ for link in chain]
-    lowered = any(name in _COMPILE_STAGE for name in names)
-    if any(isinstance(link, subprocess.CalledProcessError) and link.returncode < 0 for link in chain):
+    lowered = bool(hung) or any(name in _COMPILE_STAGE for name in names)
+    if hung:
+        hint = "run the compiler (CXX) by hand; if it needs longer, raise HOTLOOP_COMPILE_TIMEOUT (0: no limit)"
+    elif any(isinstance(link, subprocess.CalledProcessError) and link.returncode < 0 for link in chain):
         hint = "a signal ended it, as Ctrl-C and a job's time limit do to a whole group of processes: start again"
     elif "No space left on device" in describe(chain[-1]):
         hint = "make room on the disk, or set TMPDIR to a folder that has some"
@@ -91,7 +93,7 @@ def failure_of(error: BaseException, graph: fx.GraphModule | None) -> Failure:
     file, line = place or (None, None)
     return Failure(
         stage="compile" if lowered else "lower",
-        reason=describe(chain[-1]),
+        reason=hung or describe(chain[-1]),
         file=file,
         line=line,
         source=linecache.getline(file, line).strip() if file and line else "",

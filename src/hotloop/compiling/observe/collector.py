@@ -16,6 +16,7 @@ from hotloop._torch.settings import CompileWindow
 from hotloop._torch.versions import check
 from hotloop.compiling.observe import explain
 from hotloop.compiling.observe.ledger import NOBODY, Tally, active
+from hotloop.compiling.observe.watchdog import Watchdog, limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,6 +48,8 @@ class Collector:
         """Asked before a component's code is compiled: returns "", or why that has to wait for a later call."""
         self.tell: Callable[[], object] = str
         """Called when a compile is over."""
+        self.watchdog: Watchdog | None = None
+        """Watches the compile now in progress; None where it is not of a component."""
 
     def install(self) -> None:
         """Listen to dynamo from now on; where this torch cannot be listened to, `missing` says why."""
@@ -88,8 +91,13 @@ class Collector:
         unguarded_requires_grad = check() == (2, 11)  # that torch does not guard it by itself
         active.window = CompileWindow(suppress=active.tally.suppress, guard_requires_grad=unguarded_requires_grad)
         active.window.open()
+        self.watchdog = Watchdog(limit())
+        self.watchdog.start()
 
     def _ended(self) -> None:
+        if self.watchdog is not None:
+            self.watchdog.stop()
+            self.watchdog = None
         self.since = None
         self._dirty = True
         self.tell()

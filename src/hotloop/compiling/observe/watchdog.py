@@ -1,0 +1,166 @@
+"""Ends compilers that hang, so that their compile fails and the run goes on; only where there is a /proc (Linux).
+
+A compiler is judged with all processes that it started: it hangs if they used next to no processor time for as long as
+`limit` says. Judged are compilers that this process started, and the workers of Inductor's pool while they have jobs.
+No other process is ever ended, and nothing is raised into a thread. So a compile that hangs within Python is not ended,
+nor a compiler that computes for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+from hotloop._torch.backends import working_pool
+from hotloop.errors import ConfigError
+
+_log = logging.getLogger("hotloop")
+_LOOKS = 10
+"""Looks without progress after which a compiler hangs. Looks are counted, as a clock goes on while a laptop sleeps."""
+_LEAST_SHARE = 0.001
+"""The share of a processor that is progress: timers of idle workers and shells that wait in a loop use less."""
+_GRACE_SECONDS = 1.0
+"""A compiler that is asked to end has so long to remove its unfinished files, before it is killed."""
+_COMPILER = re.compile(r"(.*-)?(g\+\+|c\+\+|gcc|cc|clang|clang\+\+|nvcc|ptxas|s?ccache|distcc)(-.*)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """A process as /proc shows it.
+
+    ``ticks`` of processor time include its children that have ended; ``command`` is read for this process's own.
+    """
+
+    name: str
+    state: str
+    parent: int
+    ticks: int
+    started: int = 0
+    command: str = ""
+
+
+def limit() -> float:
+    """Return the seconds without progress after which a compiler hangs; infinite where the setting is 0.
+
+    Raises:
+        ConfigError: the setting is no such number.
+    """
+    text = os.environ.get("HOTLOOP_COMPILE_TIMEOUT", "").strip() or "600"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ConfigError(f"HOTLOOP_COMPILE_TIMEOUT={text}: expected seconds, e.g. 600; 0 waits for ever")
+    return seconds or math.inf
+
+
+class Watchdog:
+    """Watches the compilers of one compile from a thread of its own, until `stop`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._patience, self._over = seconds, _LOOKS, threading.Event()
+        self._chosen = os.environ.get("CXX", "").strip()
+        self._seen: dict[int, tuple[int, int]] = {}
+        """By compiler: its processor time when it last made progress, and the looks since."""
+        self._news: list[str] = []
+
+    def start(self) -> None:
+        """Begin to watch, where there is something to see."""
+        if self._seconds < math.inf and Path("/proc/self/stat").exists():
+            threading.Thread(target=self._watch, name="hotloop-watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop watching; where a compiler hung, once none is left: torch's threads go on with those that waited."""
+        self._over.set()
+
+    def news(self) -> str:
+        """Return what hung since the last call; empty where nothing did."""
+        news, self._news = self._news, []
+        return news[0] if news else ""
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._seconds / _LOOKS):
+            self._look()
+        while self._patience < _LOOKS and self._seen:
+            time.sleep(self._seconds / _LOOKS)
+            self._look()
+
+    def _look(self) -> None:
+        pool = working_pool()
+        for root, hanging in self.hanging(processes(), pool).items():
+            name = "Inductor's pool of compile workers" if root == pool else hanging[root].name
+            said = f"{name} hung: no processor time for {self._seconds:g} s (HOTLOOP_COMPILE_TIMEOUT)"
+            _log.warning("%s; it is ended (process %d)", said, root)
+            self._news.append(said)
+            # Those that waited for it need not wait as long, or the run would wait that long for each.
+            self._patience = 1
+            _end(hanging)
+
+    def hanging(self, found: dict[int, Process], pool: int | None) -> dict[int, dict[int, Process]]:
+        """Return the compilers that hang, after one more look at all processes.
+
+        A compiler comes with all that it started. Inductor's pool is judged as one, since a worker without a job is
+        idle by right; it starts new workers for those that were ended.
+        """
+        before, self._seen = self._seen, {}
+        hanging = {}
+        for root, process in found.items():
+            if process.parent != os.getpid() or not (root == pool or self._is_compiler(process)):
+                continue
+            members = [root]
+            for member in members:  # which grows meanwhile
+                members += [pid for pid, other in found.items() if other.parent == member]
+            ticks = sum(found[pid].ticks for pid in members)
+            since, looks = before.get(root, (ticks, -1))
+            used = abs(ticks - since) / os.sysconf("SC_CLK_TCK")
+            if used > _LEAST_SHARE * self._seconds or any(found[pid].state in "Tt" for pid in members):  # or stopped
+                since, looks = ticks, -1
+            self._seen[root] = since, looks + 1
+            if looks + 1 >= self._patience:
+                hanging[root] = {pid: found[pid] for pid in members if pid != pool}
+        return hanging
+
+    def _is_compiler(self, process: Process) -> bool:
+        if process.state == "Z":  # it has ended, and nobody has asked for its exit code
+            return False
+        by_name = _COMPILER.fullmatch(process.name) is not None
+        return by_name or (self._chosen != "" and f" {self._chosen} " in f" {process.command} ")
+
+
+def processes() -> dict[int, Process]:
+    """Return all processes that this process can see, by number."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # the process has just ended
+            start, _, end = path.read_text(errors="replace").rpartition(")")
+            state, parent, *fields = end.split()
+            ours = int(parent) == os.getpid()
+            found[int(path.parent.name)] = Process(
+                name=start.partition("(")[2],
+                state=state,
+                parent=int(parent),
+                ticks=sum(map(int, fields[9:13])),
+                started=int(fields[17]),
+                command=path.with_name("cmdline").read_text(errors="replace").replace("\0", " ") if ours else "",
+            )
+    return found
+
+
+def _end(hanging: dict[int, Process]) -> None:
+    """End processes, politely first; a number that another process has got meanwhile is left alone."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        found = processes()
+        for pid, process in hanging.items():
+            if pid in found and found[pid].started == process.started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        time.sleep(_GRACE_SECONDS)
