@@ -13,7 +13,9 @@ from hotloop.decide import Facts
 from hotloop.measure import Timing
 from hotloop.step import compiled, tiers
 from hotloop.step.loop.transitions import Transitions
+from hotloop.step.obstacle import Obstacle
 from hotloop.step.policy import auto, background, history_store, states
+from hotloop.step.policy.policy import SetTier
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018, "as-given": 0.010}
 
@@ -161,6 +163,19 @@ def test_a_declined_capture_leaves_auto_eager_with_the_cause():
     declined = next(tier for tier in status.tiers if tier.name == "eager+graph")
     assert declined.state == "declined"
     assert "if loss.item() > 1e9:" in declined.why
+
+
+def test_code_in_force_that_fails_while_its_graph_is_prepared_is_left():
+    with hotloop.testing.captured_step_emulation():
+        _, _, loop = train("auto", 3)
+        policy = loop.policy
+        policy.in_force = tiers.parse("full")
+        policy.candidates.proven.add("full")
+        policy.state = states.Preparing(tiers.parse("full+graph"), 0.01)
+        loop.transitions.apply([SetTier(policy.state.tier, "try")])
+        loop.transitions.apply(policy.failed(tiers.parse("full"), Obstacle("it raised", "mend it")))
+    assert loop.tier == policy.in_force == tiers.parse("eager")
+    assert isinstance(policy.state, states.Settled)
 
 
 class Child:

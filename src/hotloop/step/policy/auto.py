@@ -292,14 +292,15 @@ class Auto:
         if not tier.graph:  # the code itself is wrong or fails, captured or not
             candidates.declined.add(tier.name + "+graph")
             self.context.compiled.forget(tier.base)
+        if self.in_force.name in candidates.declined:
+            lower = self.in_force.without_graph()
+            usable = lower.name in candidates.proven and lower.name not in candidates.declined
+            self.trial_seconds += self.state.spent
+            self.state = Settled(ask_at=self._steps)
+            return self._switch(lower if usable else self.start, f"{tier.name} declined: {reason}")
         if isinstance(self.state, Preparing | Trying) and self.state.tier.name in candidates.declined:
             return self._give_up(f"{tier.name} declined")
-        if self.in_force.name not in candidates.declined:
-            return []
-        lower = self.in_force.without_graph()
-        usable = lower.name in candidates.proven and lower.name not in candidates.declined
-        self.state = Settled(ask_at=self._steps)
-        return self._switch(lower if usable else self.start, f"{tier.name} declined: {reason}")
+        return []
 
     failed = declined
 
