@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
+import itertools
 import types
 
 from changed_tricks import Held, put
@@ -300,3 +303,96 @@ def by_a_generator():
         return total
 
     return read, put(owner.held, "weight", 3.0)
+
+
+# -- objects that a helper gathers in something new ----------------------------------------------------------------------
+
+
+def gathered(gather, count=20):
+    parts = [Held() for _ in range(count)]
+
+    def helper():
+        return gather(parts)
+
+    def read():
+        total = 0.0
+        for part in helper():
+            total = total + part.weight
+        return total / count
+
+    return read, put(parts[2], "weight", 60.0)
+
+
+def by_a_long_list():
+    return gathered(lambda parts: [part for part in parts if part])
+
+
+def by_a_long_table():
+    def gather(parts):
+        return dict(enumerate(parts)).values()
+
+    return gathered(gather)
+
+
+def by_a_deque():
+    return gathered(collections.deque)
+
+
+def by_a_filter():
+    return gathered(lambda parts: filter(None, parts))
+
+
+def by_a_chain():
+    return gathered(lambda parts: itertools.chain(parts[:1], parts[1:]))
+
+
+def by_a_slice_of_a_table():
+    return gathered(lambda parts: itertools.islice(dict(enumerate(parts)).values(), 20))
+
+
+def by_a_list_in_a_table():
+    first, second = Held(), Held()
+
+    def helper():
+        return {"parts": [first, second]}
+
+    def read():
+        total = 0.0
+        for part in helper()["parts"]:
+            total = total + part.weight
+        return total
+
+    return read, put(first, "weight", 3.0)
+
+
+def by_one_of_many():
+    parts = [Held() for _ in range(2500)]
+    return lambda: sum(part.weight for part in parts) / 2500, put(parts[2400], "weight", 2501.0)
+
+
+def in_a_new_object(kind):
+    owner = Owner()
+
+    def weigh(context):
+        return context.held.weight
+
+    def read():
+        return weigh(kind(owner.held))
+
+    return read, put(owner.held, "weight", 3.0)
+
+
+def by_a_new_object():
+    @dataclasses.dataclass
+    class Context:
+        held: Held
+
+    return in_a_new_object(Context)
+
+
+def by_a_new_object_with_slots():
+    @dataclasses.dataclass(slots=True)
+    class Context:
+        held: Held
+
+    return in_a_new_object(Context)

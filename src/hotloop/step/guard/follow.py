@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import collections.abc
 import functools
 import gc
-import itertools
 import os
 import sys
 import types
@@ -35,11 +36,9 @@ if TYPE_CHECKING:
 
 _CHAIN, _LIBRARYS_CHAIN = 12, 3
 """Attributes of attributes that one piece of code is taken to read, of the program's own and of a library."""
-_ITEMS = 2_000
-"""Items of a container that are followed."""
 NEVER_FOLLOWED = frozenset({*SCALARS, types.CodeType, types.FrameType, object})
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, property, functools.cached_property)
-_ITERATORS: tuple[type, ...] = (type(iter(())), type(iter([])), enumerate, zip)
+_HOLD_ITEMS = (list, tuple, dict, set, frozenset, collections.deque, collections.abc.MappingView)
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 """Modules whose parts are read as the items of a container are, without a name."""
 _GLOBALS = (*SCALARS, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
@@ -184,22 +183,27 @@ class Follower:
     # -- values ------------------------------------------------------------------------------------------------------
 
     def meet(self, value: Any, names: Names) -> None:
-        """Follow a value that code was handed, or made: where it is an object that was there before the step."""
-        if type(value) in NEVER_FOLLOWED:
-            return
-        if (known := self.labels.get(id(value))) is not None:
-            self.follow(value, known[1], names)
-        elif isinstance(value, torch.nn.Module | torch.nn.Parameter):
-            self.follow(value, f"a {type(value).__name__}", names)
-        elif isinstance(value, types.ModuleType):
-            self.module_reads(value, value.__name__, names)
-        elif isinstance(value, list | tuple | dict) and len(value) <= 16:  # noqa: PLR2004 - arguments, a name and a module
-            for item in value.values() if isinstance(value, dict) else value:
-                if id(item) in self.labels or isinstance(item, (torch.nn.Module, tuple, *_ITERATORS)):
-                    self.meet(item, names)
-        elif isinstance(value, _ITERATORS):  # a comprehension is handed one
-            for item in gc.get_referents(value):
-                self.meet(item, names)
+        """Follow a value that code was handed, or made, where it is or holds an object that was there before the step.
+
+        A helper may gather such objects in a new list, table, iterator or object of its own.
+        """
+        met, waiting = set[int](), [(value, names)]
+        while waiting:
+            value, names = waiting.pop()
+            if type(value) in NEVER_FOLLOWED or id(value) in met:
+                continue
+            met.add(id(value))
+            if (known := self.labels.get(id(value))) is not None:
+                self.follow(value, known[1], names)
+            elif isinstance(value, torch.nn.Module | torch.nn.Parameter):
+                self.follow(value, f"a {type(value).__name__}", names)
+            elif isinstance(value, types.ModuleType):
+                self.module_reads(value, value.__name__, names)
+            elif _holds_items(value):
+                waiting += [(item, names) for item in gc.get_referents(value) if type(item) not in NEVER_FOLLOWED]
+            elif is_users_object(value):
+                fields = {**slots_view(value, slots_of(type(value))), **getattr(value, "__dict__", {})}
+                waiting += [(fields[key], names.by(key)) for key in names.words & fields.keys()]
 
     def follow(self, value: Any, label: str, names: Names, depth: int = 0) -> None:
         """Note which attributes of an object code reads, and follow these."""
@@ -219,7 +223,7 @@ class Follower:
         elif isinstance(value, type):
             self._class(value, names, depth)
         else:
-            for item, part in itertools.islice(parts_of(value) or (), _ITEMS):
+            for item, part in parts_of(value) or ():
                 self.follow(item, f"{label}{part}", names.item(), depth + 1)
             self._object(value, label, names, depth)
 
@@ -328,3 +332,11 @@ def _is_followed(value: Any) -> bool:
     if isinstance(value, torch.optim.Optimizer):
         return is_users_class(type(value))
     return isinstance(value, torch.nn.Module | torch.distributions.Distribution) or is_users_object(value)
+
+
+def _holds_items(value: Any) -> bool:
+    """Return whether a value is a container, or an iterator made in C. What a generator yields is heard."""
+    if isinstance(value, _HOLD_ITEMS):
+        return True
+    iterates = type(value).__module__ in ("builtins", "itertools") and isinstance(value, collections.abc.Iterator)
+    return iterates and not isinstance(value, types.GeneratorType)
