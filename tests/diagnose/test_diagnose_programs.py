@@ -9,6 +9,7 @@ from test_diagnose_rules import ALSO, NAMES, problem_names
 from torch import nn
 
 import hotloop
+from hotloop._torch import versions
 from hotloop.diagnose import diagnose
 from hotloop.diagnose.breaks import cause_of
 from hotloop.diagnose.no_effect import NoEffect
@@ -28,10 +29,16 @@ def test_a_program_gives_its_advice(name):
     program = PROGRAMS / f"{name}.py"
     document = document_of(program)
     found = diagnose(document)
-    assert problem_names(found) == {name} | ALSO.get(name, set())
+    # In self.log torch 2.11 stops in Python's inspect as well, before Lightning's own line: both are advised on.
+    earlier = name == "graph_break-self_log" and versions.check() == (2, 11)
+    also = {"graph_break-other", "recompile-arguments"} if earlier else ALSO.get(name, set())
+    assert problem_names(found) == {name} | also
     hints_are_the_cures(document)
     (advice,) = [one for one in found if problem_names([one]) == {name}]
-    if (line := line_of(program)) is not None:
+    if earlier:
+        (other,) = [one for one in found if problem_names([one]) == {"graph_break-other"}]
+        assert f"called at {program}:{line_of(program)}" in other.what
+    elif (line := line_of(program)) is not None:
         # torch tells where a relation of sizes comes from once a process; else it is where the function begins.
         lines = {line, line - 2} if name == "recompile-size_relation" else {line}
         assert advice.file == str(program)
