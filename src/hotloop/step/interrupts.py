@@ -45,8 +45,8 @@ class _Handlers:
 
     def put_back(self) -> None:
         """Let the program's own handlers be called again, also for the signals that waited."""
-        self.aside = self.wait = False
         try:
+            self.aside = self.wait = False  # in the block, since from here on the program's own handler may raise
             for number, own in list(self._own.items()):
                 if signal.getsignal(number) == self._handle:  # else the program has put another one there
                     signal.signal(number, own)

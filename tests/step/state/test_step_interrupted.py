@@ -156,13 +156,13 @@ class Interrupted:
         return self._count
 
 
-def torn(stage, chosen):
-    """Interrupt a stage at the places that are chosen; return where that left a state that is neither nor, and how."""
+def torn(stage, chosen, within=""):
+    """Interrupt a stage at the places of a file that are chosen; return where the state is neither nor, and how."""
     own = signal.signal(signal.SIGUSR1, _interrupt)
     try:
         whole = Interrupted(stage, 0)
         found = []
-        for at in chosen(sorted(whole.places.values())):
+        for at in chosen(sorted(number for (code, _), number in whole.places.items() if within in code.co_filename)):
             run = Interrupted(stage, at)
             assert run.raised, f"an interrupt was lost: {run.where}"
             what = differs(run.before, run.left), differs(whole.left, run.left)
@@ -176,6 +176,10 @@ def torn(stage, chosen):
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_interrupt_leaves_the_state_from_before_the_step_or_from_after_it(stage):
     assert not torn(stage, lambda places: [places[(2 * part + 1) * len(places) // 32] for part in range(16)])
+
+
+def test_an_interrupt_while_handlers_are_exchanged_leaves_the_programs_own():
+    assert not torn("warm-up", list, within="step/interrupts.py")
 
 
 def test_each_signal_that_waited_is_handled_before_the_call_returns():
