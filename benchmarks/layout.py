@@ -28,19 +28,18 @@ def row(workload, way, steps, *, cpu):
     import torch
 
     import hotloop
+    from hotloop.step.policy import candidates
 
     from .suite.workloads import build
 
     device = torch.device("cpu" if cpu else "cuda")
     program = build(workload, device, "cpu" if cpu else "gpu")
-    layouts = {"channels_last", "channels_last+graph"}
     with hotloop.testing.captured_step_emulation() if cpu else contextlib.nullcontext():
         loop, step = None, program.step
         if way != "eager":
             run = "auto" if way.startswith("auto") else way
             loop = hotloop.Loop(program.model, program.optimizer, run=run, total_steps=steps)
-            if way == "auto-as-written":
-                loop.policy.candidates.declined |= layouts
+            candidates.TRIES_LAYOUTS = way == "auto"
             step = loop.step(program.step)
         torch.manual_seed(2)
         waited = torch.cuda.synchronize if not cpu else lambda: None

@@ -4,6 +4,7 @@ import sys
 import threading
 
 import cache_models
+import numpy as np
 import pytest
 import torch
 from cache_models import HoldsWeightsInReduce, Net
@@ -165,6 +166,13 @@ def test_globals_of_a_module_that_is_not_there_are_those_of_an_empty_one(monkeyp
     known = globals_of("a_notebooks_cell")
     assert known["__name__"] == "a_notebooks_cell"
     assert globals_of("a_notebooks_cell") is known
+
+
+def test_an_array_of_any_size_travels():
+    net = nn.Linear(2, 2)
+    net.table = np.arange(100_000.0)
+    made, _, _ = through(net)
+    assert np.array_equal(made.table, net.table)
 
 
 def with_global_data():

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop.prove.doctor.examining import examine
+from hotloop.step.policy import candidates
 
 pytestmark = [
     pytest.mark.gpu,
@@ -110,7 +111,8 @@ def test_a_checkpoint_written_in_it_is_taken_by_a_fused_optimizer():
     assert ours.laid_out() == [True, True]
 
 
-def test_auto_times_it_by_turns_and_keeps_both_recordings():
+def test_auto_times_it_by_turns_and_keeps_both_recordings(monkeypatch):
+    monkeypatch.setattr(candidates, "TRIES_LAYOUTS", True)
     ours = Run("auto", "as in benchmarks/layout.py", total_steps=100_000).train(60)
     document = ours.loop.record.document
     reasons = [one["reason"] for one in document["decisions"]]

@@ -59,19 +59,20 @@ def test_a_search_runs_where_one_of_its_trials_does(tmp_path):
 def test_torn_and_foreign_folders_are_listed_with_what_is_wrong(tmp_path):
     torn = {
         "torn": ("record.jsonl", '{"set": {"schema"'), "document": ("record.json", "[]"), "kf": ("kfold.json", "["),
-        "study": ("study.json", "{}"), "early": ("settings.yaml", "a: 1"), "foreign": ("notes.txt", "x"),
+        "study": ("study.json", "{}"), "early": ("settings.yaml", "a: 1"),
         "deep": ("record.json", "[" * 100_000), "binary": ("record.jsonl", "\0\ud800"),
     }  # fmt: skip
     for folder, (name, content) in torn.items():
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_bytes(content.encode("utf-8", "surrogatepass"))
-    (tmp_path / "foreign" / "inside").mkdir()
+    (tmp_path / "foreign" / "inside").mkdir(parents=True)
+    (tmp_path / "foreign" / "notes.txt").write_text("x")
     a_run(tmp_path / "whole")
     with (tmp_path / "whole" / "record.jsonl").open("a") as lines:
         lines.write('{"append": "steps", "en')
     (tmp_path / "link").symlink_to(tmp_path.parent)
     found = {row.folder.name: row for row in runs.find(tmp_path)}
-    assert set(found) == {*torn, "whole"}, "a link is not followed"
+    assert set(found) == {*torn, "whole"}, "a link is not followed, and a folder without a run is left out"
     assert all(found[name].status == "unreadable" and found[name].problem for name in torn)
     assert found["early"].problem == "it was stopped before its first record was written"
     assert found["whole"].problem == "1 line of its record cannot be read"

@@ -214,7 +214,7 @@ class _Bounded(io.BytesIO):
     """A file in memory that refuses to grow: a class of the main script may name a whole data set."""
 
     def write(self, data: Any, /) -> int:
-        if self.tell() + len(data) > MAX_BYTES:
+        if self.tell() + memoryview(data).nbytes > MAX_BYTES:
             raise OverflowError
         return super().write(data)
 

@@ -90,6 +90,11 @@ class Layout:
                     named.setdefault(id(weight), (f"{path}.weight" if path else "weight", weight))
         return list(named.values())
 
+    @property
+    def has_optimizers(self) -> bool:
+        """Return whether an optimizer is known: a fused one computes wrongly where its state has other strides."""
+        return bool(self._optimizers)
+
     def why_not(self) -> str:
         """Say why the weights cannot be laid out channels last, or why that is of no use; empty where they can be."""
         if self.on:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import hotloop
+from hotloop.compiling.control import call
 
 
 class Sized(nn.Module):
@@ -118,3 +119,20 @@ def test_what_failed_on_a_stand_in_in_training_runs_eagerly_without_gradients_to
     model(x)
     with torch.no_grad():
         torch.testing.assert_close(model(x[..., :3]), model.net(x[..., :3]) * 12)
+
+
+def test_a_module_whose_buffers_have_no_values_yet_is_called_as_eager():
+    model = nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(4, 2))
+    hotloop.compile(model, "aot_eager")
+    assert model(torch.randn(3, 4)).shape == (3, 2)
+
+
+def test_without_memory_for_copies_of_the_buffers_the_call_goes_on(monkeypatch):
+    def full(self, module):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(call.Before, "__init__", full)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    hotloop.compile(model, "aot_eager")
+    assert model(torch.randn(3, 4)).shape == (3, 2)
+    assert hotloop.status(model).components["model"].compiles == 1

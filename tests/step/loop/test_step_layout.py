@@ -310,3 +310,11 @@ def test_what_the_layout_in_force_needs_no_more_is_freed():
     places = ours.loop.context.compiled.layout._places.values()
     assert places
     assert not [place for place in places if place.memory[False] is not None]
+
+
+def test_without_the_optimizer_the_layout_is_refused(caplog):
+    """A fused optimizer computes wrongly, on a CPU without a word, where its state has other strides than the weight."""
+    model = build()
+    loop = hotloop.Loop(model, run="channels_last")
+    assert loop.tier.name == "eager"
+    assert "give the loop the optimizer" in caplog.text

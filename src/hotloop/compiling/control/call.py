@@ -38,6 +38,16 @@ class Before:
         self._containers = [(value, value.copy()) for value in contained]
         self._buffers = [] if module is None else [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
 
+    @classmethod
+    def of(cls, module: torch.nn.Module | None) -> Before | None:
+        """Note what a module holds; None where its buffers have no values yet, or there is no memory for copies."""
+        if module is not None and any(torch.nn.parameter.is_lazy(buffer) for buffer in module.buffers()):
+            return None
+        try:
+            return cls(module)
+        except (MemoryError, RuntimeError):  # torch says with either that there is no memory; the call itself may fit
+            return None
+
     def restore(self) -> None:
         """Put back what was held."""
         for part, held in self._parts:

@@ -157,7 +157,7 @@ class Lane:
             tally=self.tally, skips_rendezvous=self.skips_rendezvous, root=root, target=target, args=args, kwargs=kwargs
         )
         if not self.tally.executed and self.tally.calls < _EARLY:
-            call.before = Before(module_of(target))
+            call.before = Before.of(module_of(target))
         self.tally.calls += 1
         previous = active.tally, active.call
         active.tally, active.call = self.tally, call

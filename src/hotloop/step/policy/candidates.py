@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _EARLY = 0.8
 """Share of an eager step within which a host is done well before the device; chosen, not measured."""
+TRIES_LAYOUTS = False
+"""Whether `auto` tries tiers with another layout. Code outside of the step may rely on strides: safetensors refuses a
+``state_dict()`` of weights that are channels last, ``.view(-1)`` of such a weight raises. So these are for who asks."""
 _DECLINES = 2
 """Runs that declined a tier before further runs leave it alone."""
 
@@ -77,7 +80,7 @@ class Candidates:
         if not self._context.compiled.in_blocks:
             names = [name for name in names if not name.startswith("regional")]
         engine = self._context.engine
-        if engine is None or self._context.compiled.layout.why_not():
+        if not TRIES_LAYOUTS or engine is None or self._context.compiled.layout.why_not():
             names = [name for name in names if not parse(name).channels_last]
         if engine is None:
             return [name for name in names if not parse(name).graph]

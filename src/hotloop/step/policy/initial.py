@@ -68,6 +68,8 @@ def _check_capture(context: Context, run: str, tier: Tier) -> None:
 def _check_layout(context: Context, tier: Tier) -> Tier:
     """Return a tier in which convolutions' weights can be laid out as it asks; say why where it is another one."""
     why = context.compiled.layout.why_not() if tier.channels_last else ""
+    if tier.channels_last and not context.compiled.layout.has_optimizers:
+        why = "state of an optimizer that the loop does not know keeps its strides: give the loop the optimizer"
     if not why:
         return tier
     below = dataclasses.replace(context.base_tier, graph=tier.graph)
