@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from compiling_models import Net, one, real_aot_eager, rows, train
 
 import hotloop
@@ -266,9 +267,9 @@ def test_a_compiler_that_hangs_in_the_background_is_the_reason_of_its_failure(tm
     for name, value in {"CXX": sleeping(tmp_path), "HOTLOOP_COMPILE_TIMEOUT": "3"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    net = Net()
+    net = torch.nn.Sequential(torch.nn.Linear(37, 41), torch.nn.Softplus())  # code that no other test has compiled
     with Recorder({"model": net}) as recorder:
-        net(rows()).sum()
+        net(torch.randn(5, 37)).sum()
     child = BackgroundCompile.start(recorder.request({"preset": "default"}))
     try:
         until = time.monotonic() + 300
