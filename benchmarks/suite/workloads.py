@@ -152,25 +152,31 @@ def xlmr_lengths(place):
     return program
 
 
-def inception(place):
-    """The InceptionV3 of torchvision on 16 images of 512 px, as in Lightning's guide to torch.compile."""
-    import torchvision
-
-    model = place.build(lambda: torchvision.models.inception_v3(weights=None, init_weights=False))
+def pictures(place, model, *, gpu, cpu, classes=1000):
+    """A classifier of pictures; ``gpu`` and ``cpu`` are the number of pictures in a batch and their side in pixels."""
     optimizer, autocast = adamw(model.parameters()), place.autocast()
 
     def train_step(x, y):
         with autocast():
-            scores = model(x).logits
+            scores = model(x)
+        scores = getattr(scores, "logits", scores)  # InceptionV3 has auxiliary ones beside them
         loss = F.cross_entropy(scores.float(), y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss
 
-    number, pixels = place.of(gpu=(16, 512), cpu=(2, 80))
-    batches = [(place.normal(number, 3, pixels, pixels), place.whole(0, 1000, number)) for _ in range(BATCHES)]
+    number, pixels = place.of(gpu=gpu, cpu=cpu)
+    batches = [(place.normal(number, 3, pixels, pixels), place.whole(0, classes, number)) for _ in range(BATCHES)]
     return Program(model, optimizer, train_step, batches)
+
+
+def inception(place):
+    """The InceptionV3 of torchvision on 16 images of 512 px, as in Lightning's guide to torch.compile."""
+    import torchvision
+
+    model = place.build(lambda: torchvision.models.inception_v3(weights=None, init_weights=False))
+    return pictures(place, model, gpu=(16, 512), cpu=(2, 80))
 
 
 def resnet50(place):
@@ -178,20 +184,7 @@ def resnet50(place):
     import torchvision
 
     model = place.build(torchvision.models.resnet50)
-    optimizer, autocast = adamw(model.parameters()), place.autocast()
-
-    def train_step(x, y):
-        with autocast():
-            scores = model(x)
-        loss = F.cross_entropy(scores.float(), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    number, pixels = place.of(gpu=(64, 224), cpu=(2, 32))
-    batches = [(place.normal(number, 3, pixels, pixels), place.whole(0, 1000, number)) for _ in range(BATCHES)]
-    return Program(model, optimizer, train_step, batches)
+    return pictures(place, model, gpu=(64, 224), cpu=(2, 32))
 
 
 def convolutions(place):
@@ -204,20 +197,7 @@ def convolutions(place):
         for wide, wider in itertools.pairwise(channels)
     ]
     model = place.build(lambda: nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)))
-    optimizer, autocast = adamw(model.parameters()), place.autocast()
-
-    def train_step(x, y):
-        with autocast():
-            scores = model(x)
-        loss = F.cross_entropy(scores.float(), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    number, pixels = place.of(gpu=(64, 128), cpu=(2, 32))
-    batches = [(place.normal(number, 3, pixels, pixels), place.whole(0, 10, number)) for _ in range(BATCHES)]
-    return Program(model, optimizer, train_step, batches)
+    return pictures(place, model, gpu=(64, 128), cpu=(2, 32), classes=10)
 
 
 def gpt(place):

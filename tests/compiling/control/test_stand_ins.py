@@ -127,9 +127,12 @@ def test_a_module_whose_buffers_have_no_values_yet_is_called_as_eager():
     assert model(torch.randn(3, 4)).shape == (3, 2)
 
 
-def test_without_memory_for_copies_of_the_buffers_the_call_goes_on(monkeypatch):
+@pytest.mark.parametrize(
+    "error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA out of memory")]
+)
+def test_without_memory_for_copies_of_the_buffers_the_call_goes_on(monkeypatch, error):
     def full(self, module):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        raise error
 
     monkeypatch.setattr(call.Before, "__init__", full)
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))

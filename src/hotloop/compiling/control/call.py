@@ -45,8 +45,10 @@ class Before:
             return None
         try:
             return cls(module)
-        except (MemoryError, RuntimeError):  # torch says with either that there is no memory; the call itself may fit
-            return None
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                return None  # the call itself may fit
+            raise
 
     def restore(self) -> None:
         """Put back what was held."""
