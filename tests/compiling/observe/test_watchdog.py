@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._inductor.config
 from compiling_models import Net, one, real_aot_eager, rows, train
 
 import hotloop
@@ -264,13 +265,14 @@ def test_a_cpp_compiler_that_sleeps_for_ever_is_ended(threads, tmp_path):
 @pytest.mark.inductor
 @pytest.mark.campaign
 def test_a_compiler_that_hangs_in_the_background_is_the_reason_of_its_failure(tmp_path, monkeypatch):
-    for name, value in {"CXX": sleeping(tmp_path), "HOTLOOP_COMPILE_TIMEOUT": "3"}.items():
+    path = sleeping(tmp_path)
+    for name, value in {"CXX": path, "HOTLOOP_COMPILE_TIMEOUT": "3", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     net = torch.nn.Sequential(torch.nn.Linear(37, 41), torch.nn.Softplus())  # code that no other test has compiled
-    with Recorder({"model": net}) as recorder:
+    # The child takes over the settings of this process's torch, which read CXX when it was imported.
+    with Recorder({"model": net}) as recorder, torch._inductor.config.patch({"cpp.cxx": (None, path)}):
         net(torch.randn(5, 37)).sum()
-    child = BackgroundCompile.start(recorder.request({"preset": "default"}))
+        child = BackgroundCompile.start(recorder.request({"preset": "default"}))
     try:
         until = time.monotonic() + 300
         while (outcome := child.poll()) == "running":
