@@ -1,6 +1,7 @@
 """``hotloop runs``: what is listed, compared and deleted, and what is refused."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from hotloop.cli import app
 from hotloop.errors import ConfigError
+from hotloop.train.turn import folder_held
 
 sys.path.extend(str(Path(__file__).parents[1] / room) for room in ("train", "report"))
 from run_folders import a_cross_validation, a_run, a_study
@@ -73,6 +75,23 @@ def test_a_run_is_deleted_once_it_is_confirmed(tmp_path):
     assert json.loads(invoke("rm", "--yes", "--json", other).stdout) == {"removed": [str(other)]}
     assert not folder.exists()
     assert not other.exists()
+
+
+def test_no_run_begins_in_a_folder_that_is_being_deleted(tmp_path, monkeypatch):
+    folder, delete, said = a_run(tmp_path / "a"), shutil.rmtree, []
+    with folder_held(folder):
+        pass
+
+    def deletes(path):
+        with pytest.raises(AssertionError, match="trains there") as refused, held_elsewhere(folder):
+            pass
+        said.append(refused)
+        delete(path)
+
+    monkeypatch.setattr(shutil, "rmtree", deletes)
+    assert invoke("rm", "--yes", folder).exit_code == 0
+    assert len(said) == 1
+    assert not folder.exists()
 
 
 def test_what_is_no_run_or_trains_now_is_not_deleted(tmp_path, monkeypatch):

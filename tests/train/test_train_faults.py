@@ -1,17 +1,22 @@
 """Runs whose disk is full, whose folder another process holds, and whose files are torn: nothing is lost in silence."""
 
 import contextlib
+import errno
+import fcntl
 import logging
+import os
 import shutil
 import signal
+import time
 
 import pytest
+import torch
 from test_train_fit import assert_same, load, metrics, stop_at
 from training_fixtures import held_elsewhere, overrides
 
 from hotloop import recipes, record, report
 from hotloop.errors import ConfigError, TrainingFailedError
-from hotloop.train import checkpoint, configure, fit, kfold_state, saving, start
+from hotloop.train import checkpoint, configure, fit, kfold_state, saving, start, turn
 
 FULL = OSError(28, "No space left on device")
 
@@ -86,9 +91,62 @@ def test_a_wish_to_stop_ends_the_wait_and_says_what_is_on_disk(train, disk, monk
     disk["full"] = True
     monkeypatch.setattr(saving, "RETRY_SECONDS", 3600.0)
     monkeypatch.setattr(saving.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(TrainingFailedError, match=r"no last\.pt was written, no best\.pt was written.*No checkpoint"):
+    with pytest.raises(
+        TrainingFailedError, match=r"not all of it is on disk: no last\.pt, no best\.pt \(.*No checkpoint"
+    ):
         train(run__on_full_disk="wait")
     assert "and saved" not in capsys.readouterr().out
+
+
+def test_a_best_checkpoint_that_failed_is_told_beside_the_last_one(train, disk, monkeypatch):
+    kept = checkpoint.save
+
+    def save(path, document):
+        disk["full"] = path.name == checkpoint.BEST
+        kept(path, document)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    with pytest.raises(TrainingFailedError, match=r"is on disk: last\.pt is of step 18, no best\.pt \("):
+        train()
+
+
+def test_a_resumed_run_tells_the_checkpoints_of_its_earlier_start(tmp_path, train, disk):
+    train(training__max_steps=9)
+    disk["full"] = True
+    with pytest.raises(TrainingFailedError, match=r"is on disk: last\.pt is of step 9 \("):
+        resumed(tmp_path / "run", "training.max_steps=18")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_full_disk_is_waited_for(train, monkeypatch, capsys, number, wrapped):
+    def fails(document, file):
+        try:
+            raise OSError(number, os.strerror(number))
+        except OSError:
+            if wrapped:  # as torch's own writer does
+                raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 6464 vs 6358")  # noqa: B904
+            raise
+
+    monkeypatch.setattr(torch, "save", fails)
+    monkeypatch.setattr(saving, "RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(saving.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(TrainingFailedError, match=os.strerror(number)):
+        train(run__on_full_disk="wait")
+    assert f"{os.strerror(number)}; the run waits for room" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), RuntimeError("of a tensor's own")])
+def test_what_is_no_full_disk_is_not_waited_for(train, monkeypatch, capsys, error):
+    def fails(document, file):
+        raise error
+
+    monkeypatch.setattr(torch, "save", fails)
+    monkeypatch.setattr(saving.time, "sleep", lambda _: pytest.fail("the run waits for what does not come"))
+    monkeypatch.setattr(saving, "RETRY_SECONDS", 3600.0)
+    with pytest.raises(TrainingFailedError, match="no last"):
+        train(run__on_full_disk="wait")
+    assert f"{error}; the run goes on" in capsys.readouterr().out
 
 
 def test_a_trial_with_a_value_is_worth_more_than_its_checkpoint(tmp_path, prepare, disk):
@@ -112,6 +170,36 @@ def test_one_process_trains_in_a_folder(tmp_path, train):
         start.prepare([f"run.resume={tmp_path / 'run'}"])
     # Dead by now, without a word: its lock is nobody's.
     assert resumed(tmp_path / "run", "training.max_steps=4").step == 4
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported on this filesystem:UserWarning")
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP])
+def test_without_flock_a_folder_has_one_process_and_a_dead_one_keeps_nobody_out(tmp_path, monkeypatch, number):
+    def no_flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    folder = tmp_path / "run"
+    with held_elsewhere(folder, lacks=number) as other:
+        old = time.time() - 3600
+        for path in folder.iterdir():  # of a run that goes on for long
+            os.utime(path, (old, old))
+        with (
+            pytest.raises(ConfigError, match=rf"process {other.pid} on .*, since 2.*, trains there"),
+            turn.folder_held(folder),
+        ):
+            pass
+    # Dead by now, without a word.
+    with turn.folder_held(folder), turn.folder_held(folder):
+        ours = rf"process {os.getpid()} on .* trains there"
+        with pytest.raises(AssertionError, match=ours), held_elsewhere(folder, lacks=number):
+            pass
+        shutil.rmtree(folder)
+        turn.hold_again(folder)
+        with pytest.raises(AssertionError, match="trains there"), held_elsewhere(folder, lacks=number):
+            pass
+    with held_elsewhere(folder, lacks=number):
+        pass
 
 
 def test_two_runs_that_begin_at_once_do_not_share_a_folder(tmp_path, prepare):
@@ -262,7 +350,7 @@ def test_a_run_whose_folder_another_process_has_taken_meanwhile_ends_and_leaves_
         stop_at(monkeypatch, 12, taken)
         with pytest.raises(ConfigError, match=r"was removed while the run went on, and process \d+ on .* trains there"):
             train(training__checkpoint_every_steps=13)
-        assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
+        assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.lock", "run.lock.json"}
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,8 +117,10 @@ def remove(
         if not yes:
             shown = ", ".join(line(str(name), 200) for name in names)
             typer.confirm(f"Delete {shown} ({count(many, 'file')})?", abort=True, err=True)
-    for name in names:
-        shutil.rmtree(name)
+        if os.name == "nt":  # which deletes no file that is open
+            held.close()
+        for name in names:
+            shutil.rmtree(name)
     if as_json:
         echo_json({"removed": list(map(str, names))})
     else:
@@ -142,8 +145,8 @@ def _check_removable(folder: Path, held: contextlib.ExitStack) -> None:
             raise ConfigError(f"{folder} is not deleted: it is part of {above}, which would be torn; delete that whole")
     if row.status == "running" and row.kind == runs.SEARCH:
         raise ConfigError(f"{folder} is not deleted: its search runs now. Stop it first")
-    locks = [path.parent for path in sorted(folder.rglob(LOCK)) if path.is_file() and not path.is_symlink()]
-    for place in locks:
+    locks = {path.parent for path in folder.rglob(f"{LOCK}*") if path.is_file() and not path.is_symlink()}
+    for place in sorted(locks):
         held.enter_context(folder_held(place))
 
 

@@ -37,15 +37,20 @@ def save(path: Path, document: Mapping[str, Any]) -> None:
     """Write a checkpoint so that the file at ``path`` is always a whole one, the former or the new.
 
     Raises:
-        OSError: it cannot be written; the former stays.
+        OSError: it cannot be written; the former stays. Its ``errno`` is the disk's.
     """
     import torch  # noqa: PLC0415 - a search deletes checkpoints, and starts in a third of the time without torch
 
     try:
         with whole(path) as file:
             torch.save({"schema": SCHEMA_VERSION, **document}, file)
-    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
-        raise OSError(f"checkpoint {path} cannot be written: {error}") from error
+    except (OSError, RuntimeError) as error:
+        disk: BaseException | None = error
+        while disk is not None and not isinstance(disk, OSError):  # torch's writer raises a RuntimeError behind it
+            disk = disk.__context__
+        failed = OSError(f"checkpoint {path} cannot be written: {disk or error}")
+        failed.errno = disk.errno if disk else None
+        raise failed from error
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = 10.0
 """How long a checkpoint that could not be written waits until it is tried again."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What ``run.on_full_disk=wait`` waits for; any other failure would be waited for in vain."""
 
 
 class Checkpoints:
@@ -33,7 +36,6 @@ class Checkpoints:
         self._waits = start.settings.run.on_full_disk == "wait"
         # The checkpoint of a trial whose value is known is worth no failure.
         self._strict = start.within.trial is None
-        self._saved = {checkpoint.LAST: start.resume["position"]["step"]} if start.resume else {}
         self._failed: dict[str, OSError] = {}
         self._tried = 0.0
 
@@ -45,16 +47,16 @@ class Checkpoints:
                 hold_again(self._folder.parent)
                 checkpoint.save(self._folder / name, document)
             except OSError as error:
-                self._tell(error)
+                waits = self._waits and error.errno in _FULL
+                self._tell(error, waits=waits)
                 self._failed[name] = error
-                if not self._waits or self._interrupt.signal:
+                if not waits or self._interrupt.signal:
                     return
                 while time.monotonic() - self._tried < RETRY_SECONDS and not self._interrupt.signal:
                     time.sleep(0.1)
             else:
-                self._saved[name] = document["position"]["step"]
                 if self._failed.pop(name, None):
-                    self._say(f"{self._folder / name} is written again, at step {self._saved[name]}")
+                    self._say(f"{self._folder / name} is written again, at step {document['position']['step']}")
                 return
 
     def is_due(self) -> bool:
@@ -75,14 +77,20 @@ class Checkpoints:
             save(checkpoint.LAST)
         if not self._failed or not self._strict:
             return
-        states = (f"{name} is of step {self._saved[name]}" if name in self._saved else f"no {name} was written"
-                  for name in (checkpoint.LAST, checkpoint.BEST) if name in self._failed)  # fmt: skip
+        states = [self._state(checkpoint.LAST)]
+        if checkpoint.BEST in self._failed:  # not every run has a best one
+            states.append(self._state(checkpoint.BEST))
         raise TrainingFailedError(
             f"the run is at step {step}, and not all of it is on disk: {', '.join(states)} "
             f"({next(iter(self._failed.values()))}). Make room; run.on_full_disk=wait has a run wait for it"
         ) from next(iter(self._failed.values()))
 
-    def _tell(self, error: OSError) -> None:
-        if not self._failed:
-            goes_on = "waits for room" if self._waits else "goes on"
+    def _state(self, name: str) -> str:
+        """Say of which step a checkpoint on disk is, if there is one; an earlier start may have written it."""
+        path = self._folder / name
+        return f"{name} is of step {checkpoint.load(path)['position']['step']}" if path.is_file() else f"no {name}"
+
+    def _tell(self, error: OSError, *, waits: bool) -> None:
+        if all(error.errno != known.errno for known in self._failed.values()):
+            goes_on = "waits for room" if waits else "goes on"
             self._say(f"{error}; the run {goes_on}, and tries again every {RETRY_SECONDS:.0f} s")

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sqlite3
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from hotloop.errors import ConfigError
 from hotloop.record import this_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 LOCK = "run.lock"
-"""In a run's folder: locked by the process that trains there, whose number and machine it holds."""
+"""In a run's folder: locked by the process that trains there. It belongs to filelock, which may write into it."""
+HOLDER = f"{LOCK}.json"
+"""Beside the lock: the number and the machine of the process that has it, and since when."""
 LOCKED_SECONDS = 60
 """How long anybody waits for a turn."""
 
@@ -36,7 +39,7 @@ def turn(path: Path, seconds: float = LOCKED_SECONDS) -> Iterator[None]:
         yield
 
 
-_held: dict[Path, tuple[FileLock, os.stat_result]] = {}
+_held: dict[Path, tuple[BaseFileLock, os.stat_result]] = {}
 """The lock that this process has of each run's folder, and its file: a folder that is made anew has another there."""
 
 
@@ -44,7 +47,8 @@ _held: dict[Path, tuple[FileLock, os.stat_result]] = {}
 def folder_held(folder: Path) -> Iterator[None]:
     """Be the only process that trains in a folder, which is made where it is not there. A process may enter it twice.
 
-    The system unlocks what a dead process had locked, so a killed run keeps nobody out.
+    The system unlocks what a dead process had locked, so a killed run keeps nobody out. On a file system without
+    such locks (flock), filelock takes over the lock of a process of this machine that is dead.
 
     Raises:
         ConfigError: another process trains there, or the folder cannot be written.
@@ -53,7 +57,7 @@ def folder_held(folder: Path) -> Iterator[None]:
         lock = _lock(folder)
     except Timeout:
         raise ConfigError(
-            f"run.folder={folder}: {_holder(folder / LOCK)} trains there. Wait for it, or stop it first"
+            f"run.folder={folder}: {_holder(folder)} trains there. Wait for it, or stop it first"
         ) from None
     except OSError as error:
         raise cannot_write(folder, error) from error
@@ -76,7 +80,7 @@ def hold_again(folder: Path) -> None:
         return
     lock, file = _held[folder]
     with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat((folder / LOCK).stat(), file):
+        if os.path.samestat(Path(lock.lock_file).stat(), file):
             return
     times = lock.lock_counter
     lock.release(force=True)
@@ -85,20 +89,27 @@ def hold_again(folder: Path) -> None:
             _lock(folder)
     except Timeout:
         raise ConfigError(
-            f"run.folder={folder} was removed while the run went on, and {_holder(folder / LOCK)} trains there now, "
+            f"run.folder={folder} was removed while the run went on, and {_holder(folder)} trains there now, "
             "so this run ends. Begin it anew with another run.folder"
         ) from None
 
 
-def _lock(folder: Path) -> FileLock:
+def _lock(folder: Path) -> BaseFileLock:
     """Lock a folder, write down who has, and return the lock; raise Timeout where another process has it."""
-    path = folder / LOCK
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, is_singleton=True, thread_local=False)
-    lock.acquire(blocking=False)
+    lock: BaseFileLock = FileLock(folder / LOCK, is_singleton=True, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.EOPNOTSUPP):  # what ENOSYS means, filelock knows
+            raise
+        # Another file: the one above is there by now, and the existence of this one is the lock.
+        lock = SoftFileLock(folder / f"{LOCK}.soft", is_singleton=True, thread_local=False)
+        lock.acquire(blocking=False)
     with contextlib.suppress(OSError):  # a full disk: it is locked, though nobody can read by whom
-        path.write_text(json.dumps({**this_process(), "since": time.time()}), encoding="utf-8")
-    _held[folder] = lock, path.stat()
+        (folder / HOLDER).unlink(missing_ok=True)  # may name a dead process, or be a link
+        (folder / HOLDER).write_text(json.dumps({**this_process(), "since": time.time()}), encoding="utf-8")
+    _held[folder] = lock, Path(lock.lock_file).stat()
     return lock
 
 
@@ -109,10 +120,10 @@ def cannot_write(folder: Path, error: OSError) -> ConfigError:
     )
 
 
-def _holder(path: Path) -> str:
-    """Name the process that holds a lock, as far as the lock's file tells."""
+def _holder(folder: Path) -> str:
+    """Name the process that trains in a folder, as far as it could write that down."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["since"]))
         return f"process {told['pid']} on {told['host']}, since {since},"
     except (OSError, ValueError, TypeError, KeyError):
