@@ -19,6 +19,22 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+class _Handler:
+    """Stands in the place of a handler of the program's own, which it calls where signals do not wait.
+
+    The program may find it there, and call or put it back at any later time (a data loader made in a step does so).
+    """
+
+    def __init__(self, handlers: _Handlers, own: Any) -> None:
+        self._handlers, self.own = handlers, own
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self._handlers.wait:
+            self._handlers.waiting.append(number)
+        else:
+            self.own(number, frame)
+
+
 class _Handlers:
     """The handlers of signals that are put aside for a while.
 
@@ -30,8 +46,8 @@ class _Handlers:
 
     def __init__(self) -> None:
         self.aside = self.wait = False
-        self._own: dict[int, Any] = {}
-        """The program's own handler, by number of the signal."""
+        self._ours: dict[int, _Handler] = {}
+        """By number of the signal."""
         self.waiting: list[int | BaseException] = []
 
     def put_aside(self) -> None:
@@ -39,20 +55,20 @@ class _Handlers:
         self.aside = self.wait = True
         for number in signal.valid_signals():
             own = signal.getsignal(number)
-            if callable(own) and own != self._handle:
-                self._own[number] = own
-                signal.signal(number, self._handle)
+            if callable(own) and own is not self._ours.get(number):
+                self._ours[number] = _Handler(self, own)
+                signal.signal(number, self._ours[number])
 
     def put_back(self) -> None:
         """Let the program's own handlers be called again, also for the signals that waited."""
         try:
             self.aside = self.wait = False  # in the block, since from here on the program's own handler may raise
-            for number, own in list(self._own.items()):
-                if signal.getsignal(number) == self._handle:  # else the program has put another one there
-                    signal.signal(number, own)
-                del self._own[number]
+            for number, ours in list(self._ours.items()):
+                if signal.getsignal(number) == ours:  # else the program has put another one there
+                    signal.signal(number, ours.own)
+                del self._ours[number]
         finally:
-            if self._own:  # an interrupt came meanwhile
+            if self._ours:  # an interrupt came meanwhile
                 self.put_back()
             self.deliver()
 
@@ -66,12 +82,6 @@ class _Handlers:
                 signal.raise_signal(waited)
             finally:
                 self.deliver()
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if self.wait:
-            self.waiting.append(number)
-        else:
-            self._own[number](number, frame)
 
 
 def _in_main_thread() -> bool:

@@ -207,6 +207,21 @@ def test_each_signal_that_waited_is_handled_before_the_call_returns():
             signal.signal(number, before)
 
 
+def test_a_handler_that_the_program_found_in_a_step_may_be_put_back_later():
+    """A data loader that is made in a step does so: it calls the handler that it found from a handler of its own."""
+    came = []
+    own = signal.signal(signal.SIGUSR1, lambda number, _frame: came.append(number))
+    find = interrupts.uninterrupted(lambda: interrupts.interruptible(lambda: signal.signal(signal.SIGUSR1, _interrupt)))
+    try:
+        signal.signal(signal.SIGUSR1, find())
+        for _ in range(2):
+            signal.raise_signal(signal.SIGUSR1)
+            interrupts.uninterrupted(lambda: None)()
+        assert came == [signal.SIGUSR1] * 2
+    finally:
+        signal.signal(signal.SIGUSR1, own)
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("first", [0, 5])
 @pytest.mark.parametrize("stage", STAGES)
