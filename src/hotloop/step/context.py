@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hotloop.step.interrupts import interruptible
+from hotloop.interrupts import interruptible
 from hotloop.step.state.precision import compute_dtype
 
 if TYPE_CHECKING:

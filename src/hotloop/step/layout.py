@@ -18,7 +18,7 @@ from torch import nn
 
 from hotloop._torch.fake import is_view, uncounted
 from hotloop._torch.foreach import copy_all
-from hotloop.step.interrupts import uninterrupted
+from hotloop.interrupts import uninterrupted
 from hotloop.step.state.memory import Views
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hotloop import events as ev
 from hotloop._torch.dispatch import place_of
 from hotloop._torch.dynamo import RaisedError
 from hotloop.errors import CompiledRunError, StepLostError, describe
-from hotloop.step.interrupts import interruptible, uninterrupted
+from hotloop.interrupts import interruptible, uninterrupted
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.undo import StepStart, drop_tracebacks
 

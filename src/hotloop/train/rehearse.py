@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop import presets
+from hotloop._torch.random_state import RandomState
 from hotloop.compiling.fallback import missing
 from hotloop.errors import ConfigError, describe
 from hotloop.presets import Preset
 from hotloop.prove.harness.harness import Settings, rehearse
 from hotloop.step import Workload
 from hotloop.step.calls.preview import generators_of
-from hotloop.step.state.random_state import RandomState
 
 if TYPE_CHECKING:
     from hotloop.events import Event

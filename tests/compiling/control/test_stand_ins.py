@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
+import signal
+import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -68,7 +72,7 @@ class Tracks(nn.Module):
         self.replaced = self.replaced + 1
         self.calls += 1
         self.counts["calls"] += 1
-        self.seen.append(float(torch.rand(())))
+        self.seen += [float(torch.rand(())), random.random(), np.random.rand()]  # noqa: NPY002
 
     def forward(self, x):
         self.track(x)
@@ -90,6 +94,8 @@ def test_what_a_call_changed_before_it_failed_is_changed_once(preset, wrong):
         results = []
         for model in (eager, ours):
             torch.manual_seed(at)
+            random.seed(at)
+            np.random.seed(at)  # noqa: NPY002
             try:
                 results.append(model(torch.randn(2, 4)))
             except (TypeError, ValueError) as error:
@@ -139,3 +145,57 @@ def test_without_memory_for_copies_of_the_buffers_the_call_goes_on(monkeypatch, 
     hotloop.compile(model, "aot_eager")
     assert model(torch.randn(3, 4)).shape == (3, 2)
     assert hotloop.status(model).components["model"].compiles == 1
+
+
+@pytest.fixture
+def traced():
+    """Run a function, with an interrupt at its nth bytecode in ours; return whether it was raised."""
+    own = signal.getsignal(signal.SIGUSR1)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def run(function, at):
+        bytecodes = 0
+
+        def trace(frame, event, _argument):
+            nonlocal bytecodes
+            if "hotloop" not in frame.f_code.co_filename:
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                bytecodes += 1
+                if bytecodes == at:
+                    signal.raise_signal(signal.SIGUSR1)
+            return trace
+
+        signal.signal(signal.SIGUSR1, interrupt)
+        sys.settrace(trace)
+        try:
+            function()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    yield run
+    signal.signal(signal.SIGUSR1, own)
+
+
+def test_an_interrupt_while_a_call_is_put_back_waits_until_it_is(traced):
+    def whole(model):
+        return model.calls, model.seen == [1], model.mean.item(), torch.get_rng_state().sum().item()
+
+    model, at, raised = Tracks(wrong=False), 0, True
+    model.seen.append(1)
+    while raised:
+        at += 1
+        before, first = call.Before(model), whole(model)
+        model.calls, model.seen, _ = 7, [], model.mean.add_(1)
+        torch.rand(3)
+        second = whole(model)
+        raised = traced(before.restore, at)
+        assert whole(model) in (first, second)
+        before.restore()
+    assert at > 300

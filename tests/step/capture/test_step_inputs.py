@@ -6,8 +6,8 @@ from torch import nn
 
 import hotloop
 from hotloop import events as ev
+from hotloop._torch.places import unexpanded
 from hotloop.step.capture import inputs
-from hotloop.step.state.memory import unexpanded
 
 WIDE = torch.arange(60.0).reshape(3, 4, 5)
 THIN = torch.arange(2.0**23).reshape(8, -1)[:, 0]

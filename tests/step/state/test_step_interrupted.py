@@ -21,14 +21,15 @@ from step_programs import GRAPH
 from torch import nn
 
 import hotloop
-from hotloop.step import interrupts
+from hotloop import interrupts
 from hotloop.step.capture.recording import CapturedStep
 from hotloop.step.rescue import Rescue
 from hotloop.testing import captured_step_emulation
 
 EXCHANGING = (
-    *("interrupts", "rescue", "state/snapshot", "state/bindings", "state/memory", "state/random_state"),
-    *("state/trial_run", "state/undo", "prove/proof", "prove/wide_reference", "prove/rounding_evidence"),
+    *("interrupts", "_torch/random_state", "_torch/places", "step/rescue", "step/state/snapshot"),
+    *("step/state/bindings", "step/state/memory", "step/state/trial_run", "step/state/undo", "step/prove/proof"),
+    *("step/prove/wide_reference", "step/prove/rounding_evidence"),
 )
 STAGES = {
     "rehearsal and proof of code": ("aot_eager", 2),
@@ -139,7 +140,7 @@ class Interrupted:
         loop.close()
 
     def _trace(self, frame, _event, _argument):
-        if not any(f"hotloop/step/{one}.py" in frame.f_code.co_filename for one in EXCHANGING):
+        if not any(f"hotloop/{one}.py" in frame.f_code.co_filename for one in EXCHANGING):
             return None
         if frame.f_code is Rescue.recover.__wrapped__.__code__:
             self.excuse = ""
@@ -179,7 +180,7 @@ def test_an_interrupt_leaves_the_state_from_before_the_step_or_from_after_it(sta
 
 
 def test_an_interrupt_while_handlers_are_exchanged_leaves_the_programs_own():
-    assert not torn("warm-up", list, within="step/interrupts.py")
+    assert not torn("warm-up", list, within="hotloop/interrupts.py")
 
 
 def test_each_signal_that_waited_is_handled_before_the_call_returns():

@@ -13,10 +13,10 @@ from step_programs import GRAPH, batches
 from torch import nn
 from torch.nn import functional as F
 
+from hotloop._torch.places import overlaps, places_of, put_back, viewed_like
 from hotloop.errors import describe
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import wide_reference
-from hotloop.step.state.memory import overlaps, places_of, put_back, viewed_like
 
 TIERS = (GRAPH, "aot_eager")
 
@@ -161,7 +161,7 @@ def test_each_place_goes_back_to_its_bits_and_no_write_counts(name):
     copy = places.clone()
     assert torch.equal(viewed_like(copy, tensor), tensor) or name == "nan"
     was, version = tensor.clone(), tensor._version
-    with mock.patch("hotloop.step.state.memory.copy_all") as copied:
+    with mock.patch("hotloop._torch.places.copy_all") as copied:
         put_back([places], [copy])
     assert not copied.call_args.args[0]
     places.copy_(~places if tensor.dtype == torch.bool else places.nan_to_num(1) + 1)

@@ -12,10 +12,14 @@ import torch
 from hotloop import events as ev
 from hotloop._torch import dynamo
 from hotloop._torch.dispatch import place_of
+from hotloop._torch.foreach import copies
 from hotloop._torch.module import class_forward, eager_call, get_entry, module_of
+from hotloop._torch.places import places_of, put_back
+from hotloop._torch.random_state import RandomState
 from hotloop.compiling.fallback.causes import chain_of, failure_of
 from hotloop.compiling.observe import Call
 from hotloop.errors import CompileFailedError
+from hotloop.interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from hotloop.compiling.apply.roots import Root
@@ -24,7 +28,7 @@ _CONTAINERS = (list, dict, set, collections.OrderedDict)
 
 
 class Before:
-    """What a module and torch's random streams held before a call: attributes, plain containers in them, buffers.
+    """What a module and the random streams held before a call: attributes, plain containers in them, buffers.
 
     Not held: parameters' values, what containers hold inside of others, and objects beside the module.
     """
@@ -32,11 +36,12 @@ class Before:
     def __init__(self, module: torch.nn.Module | None) -> None:
         on_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         on_gpu = on_gpu and not torch.cuda.is_current_stream_capturing()  # which forbids reading the streams
-        self._random = torch.get_rng_state(), torch.cuda.get_rng_state_all() if on_gpu else []
+        self._random = RandomState([torch.device("cuda", at) for at in range(torch.cuda.device_count() * on_gpu)])
         self._parts = [] if module is None else [(part, dict(part.__dict__)) for part in module.modules()]
         contained = (value for _, held in self._parts for value in held.values() if type(value) in _CONTAINERS)
         self._containers = [(value, value.copy()) for value in contained]
-        self._buffers = [] if module is None else [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+        self._buffers = [] if module is None else [places_of(buffer) for buffer in module.buffers()]
+        self._copies = copies(self._buffers)
 
     @classmethod
     def of(cls, module: torch.nn.Module | None) -> Before | None:
@@ -50,6 +55,7 @@ class Before:
                 return None  # the call itself may fit
             raise
 
+    @uninterrupted
     def restore(self) -> None:
         """Put back what was held."""
         for part, held in self._parts:
@@ -58,11 +64,8 @@ class Before:
         for value, held in self._containers:
             value.clear()
             value.extend(held) if isinstance(value, list) else value.update(held)
-        with torch.no_grad():
-            for buffer, value in self._buffers:
-                buffer.copy_(value)
-        torch.set_rng_state(self._random[0])
-        torch.cuda.set_rng_state_all(self._random[1])
+        put_back(self._buffers, self._copies)
+        self._random.restore()
 
 
 @dataclasses.dataclass(slots=True, eq=False, kw_only=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.random_state import RandomState
 from hotloop.errors import StaleOutputError
 from hotloop.measure import compare_with_reference, flatten, over_steps
 from hotloop.measure.tree import names
@@ -18,7 +19,6 @@ from hotloop.prove.harness.result import REMEDY, Finding
 from hotloop.prove.harness.subject import Calls, noting_calls
 from hotloop.step.capture.engines import traced_path
 from hotloop.step.prove.proof import plain_run, values_of
-from hotloop.step.state.random_state import RandomState
 from hotloop.step.workload import arguments
 
 if TYPE_CHECKING:

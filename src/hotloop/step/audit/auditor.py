@@ -14,7 +14,9 @@ from hotloop._torch.autograd import was_freed
 from hotloop._torch.dynamo import attributes_of
 from hotloop._torch.fake import version_of
 from hotloop._torch.ledger import CapabilityMissingError
+from hotloop._torch.random_state import CPU, NUMPY, PYTHON, RandomState
 from hotloop._torch.thread_patch import called_here
+from hotloop.interrupts import uninterrupted
 from hotloop.measure import flatten, signature
 from hotloop.step.audit.argument_gradients import gradients_of
 from hotloop.step.audit.findings import AuditFindings
@@ -24,10 +26,9 @@ from hotloop.step.audit.side_effects import SideEffects
 from hotloop.step.engine import collector_paused
 from hotloop.step.guard.changes import RETURN_IT, SCHEDULE_OUTSIDE, UNHEARD, Changes
 from hotloop.step.guard.optimizer_settings import frozen, rates
-from hotloop.step.interrupts import uninterrupted
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.ranks import threads
-from hotloop.step.state.random_state import CPU, NUMPY, PYTHON, RandomState, other_threads
+from hotloop.step.state.random_state import other_threads
 from hotloop.step.state.trial_run import alone, before_a_run, undo, wait_for
 
 if TYPE_CHECKING:

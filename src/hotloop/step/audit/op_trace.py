@@ -21,9 +21,9 @@ from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import first_after_step
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
+from hotloop.interrupts import interruptible
 from hotloop.step.audit.averaged_model import answered
 from hotloop.step.audit.findings import AuditFindings
-from hotloop.step.interrupts import interruptible
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.memory import Memory
 

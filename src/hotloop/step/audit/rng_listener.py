@@ -6,8 +6,9 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.dispatch import observing
+from hotloop._torch.random_state import PYTHON
 from hotloop.step.audit.call_monitor import CallMonitor
-from hotloop.step.state.random_state import FROM_PYTHON, PYTHON, drawn_by, is_pythons
+from hotloop.step.state.random_state import FROM_PYTHON, drawn_by, is_pythons
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

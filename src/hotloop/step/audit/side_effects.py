@@ -20,6 +20,7 @@ import torch
 
 from hotloop._torch.dispatch import draws_elsewhere, is_torchs
 from hotloop._torch.graphs import is_own_file, is_standard_library
+from hotloop._torch.random_state import PYTHON
 from hotloop._torch.thread_patch import replaced
 from hotloop.step.audit.call_monitor import CallMonitor
 from hotloop.step.audit.impure_calls import (
@@ -34,7 +35,7 @@ from hotloop.step.audit.impure_calls import (
 from hotloop.step.audit.op_trace import Listener, own_place, trace_step
 from hotloop.step.guard.bytecode import BY_NAME
 from hotloop.step.obstacle import RUNS, Obstacle
-from hotloop.step.state.random_state import FROM_PYTHON, PYTHON, drawn_by, is_pythons
+from hotloop.step.state.random_state import FROM_PYTHON, drawn_by, is_pythons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

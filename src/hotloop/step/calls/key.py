@@ -15,11 +15,11 @@ import torch
 
 from hotloop._torch.ambient import function_modes, saved_tensors_hooks
 from hotloop._torch.dynamo import attributes_of
+from hotloop._torch.places import span_of
 from hotloop.measure import Unhashed, flatten, signature
 from hotloop.step.guard.fingerprint import SCALARS
 from hotloop.step.naming import with_article
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.state.memory import span_of
 from hotloop.step.state.precision import matmul_precision
 
 if TYPE_CHECKING:

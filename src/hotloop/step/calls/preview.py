@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from hotloop.step.state.random_state import RandomState
+from hotloop._torch.random_state import RandomState
 from hotloop.step.workload import arguments
 
 BATCHES, SECONDS = 64, 0.5

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from hotloop._torch.dynamo import attributes_of
-from hotloop.step.state.memory import overlaps, span_of, unexpanded, view_of
+from hotloop._torch.places import overlaps, span_of, unexpanded
+from hotloop.step.state.memory import view_of
 
 
 class Inputs:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from hotloop._torch.foreach import copies
+from hotloop._torch.places import span_of
 from hotloop.step.guard.optimizer_settings import frozen
-from hotloop.step.state.memory import span_of
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Recorded by their fused kernel, which takes learning rate and step count from the device on CPU and GPU alike."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.errors import describe
+from hotloop.interrupts import interruptible
 from hotloop.measure import flatten, unflatten
 from hotloop.step.audit.averaged_model import answered
 from hotloop.step.calls.key import Regions, shared
@@ -18,7 +19,6 @@ from hotloop.step.capture.invariants import Change, Frozen
 from hotloop.step.capture.optimizers import Recorded, move_step_counts
 from hotloop.step.capture.results import Results
 from hotloop.step.guard.compare import Watch
-from hotloop.step.interrupts import interruptible
 from hotloop.step.state.memory import Memory
 
 if TYPE_CHECKING:

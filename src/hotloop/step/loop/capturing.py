@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
 from hotloop.compiling.control import between_steps
+from hotloop.interrupts import uninterrupted
 from hotloop.step.calls.key import Aliasing, UnstableArguments, key_of
 from hotloop.step.capture.invariants import Invariants
 from hotloop.step.engine import collector_paused
-from hotloop.step.interrupts import uninterrupted
 from hotloop.step.loop.call_kind import Audited, CallKind, Captured, Declined, New, Proven, Warmed
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove.graph_proofs import Recorded

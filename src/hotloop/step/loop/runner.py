@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop.interrupts import uninterrupted
 from hotloop.measure import flatten
 from hotloop.step.audit.argument_gradients import gradients_of
 from hotloop.step.audit.auditor import StepAuditor
 from hotloop.step.calls.shapes import Shapes
 from hotloop.step.context import DecoratedStep
-from hotloop.step.interrupts import uninterrupted
 from hotloop.step.loop.agreed import AgreedStep
 from hotloop.step.loop.call_kind import StepCall
 from hotloop.step.loop.capturing import Capturing

@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from hotloop.diagnose.no_effect import NoEffect
+from hotloop.interrupts import uninterrupted
 from hotloop.measure import Limits
-from hotloop.step.interrupts import uninterrupted
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps

@@ -16,17 +16,17 @@ import torch
 
 from hotloop._torch.capture import captures_waited_for
 from hotloop._torch.foreach import copies
+from hotloop._torch.random_state import RandomState
 from hotloop.errors import describe
+from hotloop.interrupts import interruptible
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.audit.rng_listener import draws_noted
 from hotloop.step.capture.optimizers import repeatable, rounded_scalars, step_again
 from hotloop.step.capture.recording import gradients_of
-from hotloop.step.interrupts import interruptible
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.outcomes import Outcome, compare_kinds, judge_kinds
 from hotloop.step.state.memory import in_place
-from hotloop.step.state.random_state import RandomState
 from hotloop.step.state.snapshot import Snapshot, chunks
 from hotloop.step.state.trial_run import Ready, alone, copied, undone_if_it_fails
 from hotloop.step.state.undo import StepStart

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from hotloop._torch.fake import uncounted
+from hotloop._torch.places import overlaps, write
 from hotloop.errors import describe
 from hotloop.measure import BLIND, DRAWS, Limits
 from hotloop.measure.limits import SPREADS
@@ -24,7 +25,6 @@ from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.outcomes import OF_COMPILED
 from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.prove.wide_reference import draws_of, wider_dtypes, widest_step
-from hotloop.step.state.memory import overlaps, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

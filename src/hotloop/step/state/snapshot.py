@@ -8,11 +8,12 @@ import torch
 
 from hotloop._torch.fake import uncounted
 from hotloop._torch.foreach import copies, copy_all, differing
+from hotloop._torch.places import places_of, put_back, viewed_like, write
+from hotloop._torch.random_state import RandomState
 from hotloop.measure.machine import free_bytes
 from hotloop.step.state.bindings import Bindings, BufferTables
 from hotloop.step.state.holdings import distinct_views
-from hotloop.step.state.memory import Memory, in_place, places_of, put_back, viewed_like, write
-from hotloop.step.state.random_state import RandomState
+from hotloop.step.state.memory import Memory, in_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

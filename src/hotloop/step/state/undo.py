@@ -15,10 +15,11 @@ from torch.utils.weak import TensorWeakRef
 
 from hotloop._torch.fake import is_view, uncounted, version_of
 from hotloop._torch.foreach import copy_all
+from hotloop._torch.places import overlaps, places_of, put_back, viewed_like
+from hotloop._torch.random_state import RandomState
 from hotloop.step.state.bindings import Bindings, BufferTables
 from hotloop.step.state.holdings import Holdings
-from hotloop.step.state.memory import Memory, overlaps, places_of, put_back, viewed_like
-from hotloop.step.state.random_state import RandomState
+from hotloop.step.state.memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

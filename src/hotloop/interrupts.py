@@ -64,8 +64,9 @@ class _Handlers:
         try:
             self.aside = self.wait = False  # in the block, since from here on the program's own handler may raise
             for number, ours in list(self._ours.items()):
-                if signal.getsignal(number) == ours:  # else the program has put another one there
-                    signal.signal(number, ours.own)
+                stands = signal.getsignal(number)
+                if isinstance(stands, _Handler) and stands is ours:  # else the program has put another one there
+                    signal.signal(number, stands.own)
                 del self._ours[number]
         finally:
             if self._ours:  # an interrupt came meanwhile
