@@ -1,11 +1,9 @@
-import dataclasses
-import typing
 from pathlib import Path
 
 import pytest
 
 from hotloop.errors import ConfigError
-from hotloop.train import coerce, configure, documentation, start
+from hotloop.train import configure, documentation, schema, start
 from hotloop.train.settings import Settings
 
 
@@ -161,9 +159,12 @@ def test_settings_survive_being_plain():
 
 
 def test_every_setting_has_a_range_or_type_that_can_be_told():
-    for name in coerce.keys(Settings):
-        assert coerce.kind_at(Settings, name) is not None
-    assert dataclasses.is_dataclass(typing.get_type_hints(Settings)["training"])
+    for name in schema.names(Settings):
+        setting = schema.at(Settings, name)
+        assert setting.is_group or setting.takes
+    assert schema.at(Settings, "model.buckets").takes == "a list of items that are each an integer of at least 4"
+    assert schema.at(Settings, "training.learning_rate").takes == "a number above 0"
+    assert schema.at(Settings, "model.max_length").takes == "an integer of at least 4, or auto"
 
 
 def test_the_documentation_is_made_of_the_settings():
@@ -175,14 +176,13 @@ def test_the_documentation_says_which_settings_may_change_when_a_run_is_resumed(
     _, resumed = documentation.render().split("## When a run is resumed")
     for names in (*start.FIXED.values(), start.COMPARED, start.FREE):
         assert all(f"`{one}`" in resumed for one in names)
-        assert all(one == "recipe" or coerce.kind_at(Settings, one) is not None for one in names)
+        assert all(one == "recipe" or schema.at(Settings, one) is not None for one in names)
 
 
 def test_every_setting_is_in_the_documentation_with_what_it_is_for():
     described, _ = documentation.render().split("## When a run is resumed")
     rows = {row.split("`")[1]: row for row in described.splitlines() if row.startswith("| `")}
-    for name in coerce.keys(Settings):
-        kind = coerce.kind_at(Settings, name)
-        if not dataclasses.is_dataclass(kind):
+    for name in schema.names(Settings):
+        if not schema.at(Settings, name).is_group:
             row = rows.get(name) or rows[f"{name}.<name>"]
             assert len(row.split(" | ")[-1]) > 15, f"{name} has no comment in its YAML file"

@@ -3,7 +3,7 @@
 import pytest
 
 from hotloop.errors import ConfigError
-from hotloop.train import coerce, configure, kfold, start, unread
+from hotloop.train import configure, kfold, schema, start, unread
 from hotloop.train.search import before
 from hotloop.train.settings import Settings
 
@@ -158,7 +158,7 @@ def test_a_report_leaves_out_what_does_nothing_beside_others():
 
 def test_rules_name_settings_that_there_are():
     known = [configure.to_dict(configure.load(given)) for given in ([], DIFFUSION)]  # components are their recipe's
-    names = {*coerce.keys(Settings), *(name for one in known for name in dict(unread._leaves(one)))}
+    names = {*schema.names(Settings), *(name for one in known for name in dict(unread._leaves(one)))}
     for rule in unread.RULES:
         assert set(rule.on) <= names
         assert all(any(unread._within(one, [name]) for one in names) for name in rule.names), rule.names

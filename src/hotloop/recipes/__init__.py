@@ -6,8 +6,8 @@ import importlib
 from typing import cast
 
 from hotloop.errors import ConfigError
-from hotloop.train.coerce import nearest
 from hotloop.train.recipe import Recipe
+from hotloop.train.schema import nearest
 
 __all__ = ["NAMES", "Recipe", "load"]
 

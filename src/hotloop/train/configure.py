@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import importlib.metadata
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
-from hotloop.train import coerce
+from hotloop.train import schema
 from hotloop.train.optional import require
 from hotloop.train.settings import GROUP, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 CONF = "hotloop.train.conf"
 ENTRY_POINTS = "hotloop.recipes"
@@ -39,7 +40,7 @@ def load(overrides: Sequence[str] = (), config: str | Path | None = None) -> Set
     Raises:
         ConfigError: an override, a key, a group choice or a value that cannot be used, with what was expected.
     """
-    return coerce.build(Settings, compose(overrides, config))
+    return schema.build(Settings, compose(overrides, config))
 
 
 def load_search(overrides: Sequence[str] = (), config: str | Path | None = None) -> Settings:
@@ -67,7 +68,7 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
                 at.pop(last, None)
             elif own or last in at:
                 at[last] = None
-    return coerce.build(Settings, composed)
+    return schema.build(Settings, composed)
 
 
 def groups(folder: Path | None = None) -> dict[str, list[str]]:
@@ -221,9 +222,9 @@ def _choices(group: str, asked: str, available: list[str]) -> str:
     """Say what may be chosen: not the choices that others stand on."""
     known = set(available) - {"default"} or {"default"}
     if group != "recipe":
-        return coerce.nearest(asked, known)
+        return schema.nearest(asked, known)
     named = {*known, *installed()} - {"workload"}
-    return f"{coerce.nearest(asked, named)} (a program of your own: recipe=FILE.py:function)"
+    return f"{schema.nearest(asked, named)} (a program of your own: recipe=FILE.py:function)"
 
 
 def _checked(text: str, available: Mapping[str, list[str]], *, of_program: bool = False) -> str:
@@ -243,13 +244,9 @@ def _checked(text: str, available: Mapping[str, list[str]], *, of_program: bool 
         if value not in available[key]:
             raise ConfigError(f"{key}={value}: no such choice; {_choices(key, value, available[key])}")
         return f"{key}={value}"
-    if coerce.kind_at(Settings, key) is None:
-        parent = key.rpartition(".")[0]
-        beside = coerce.kind_at(Settings, parent) if parent else None
-        within = coerce.keys(beside, f"{parent}.") if isinstance(beside, type) else ()
+    if schema.at(Settings, key) is None:
         own = {f"{GROUP}.{key}"} if of_program and "." not in key else set()
-        known = {*coerce.keys(Settings), *available, *within, *own}
-        raise ConfigError(f"unknown setting {key}: {coerce.nearest(key, known)}")
+        raise ConfigError(schema.unknown(Settings, key, also={*available, *own}))
     try:
         parsed = OverridesParser.create().parse_override(text)
     except HydraException as error:
@@ -264,10 +261,10 @@ def _user_file(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     loaded = _read(path)
     if not isinstance(loaded, dict):
         raise ConfigError(f"--config {path}: expected a mapping of settings, found {type(loaded).__name__}")
-    names = {field.name for field in dataclasses.fields(Settings)}
+    names = set(Settings.model_fields)
     for key in map(str, loaded):
         if key not in names:
-            raise ConfigError(f"--config {path}: unknown setting {key}: {coerce.nearest(key, names)}")
+            raise ConfigError(f"--config {path}: unknown setting {key}: {schema.nearest(key, names)}")
     choices = {str(key): value for key, value in loaded.items() if isinstance(value, str)}
     return choices, {str(key): value for key, value in loaded.items() if not isinstance(value, str)}
 
@@ -314,8 +311,7 @@ def _read(path: Path) -> Any:
 
 def to_dict(settings: Settings) -> dict[str, Any]:
     """Return settings as plain data: what the record, the checkpoints and ``settings.yaml`` hold."""
-    plain: dict[str, Any] = _plain(dataclasses.asdict(settings))
-    return plain
+    return settings.model_dump(mode="json")
 
 
 def to_yaml(settings: Settings) -> str:
@@ -339,16 +335,10 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Setti
         _put(merged, line)
     plain = OmegaConf.to_container(merged, resolve=True)
     assert isinstance(plain, dict)
-    return coerce.build(Settings, {str(key): value for key, value in plain.items()})
+    return schema.build(Settings, {str(key): value for key, value in plain.items()})
 
 
 def _parsed(text: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser  # noqa: PLC0415 - checked by the caller
 
     return OverridesParser.create().parse_override(f"value={text}").value()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

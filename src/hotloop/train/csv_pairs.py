@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotloop.errors import DataError
-from hotloop.train.coerce import nearest
 from hotloop.train.folds import remedy, split_rows, where
 from hotloop.train.pairs import Pair, Split, sample
+from hotloop.train.schema import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -66,7 +66,7 @@ def read(settings: DataSettings) -> tuple[list[Pair], list[BadRow]]:
     pairs: list[Pair] = []
     bad: list[BadRow] = []
     seen: dict[tuple[str, str], tuple[int, int]] = {}
-    columns = dataclasses.asdict(settings.columns)
+    columns = settings.columns.model_dump()
     for line, row in _rows(path, settings.delimiter, columns):
         fitted = row if isinstance(row, str) else _fit(row, columns)
         if isinstance(fitted, Pair):

@@ -7,7 +7,7 @@ import sys
 import typing
 from importlib import resources
 
-from hotloop.train import coerce, configure, start
+from hotloop.train import configure, schema, start
 from hotloop.train.settings import Settings
 
 if typing.TYPE_CHECKING:
@@ -71,10 +71,10 @@ def entries(text: str) -> Iterator[Entry]:
 
 def render() -> str:
     """Return the whole page."""
-    hints = typing.get_type_hints(Settings)
+    order = list(Settings.model_fields)
     choices = configure.groups()
     parts = [HEAD]
-    for group, names in sorted(choices.items(), key=lambda item: list(hints).index(item[0])):
+    for group, names in sorted(choices.items(), key=lambda item: order.index(item[0])):
         parts.append(_section(group, names))
     return "\n".join([*parts, *_resumed()])
 
@@ -143,10 +143,10 @@ def _rows(group: str, name: str) -> list[str]:
         rows.append(f"| `{group}.<name>` | | any value | {_about(group, name)} |")
     for entry in entries(_read(group, name)):
         path = f"{group}.{entry.name}"
-        kind = coerce.kind_at(Settings, path)
-        if dataclasses.is_dataclass(kind):
+        setting = schema.at(Settings, path)
+        if setting and setting.is_group:
             continue
-        takes = coerce.describe(kind, coerce.limits_at(Settings, path)) if kind is not None else ""
+        takes = setting.takes if setting else ""
         if entry.value:
             cells = (f"`{path}`", f"`{entry.value}`", takes, entry.comment)
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

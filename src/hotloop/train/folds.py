@@ -151,19 +151,19 @@ def where(kfold: KfoldSettings | None) -> str:
 
 def of_fold(settings: Settings, fold: int) -> Settings:
     """Return the settings of the ordinary run that holds out one fold."""
-    kfold = dataclasses.replace(settings.kfold, fold=fold, inner_trials=None)
-    return dataclasses.replace(settings, kfold=kfold)
+    kfold = settings.kfold.model_copy(update={"fold": fold, "inner_trials": None})
+    return settings.model_copy(update={"kfold": kfold})
 
 
 def with_search(settings: Settings, fold: int) -> Settings:
     """Return the settings of a fold and its inner search: no run's, until an inner fold is named (`of_inner_fold`)."""
-    return dataclasses.replace(settings, kfold=dataclasses.replace(settings.kfold, fold=fold))
+    return settings.model_copy(update={"kfold": settings.kfold.model_copy(update={"fold": fold})})
 
 
 def of_inner_fold(settings: Settings, fold: int) -> Settings:
     """Return the settings of the ordinary run that holds out one inner fold of the training side of ``kfold.fold``."""
-    kfold = dataclasses.replace(settings.kfold, inner_fold=fold, inner_trials=None)
-    return dataclasses.replace(settings, kfold=kfold)
+    kfold = settings.kfold.model_copy(update={"inner_fold": fold, "inner_trials": None})
+    return settings.model_copy(update={"kfold": kfold})
 
 
 def examine(settings: Settings, sides: Callable[[Settings], Sides]) -> list[Sides]:

@@ -24,7 +24,6 @@ from hotloop.errors import ConfigError, DataError, HotloopError, MissingExtraErr
 from hotloop.report import folds as report
 from hotloop.train import (
     checkpoint,
-    coerce,
     compiling,
     configure,
     environment,
@@ -38,6 +37,7 @@ from hotloop.train.display import Display, figures
 from hotloop.train.interrupt import wished
 from hotloop.train.kfold_state import State
 from hotloop.train.outcome import CHECKED
+from hotloop.train.schema import build
 from hotloop.train.search import space
 from hotloop.train.search.nested import check
 from hotloop.train.search.preparing import prepared
@@ -115,7 +115,7 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
         return (
             _resume(Path(str(resumed)), overrides, config) if report.is_cross_validation(Path(str(resumed))) else None
         )
-    settings = program.filled(coerce.build(Settings, composed))
+    settings = program.filled(build(Settings, composed))
     kfold = settings.kfold
     if kfold.n_splits is None or (kfold.fold is not None and kfold.inner_trials is None):
         return None

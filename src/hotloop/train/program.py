@@ -21,10 +21,11 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pydantic
+
 from hotloop.errors import ConfigError
 from hotloop.step.workload import checked, load_function
-from hotloop.train import coerce
-from hotloop.train.optional import require
+from hotloop.train import schema
 from hotloop.train.parameters import Range, Search
 from hotloop.train.settings import GROUP
 
@@ -38,32 +39,24 @@ FOLD = "fold"
 """The parameter that is no setting: a run of a cross-validation passes it the fold that it holds out."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """One setting of a program.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parameter(schema.Setting):
+    """One setting of a program; its name is that below ``program``.
 
     Args:
-        name: its name below ``program``, with dots where it is part of another one.
-        kind: its type.
-        limits: its range, as `coerce.describe` takes it.
         default: as plain data; unset where ``required``.
         required: it has no default.
         about: what it is for, in the words of the program.
-        search: how a search varies it, where the program says so.
     """
 
-    name: str
-    kind: Any
-    limits: Mapping[str, Any]
     default: Any
     required: bool
     about: str
-    search: Search | None
 
     @property
-    def takes(self) -> str:
-        """What it may be, in words."""
-        return coerce.describe(self.kind, self.limits)
+    def search(self) -> Search | None:
+        """How a search varies it, where the program says so."""
+        return next((each for each in self.extras if isinstance(each, Search)), None)
 
     def line(self, value: Any = ...) -> str:
         """Return one line about it: its value or else its default, what it may be, and what it is for."""
@@ -86,7 +79,6 @@ class Program:
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name, self.function = name, function
-        self._pydantic: Any = require("pydantic", "Settings of a program")
         self._signature = _signature(function)
         hints = self._hints()
         self.takes_fold = FOLD in hints
@@ -96,15 +88,15 @@ class Program:
                 "of a cross-validation has no fold"
             )
         hints.pop(FOLD, None)
-        self.whole = next(iter(hints)) if len(hints) == 1 and _is_model(next(iter(hints.values()))) else None
+        self.whole = next(iter(hints)) if len(hints) == 1 and schema.is_model(next(iter(hints.values()))) else None
         """The only parameter, where it takes all settings as a dataclass or a pydantic model."""
         docs = _documented(inspect.getdoc(hints[self.whole] if self.whole else function) or "")
         try:
             model = hints[self.whole] if self.whole else self._model(hints)
-            self._adapter = self._pydantic.TypeAdapter(model)
+            self._made, self._adapter = model, pydantic.TypeAdapter(model)
             self._defaults: dict[str, Any] = self._given_defaults(model)
             self.parameters = tuple(self._parameters(model, self._defaults, docs))
-        except (self._pydantic.errors.PydanticUserError, self._pydantic.errors.PydanticUndefinedAnnotation) as error:
+        except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticUndefinedAnnotation) as error:
             raise self._cannot(re.split(r"\. |\n", str(error), maxsplit=1)[0]) from error
 
     def _cannot(self, why: str) -> ConfigError:
@@ -141,15 +133,15 @@ class Program:
 
     def _model(self, hints: Mapping[str, Any]) -> Any:
         defaults = {name: self._signature.parameters[name].default for name in hints}
-        fields = {
+        fields: dict[str, Any] = {
             name: (hint, ... if defaults[name] is inspect.Parameter.empty else defaults[name])
             for name, hint in hints.items()
         }
-        config = self._pydantic.ConfigDict(protected_namespaces=())
+        config = pydantic.ConfigDict(protected_namespaces=())
         with warnings.catch_warnings():
             # A parameter may be called `copy` or `schema`, as methods of pydantic's models are.
             warnings.filterwarnings("ignore", message="Field name .* shadows an attribute", category=UserWarning)
-            return self._pydantic.create_model(self.name.rpartition(":")[2], __config__=config, **fields)
+            return pydantic.create_model(self.name.rpartition(":")[2], __config__=config, **fields)
 
     def _given_defaults(self, model: Any) -> dict[str, Any]:
         """Return every default as plain data: nested ones as mappings."""
@@ -157,7 +149,7 @@ class Program:
             return dict(self._plain(given))
         return {
             name: self._plain(one.get_default(call_default_factory=True))
-            for name, one in _fields(model).items()
+            for name, one in schema.fields(model).items()
             if not one.is_required()
         }
 
@@ -172,23 +164,19 @@ class Program:
     def _parameters(
         self, model: Any, defaults: Mapping[str, Any], docs: Mapping[str, str], prefix: str = ""
     ) -> Iterator[Parameter]:
-        for name, one in _fields(model).items():
-            if _is_model(one.annotation):
+        for name, one in schema.fields(model).items():
+            if schema.is_model(one.annotation):
                 inner = {**docs, **_documented(inspect.getdoc(one.annotation) or "")}
                 found = defaults.get(name, {})
                 yield from self._parameters(one.annotation, found, inner, f"{prefix}{name}.")
                 continue
-            extras = list(one.metadata)
-            kind = _bare(one.annotation, extras)
-            texts = [each for each in extras if isinstance(each, str)]
+            setting = schema.setting(prefix + name, one)
+            texts = [each for each in setting.extras if isinstance(each, str)]
             yield Parameter(
-                name=prefix + name,
-                kind=kind,
-                limits=_limits(extras),
+                **vars(setting),
                 default=defaults.get(name),
                 required=name not in defaults,
                 about=one.description or " ".join(texts) or docs.get(name, ""),
-                search=next((each for each in extras if isinstance(each, Search)), None),
             )
 
     def about(self) -> list[str]:
@@ -224,7 +212,7 @@ class Program:
             ConfigError: as `filled`, or the function returns no `Workload`.
         """
         model = self._checked(values)
-        given = {self.whole: model} if self.whole else {one: getattr(model, one) for one in _fields(type(model))}
+        given = {self.whole: model} if self.whole else {one: getattr(model, one) for one in schema.fields(type(model))}
         if self.takes_fold and fold is not None:
             given[FOLD] = fold
         bound = inspect.BoundArguments(self._signature, OrderedDict(given))
@@ -238,7 +226,7 @@ class Program:
     def nearest(self, name: str) -> str:
         """Say which setting may be meant by a name that none has."""
         if self.parameters:
-            return coerce.nearest(name, [one.name for one in self.parameters], prefix=f"{GROUP}.")
+            return schema.nearest(name, [one.name for one in self.parameters], prefix=f"{GROUP}.")
         function = self.name.rpartition(":")[2]
         return (
             f"{function}() has no parameters; give it one, such as {function}({name.rpartition('.')[2]}: float = 1.0)"
@@ -270,36 +258,22 @@ class Program:
 
     def _refused(self, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield what the model refuses: a message, and pydantic's word for the kind of error."""
-        try:
-            self._adapter.validate_json(json.dumps(self._merged(self._defaults, values)), strict=True)
-        except self._pydantic.ValidationError as error:
-            told = set()
-            for one in error.errors():
-                parameter = self._at(one["loc"])
-                where = parameter.name if parameter else ".".join(map(str, one["loc"]))
-                if where not in told:
-                    told.add(where)
-                    yield self._said(one, parameter, where, values), one["type"]
-
-    def _at(self, loc: tuple[Any, ...]) -> Parameter | None:
-        """Return the parameter that an error is about; its place may go on into a list, or a type of several."""
-        names = (".".join(map(str, loc[:depth])) for depth in range(1, len(loc) + 1))
-        return next((found for name in names if (found := self.of(name))), None)
-
-    def _said(self, error: Any, parameter: Parameter | None, where: str, values: Mapping[str, Any]) -> str:
-        own = error.get("ctx", {}).get("error")  # what a validator of the program's own raised
-        if parameter is None or own is not None:
-            return f"{GROUP}{'.' if where else ''}{where}: {own or error['msg']}"
-        if error["type"] == "missing":
-            function = self.name.rpartition(":")[2]
-            return (
-                f"{GROUP}.{where} is not set: expected {parameter.takes}; {function}() has no default for it. Set "
-                f"{GROUP}.{where}=..., or give it a default"
-            )
         given = self._merged(self._defaults, values)
-        value = next(value for one, value in self.values(given) if one is parameter)
-        default = "" if value != parameter.default else f", and this is its default in {self.name}"
-        return f"{GROUP}.{where}={_shown(value)}: expected {parameter.takes}{default}"
+        try:
+            self._adapter.validate_json(json.dumps(given), strict=True)
+        except pydantic.ValidationError as error:
+            for one in schema.problems(error, self._made, given, f"{GROUP}."):
+                yield self._said(one, given), one.kind
+
+    def _said(self, one: schema.Problem, given: Mapping[str, Any]) -> str:
+        parameter, function = self.of(one.path), self.name.rpartition(":")[2]
+        if one.own is not None:  # what a validator of the program's own raised
+            return f"{GROUP}{'.' if one.path else ''}{one.path}: {one.own}"
+        if one.kind == "missing":
+            return f"{one.text}; {function}() has no default for it. Set {GROUP}.{one.path}=..., or give it a default"
+        value = next((value for each, value in self.values(given) if each is parameter), None)
+        default = parameter is not None and value == parameter.default
+        return one.text + (f", and this is its default in {self.name}" if default else "")
 
 
 def load(name: str) -> Program:
@@ -338,7 +312,7 @@ def filled(settings: Settings) -> Settings:
             "parameter `*, fold: hotloop.Fold | None = None`, and split its rows by fold.split(n); or leave "
             "kfold.n_splits out"
         )
-    return dataclasses.replace(settings, program=program.filled(settings.program))
+    return settings.model_copy(update={GROUP: program.filled(settings.program)})
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -346,39 +320,6 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function)
     except (TypeError, ValueError):  # nothing is known of its arguments
         return inspect.Signature()
-
-
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "model_fields"))
-
-
-def _fields(model: Any) -> dict[str, Any]:
-    """Return the fields of a pydantic model or of a dataclass, as pydantic describes them."""
-    if hasattr(model, "model_fields"):
-        return dict(model.model_fields)
-    dataclass = require("pydantic.dataclasses", "Settings of a program").dataclass
-    return {name: one for name, one in dataclass(model).__pydantic_fields__.items() if one.init is not False}
-
-
-def _bare(kind: Any, extras: list[Any]) -> Any:
-    """Return a type without its annotations, of which those of its members too are put to ``extras``."""
-    if typing.get_origin(kind) is typing.Annotated:
-        extras += kind.__metadata__
-        return _bare(kind.__origin__, extras)
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return typing.Union[tuple(_bare(one, extras) for one in typing.get_args(kind))]  # noqa: UP007 - made of a tuple
-    return kind
-
-
-def _limits(extras: list[Any]) -> dict[str, Any]:
-    """Return the range that annotations state, ours or pydantic's, as `coerce.describe` takes it."""
-    found: dict[str, Any] = {}
-    for one in extras:
-        for limit in one if isinstance(one, Range) else (one,):
-            for name, key in (("ge", "low"), ("gt", "low"), ("le", "high"), ("lt", "high")):
-                if (value := getattr(limit, name, None)) is not None:
-                    found |= {key: value, f"open_{key}": name in ("gt", "lt")}
-    return found
 
 
 def _documented(text: str) -> dict[str, str]:

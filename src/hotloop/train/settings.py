@@ -1,29 +1,24 @@
-"""The settings of a training run as typed, frozen dataclasses. What each is for, and its default, is in ``conf/``."""
+"""The settings of a training run as frozen pydantic models. What each is for, and its default, is in ``conf/``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping  # noqa: TC003 - coerce reads the types of the fields at run time
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping  # noqa: TC003 - pydantic reads the types of the fields at run time
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
 
 from hotloop.errors import ConfigError
+from hotloop.train.schema import Group
 
 
-def _range(low: float | None = None, high: float | None = None, *, open_low: bool = False) -> Any:
-    """Declare the range that a field's value must lie in; ``open_low`` leaves the lower end itself out."""
-    return field(metadata={"low": low, "high": high, "open_low": open_low})
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeSettings:
+class RecipeSettings(Group):
     """Which recipe runs, or which program of the user's own, and what a program's best validation is."""
 
     name: str
     goal: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ColumnSettings:
+class ColumnSettings(Group):
     """How the columns of a CSV are called."""
 
     text: str
@@ -32,8 +27,7 @@ class ColumnSettings:
     group: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataSettings:
+class DataSettings(Group):
     """Where the pairs come from and how they are split."""
 
     source: Literal["icd10cm", "csv"]
@@ -41,55 +35,52 @@ class DataSettings:
     columns: ColumnSettings
     delimiter: str
     on_bad_rows: Literal["error", "skip"]
-    sample_size: int | None = _range(4)
-    validation_fraction: float = _range(0.01, 0.5)
+    sample_size: int | None = Field(ge=4)
+    validation_fraction: float = Field(ge=0.01, le=0.5)
     negatives: Literal["chapter", "sibling"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelSettings:
+class ModelSettings(Group):
     """Which encoder, and how its inputs are padded."""
 
     name: str
-    max_length: int | Literal["auto"] = _range(4)
-    buckets: tuple[int, ...] = _range(4)
-    dropout: float | None = _range(0, 0.9)
+    max_length: Annotated[int, Field(ge=4)] | Literal["auto"]
+    buckets: tuple[Annotated[int, Field(ge=4)], ...]
+    dropout: float | None = Field(ge=0, le=0.9)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DigitsSettings:
+class DigitsSettings(Group):
     """The vision transformer of the recipe `digits`."""
 
-    hidden_size: int = _range(8)
-    layers: int = _range(1)
-    heads: int = _range(1)
+    hidden_size: int = Field(ge=8)
+    layers: int = Field(ge=1)
+    heads: int = Field(ge=1)
     patch_size: Literal[1, 2, 4]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LanguageSettings:
+class LanguageSettings(Group):
     """The tokens and the GPT-2 of the recipe `language`."""
 
-    vocabulary: int = _range(257, 65536)
-    context: int = _range(8)
-    hidden_size: int = _range(8)
-    layers: int = _range(1)
-    heads: int = _range(1)
+    vocabulary: int = Field(ge=257, le=65536)
+    context: int = Field(ge=8)
+    hidden_size: int = Field(ge=8)
+    layers: int = Field(ge=1)
+    heads: int = Field(ge=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PicturesSettings:
+class PicturesSettings(Group):
     """Which captioned pictures, and the sizes that they are brought to."""
 
     source: Literal["digits", "fashion-mnist", "folder"]
     path: str | None
-    size: int = _range(8, 4096)
-    step: int = _range(1, 512)
-    buckets: int = _range(1, 64)
-    min_size: int = _range(1)
+    size: int = Field(ge=8, le=4096)
+    step: int = Field(ge=1, le=512)
+    buckets: int = Field(ge=1, le=64)
+    min_size: int = Field(ge=1)
     skip_bad: bool
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         """Refuse values that fit alone and not together."""
         if self.source == "folder" and not self.path:
             raise ConfigError("pictures.path is not set: pictures.source=folder needs it, pictures.path=FOLDER")
@@ -104,33 +95,34 @@ class PicturesSettings:
                 f"pictures.size={self.size} is no multiple of pictures.step={self.step}, of which every side is one: "
                 f"{near} and {near + self.step} are"
             )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiffusionSettings:
+class DiffusionSettings(Group):
     """The networks of the recipe `diffusion`, how they are trained, and what is sampled of them."""
 
     model: str
-    width: int = _range(8)
-    autoencoder_steps: int = _range(10)
+    width: int = Field(ge=8)
+    autoencoder_steps: int = Field(ge=10)
     train_text_encoder: bool
-    lora_rank: int | None = _range(1)
-    lora_alpha: float | None = _range(0, open_low=True)
+    lora_rank: int | None = Field(ge=1)
+    lora_alpha: float | None = Field(gt=0)
     prediction: Literal["epsilon", "v_prediction"] | None
-    min_snr_gamma: float | None = _range(0, open_low=True)
-    noise_offset: float = _range(0, 1)
-    caption_dropout: float = _range(0, 0.9)
-    ema_decay: float | None = _range(0, 0.999999)
+    min_snr_gamma: float | None = Field(gt=0)
+    noise_offset: float = Field(ge=0, le=1)
+    caption_dropout: float = Field(ge=0, le=0.9)
+    ema_decay: float | None = Field(ge=0, le=0.999999)
     gradient_checkpointing: bool
     cache: bool
     output: bool
-    sample_every: int | None = _range(1)
-    sample_steps: int = _range(1, 1000)
-    guidance: float = _range(1)
+    sample_every: int | None = Field(ge=1)
+    sample_steps: int = Field(ge=1, le=1000)
+    guidance: float = Field(ge=1)
     prompts: tuple[str, ...]
-    samples: int = _range(1, 64)
+    samples: int = Field(ge=1, le=64)
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         """Refuse values that fit alone and not together."""
         if not self.model.strip():
             raise ConfigError("diffusion.model is empty: expected small, sd15, a folder or a hub name")
@@ -141,29 +133,30 @@ class DiffusionSettings:
             )
         if self.width % 8:
             raise ConfigError(f"diffusion.width={self.width}: expected a multiple of 8, the groups of its norms")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class FocusSettings:
+class FocusSettings(Group):
     """The texts, the working context and the networks of the recipe `focus`."""
 
-    files: int = _range(1)
-    vocabulary: int = _range(257, 65536)
-    documents: int = _range(1)
-    held_out: int = _range(1)
-    blocks: int = _range(2)
-    protected: int = _range(1)
-    budget: int = _range(64)
-    contexts: int = _range(3)
-    rounds: int = _range(1)
-    edits: int = _range(1)
-    hidden_size: int = _range(8)
-    layers: int = _range(1)
-    heads: int = _range(1)
-    lens_size: int = _range(8)
-    lens_layers: int = _range(1)
+    files: int = Field(ge=1)
+    vocabulary: int = Field(ge=257, le=65536)
+    documents: int = Field(ge=1)
+    held_out: int = Field(ge=1)
+    blocks: int = Field(ge=2)
+    protected: int = Field(ge=1)
+    budget: int = Field(ge=64)
+    contexts: int = Field(ge=3)
+    rounds: int = Field(ge=1)
+    edits: int = Field(ge=1)
+    hidden_size: int = Field(ge=8)
+    layers: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    lens_size: int = Field(ge=8)
+    lens_layers: int = Field(ge=1)
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         """Refuse a text that cannot be taken from so many documents."""
         shared = self.blocks - self.protected
         if shared < 1:
@@ -174,65 +167,63 @@ class FocusSettings:
                 f"focus.documents={self.documents} cannot share focus.blocks={self.blocks} less "
                 f"focus.protected={self.protected} in equal pieces: expected one of {divisors}"
             )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizationSettings:
+class OptimizationSettings(Group):
     """What makes steps faster."""
 
     use_torch_compile: bool | Literal["auto"]
     use_bf16: bool
     use_fp16: bool
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         """Refuse two precisions at once."""
         if self.use_bf16 and self.use_fp16:
             raise ConfigError(
                 "training.optimization.use_bf16=true and training.optimization.use_fp16=true: a run computes in one of "
                 "them; leave one out"
             )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
+class TrainingSettings(Group):
     """The optimizer, its schedule, and when to stop and save."""
 
-    num_epochs: int = _range(1)
-    batch_size: int = _range(1)
-    eval_batch_size: int = _range(1)
-    gradient_accumulation: int = _range(1)
-    learning_rate: float = _range(0, open_low=True)
-    warmup_fraction: float = _range(0, 1)
-    weight_decay: float = _range(0)
-    max_grad_norm: float | None = _range(0, open_low=True)
+    num_epochs: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    eval_batch_size: int = Field(ge=1)
+    gradient_accumulation: int = Field(ge=1)
+    learning_rate: float = Field(gt=0)
+    warmup_fraction: float = Field(ge=0, le=1)
+    weight_decay: float = Field(ge=0)
+    max_grad_norm: float | None = Field(gt=0)
     freeze_embeddings: bool
-    early_stopping_patience: int | None = _range(1)
-    max_steps: int | None = _range(1)
-    checkpoint_every_steps: int | None = _range(1)
+    early_stopping_patience: int | None = Field(ge=1)
+    max_steps: int | None = Field(ge=1)
+    checkpoint_every_steps: int | None = Field(ge=1)
     optimization: OptimizationSettings
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComponentSettings:
+class ComponentSettings(Group):
     """The presets of one component; None takes ``compile.preset`` and ``compile.inference``."""
 
     training: str | None = None
     inference: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PresetSettings:
+class PresetSettings(Group):
     """A preset of the user's own: a base, and what is to differ from it; None is the base's."""
 
     base: str = "default"
     mode: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}
     dynamic: bool | None = None
     ladder: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompileSettings:
+class CompileSettings(Group):
     """What is compiled, how, and what to do when that fails."""
 
     preset: str
@@ -244,21 +235,21 @@ class CompileSettings:
     options: Mapping[str, Any]
     ladder: tuple[str, ...] | None
     strict: bool
-    measure_eager_steps: int = _range(0)
+    measure_eager_steps: int = Field(ge=0)
     presets: Mapping[str, PresetSettings]
 
 
-@dataclass(frozen=True, kw_only=True)
-class KfoldSettings:
+class KfoldSettings(Group):
     """Cross-validation: into how many folds the data is split, which of them a run holds out, and the inner search."""
 
-    n_splits: int | None = _range(2)
-    fold: int | None = _range(0)
-    inner_trials: int | None = _range(1)
-    inner_splits: int = _range(2)
-    inner_fold: int | None = _range(0)
+    n_splits: int | None = Field(ge=2)
+    fold: int | None = Field(ge=0)
+    inner_trials: int | None = Field(ge=1)
+    inner_splits: int = Field(ge=2)
+    inner_fold: int | None = Field(ge=0)
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         """Refuse a fold that there is none of."""
         for name, whole in (("fold", "n_splits"), ("inner_fold", "fold"), ("inner_trials", "n_splits")):
             if getattr(self, name) is not None and getattr(self, whole) is None:
@@ -278,30 +269,30 @@ class KfoldSettings:
                 f"kfold.inner_trials={self.inner_trials} and kfold.inner_fold={self.inner_fold}: a run that holds out "
                 "an inner fold is a part of the inner search, and has none of its own; leave one of the two out"
             )
+        return self
 
 
 LOW_IS_GOOD = ("loss", "perplexity", "bits", "error", "mse", "mae", "nll", "entropy")
 """Words in the names of metrics of which a low one is good."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HpoSettings:
+class HpoSettings(Group):
     """A search: how many trials of what, who chooses them, which are cut short, and where they are kept."""
 
     name: str
     folder: str
-    n_trials: int = _range(1)
-    workers: int = _range(1)
-    timeout_seconds: float | None = _range(0, open_low=True)
+    n_trials: int = Field(ge=1)
+    workers: int = Field(ge=1)
+    timeout_seconds: float | None = Field(gt=0)
     metric: str
     direction: Literal["maximize", "minimize"] | None
     also: tuple[str, ...] = ()
     sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
     pruner: Literal["hyperband", "successive_halving", "median", "none"]
-    startup_trials: int = _range(1)
-    reduction_factor: int = _range(2)
+    startup_trials: int = Field(ge=1)
+    reduction_factor: int = Field(ge=2)
     storage: str | None
-    heartbeat_seconds: int = _range(1)
+    heartbeat_seconds: int = Field(ge=1)
     keep_checkpoints: Literal["none", "best", "all"]
     enqueue: tuple[Mapping[str, Any], ...] = ()
     trial: Mapping[str, Any]
@@ -320,7 +311,8 @@ class HpoSettings:
         further = (one.partition(":") for one in self.also)
         return {self.metric: self.towards, **{metric: words[wanted] for wanted, _, metric in further}}
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         """Refuse further metrics that cannot be read, or that the sampler cannot weigh."""
         for one in self.also:
             wanted, _, metric = one.partition(":")
@@ -330,13 +322,13 @@ class HpoSettings:
             raise ConfigError(
                 "hpo.also with hpo.sampler=cmaes: it weighs one metric; take tpe, gp, random, qmc or grid"
             )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
+class RunSettings(Group):
     """The run itself: seed, device, folder, resuming and loggers."""
 
-    seed: int = _range(0, 2**32 - 1)
+    seed: int = Field(ge=0, le=2**32 - 1)
     device: str
     folder: str | None
     resume: str | None
@@ -357,8 +349,7 @@ STILL_COMPARABLE = (
 Of the group ``run`` all but its seed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Group):
     """Everything that a run was told, validated."""
 
     recipe: RecipeSettings
@@ -374,9 +365,10 @@ class Settings:
     kfold: KfoldSettings
     hpo: HpoSettings
     run: RunSettings
-    program: Mapping[str, Any] = field(default_factory=dict)
+    program: Mapping[str, Any] = {}
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def check(self) -> Self:
         """Refuse values that fit alone and not together."""
         if self.data.source == "csv" and not self.data.path:
             raise ConfigError("data.path is not set: data.source=csv needs the file, data.path=pairs.csv")
@@ -406,3 +398,4 @@ class Settings:
                 f"compile.fullgraph=true has no effect while training.optimization.use_torch_compile={asked}: "
                 "set the latter to true, or leave compile.fullgraph out"
             )
+        return self

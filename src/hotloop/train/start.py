@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES, whole
 from hotloop.report import folds, study
-from hotloop.train import checkpoint, coerce, configure, program, unread
+from hotloop.train import checkpoint, configure, program, unread
+from hotloop.train.schema import Group, build
 from hotloop.train.settings import GROUP, Settings
 from hotloop.train.turn import cannot_write, folder_held
 from hotloop.train.within import Within
@@ -80,7 +81,7 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
         if config:
             raise ConfigError(f"--config {config} does not go with run.resume: a resumed run keeps its own settings")
         return _resume(Path(str(resumed)), overrides)
-    settings = program.filled(coerce.build(Settings, composed))
+    settings = program.filled(build(Settings, composed))
     unread.refuse_idle(settings)  # of a new run alone: those of a resumed one cannot be taken back
     return Start(settings, new_folder(settings))
 
@@ -111,9 +112,9 @@ def take_up(settings: Settings, folder: Path, within: Within) -> Start:
         ConfigError: the checkpoint cannot be read.
     """
     last = folder / checkpoint.FOLDER / checkpoint.LAST
-    run = dataclasses.replace(settings.run, folder=str(folder), resume=str(folder) if last.is_file() else None)
+    run = {"folder": str(folder), "resume": str(folder) if last.is_file() else None}
     document = checkpoint.load(last) if last.is_file() else None
-    return Start(dataclasses.replace(settings, run=run), folder, document, within)
+    return Start(_with_run(settings, **run), folder, document, within)
 
 
 def _resume(given: Path, overrides: Sequence[str]) -> Start:
@@ -141,8 +142,7 @@ def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
                     f"{name} cannot change while a run is resumed ({what}): {why}. Start a new run instead "
                     "(docs/settings.md lists what may change)"
                 )
-    run = dataclasses.replace(now.run, folder=str(folder), resume=str(given))
-    return Start(dataclasses.replace(now, run=run), folder, document)
+    return Start(_with_run(now, folder=str(folder), resume=str(given)), folder, document)
 
 
 def _check_recipe(folder: Path, path: Path, settings: Settings) -> None:
@@ -166,7 +166,11 @@ def _died_early(folder: Path, changed: Sequence[str]) -> Start | None:
     if not (folder / SETTINGS).is_file() or any((folder / checkpoint.FOLDER).glob("*.pt")):
         return None
     settings = program.filled(configure.load(changed, folder / SETTINGS))
-    return Start(dataclasses.replace(settings, run=dataclasses.replace(settings.run, folder=str(folder))), folder)
+    return Start(_with_run(settings, folder=str(folder)), folder)
+
+
+def _with_run(settings: Settings, **run: str | None) -> Settings:
+    return settings.model_copy(update={"run": settings.run.model_copy(update=run)})
 
 
 def is_about_folder(override: str) -> bool:
@@ -177,9 +181,9 @@ def is_about_folder(override: str) -> bool:
 def _changes(before: Settings, now: Settings, name: str) -> Iterator[str]:
     """Say what of a setting, or of a group of them, is no longer as it was and has to be."""
     old, new = (_at(one, name) for one in (before, now))
-    if dataclasses.is_dataclass(old):
-        for field in dataclasses.fields(old):
-            yield from _changes(before, now, f"{name}.{field.name}")
+    if isinstance(old, Group):
+        for field in type(old).model_fields:
+            yield from _changes(before, now, f"{name}.{field}")
     elif name == GROUP:
         yield from (
             f"{name}.{one}={old.get(one)!r} to {value!r}" for one, value in new.items() if old.get(one) != value
@@ -210,7 +214,7 @@ def write_settings(start: Start) -> None:
     if start.dry:
         return
     start.open.enter_context(folder_held(start.folder))
-    again = dataclasses.replace(start.settings, run=dataclasses.replace(start.settings.run, folder=None, resume=None))
+    again = _with_run(start.settings, folder=None, resume=None)
     try:
         with whole(start.folder / SETTINGS) as file:
             file.write(f"{configure.BEGIN}\n{configure.to_yaml(again)}{configure.END}\n".encode())

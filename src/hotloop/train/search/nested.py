@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from hotloop.errors import ConfigError
@@ -68,8 +67,8 @@ def nested(  # noqa: PLR0913, PLR0917 - what is searched, where, by what, and wh
         KeyboardInterrupt: somebody interrupted; the same call goes on.
         SearchStoppedError: no trial came to its end.
     """
-    hpo = dataclasses.replace(settings.hpo, folder=str(folder), n_trials=trials, keep_checkpoints="none")
-    settings = check(prepared(dataclasses.replace(settings, hpo=hpo)))
+    settings = space.with_hpo(settings, folder=str(folder), n_trials=trials, keep_checkpoints="none")
+    settings = check(prepared(settings))
     document.check_folder(settings, folder)
     study = Study(settings, folder, say)
 

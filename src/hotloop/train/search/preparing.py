@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
-from hotloop.train.coerce import members, nearest
+from hotloop.train.schema import members, nearest
 from hotloop.train.search import space
 from hotloop.train.search.given import grid
 from hotloop.train.settings import GROUP
@@ -36,7 +35,7 @@ def prepared(settings: Settings) -> Settings:
 
         settings = _with_program(settings, program.known(settings.recipe.name))
     if settings.hpo.also:  # no trial is cut short for one metric that may be the best by another
-        settings = dataclasses.replace(settings, hpo=dataclasses.replace(settings.hpo, pruner="none"))
+        settings = space.with_hpo(settings, pruner="none")
     searched = space.parse(settings)
     if wrong := list(_enqueued(settings, searched.searched)):
         raise ConfigError("\n".join(wrong))
@@ -44,25 +43,24 @@ def prepared(settings: Settings) -> Settings:
         return settings
     first, most = len(settings.hpo.enqueue), settings.hpo.n_trials
     trials = first + sum(1 for _ in itertools.islice(grid(searched, settings), max(0, most - first)))
-    return dataclasses.replace(settings, hpo=dataclasses.replace(settings.hpo, n_trials=min(most, trials)))
+    return space.with_hpo(settings, n_trials=min(most, trials))
 
 
 def _with_program(settings: Settings, own: Program) -> Settings:
     declared = [(f"{GROUP}.{one.name}", one.search.to_dict()) for one in own.parameters if one.search]
     named = {name for name, _ in _named(settings.hpo.space)}
     missing = _nested((name, given) for name, given in declared if name not in named)
-    hpo = dataclasses.replace(settings.hpo, space=_over(settings.hpo.space, missing))
-    settings = dataclasses.replace(settings, hpo=hpo)
+    settings = space.with_hpo(settings, space=_over(settings.hpo.space, missing))
     searched = [one for one in space.parse(settings).searched if one.name.startswith(f"{GROUP}.")]
     wrong = [text for one in searched for text in _wrong(one, own)]
-    trial = _nested((name, value) for name, value in space.flat(hpo.trial) if name.startswith(f"{GROUP}."))
+    trial = _nested((name, value) for name, value in space.flat(settings.hpo.trial) if name.startswith(f"{GROUP}."))
     wrong += [f"hpo.trial: {text}" for text in own.problems(trial.get(GROUP, {}))]
     if wrong:
         raise ConfigError("\n".join(wrong))
     # A setting without a default need not be set where each trial has a value of it.
     needed = {f"{GROUP}.{one.name}" for one in own.parameters if one.required}
     drawn = _nested((one.name, one.values[0]) for one in searched if one.name in needed)
-    return dataclasses.replace(settings, program=own.filled(_over(drawn.get(GROUP, {}), settings.program)))
+    return settings.model_copy(update={GROUP: own.filled(_over(drawn.get(GROUP, {}), settings.program))})
 
 
 def _wrong(one: Searched, own: Program) -> Iterator[str]:

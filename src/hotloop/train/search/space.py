@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
-from hotloop.train import coerce, unread
+from hotloop.train import schema, unread
 from hotloop.train.settings import GROUP, Settings
 
 if TYPE_CHECKING:
@@ -161,9 +161,7 @@ def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
     """Walk nested settings, such as ``hpo.trial``, as dotted names and values."""
     for key, value in given.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and (
-            dataclasses.is_dataclass(coerce.kind_at(Settings, name)) or _is_within(name, (GROUP,))
-        ):
+        if isinstance(value, Mapping) and (_is_group(name) or _is_within(name, (GROUP,))):
             yield from flat(value, f"{name}.")
         else:
             yield name, value
@@ -187,11 +185,11 @@ def check_trial(settings: Settings) -> None:
     """
     problems = []
     for name, value in flat(settings.hpo.trial):
-        if coerce.kind_at(Settings, name) is None:
-            problems.append(f"hpo.trial.{name}: unknown setting; {coerce.nearest(name, coerce.keys(Settings))}")
+        if schema.at(Settings, name) is None:
+            problems.append(f"hpo.trial.{name}: unknown setting; {schema.nearest(name, schema.names(Settings))}")
         elif name.split(".", 1)[0] in ("hpo", "recipe") or name in ("run.folder", "run.resume"):
             problems.append(f"hpo.trial.{name}: a trial cannot have another one than its search")
-        elif wrong := coerce.problem(Settings, name, value):
+        elif wrong := schema.problem(Settings, name, value):
             problems.append(f"hpo.trial.{wrong}")
     if problems:
         raise ConfigError("\n".join(problems))
@@ -219,7 +217,7 @@ def inner(settings: Settings) -> Settings:
             f"then hold other rows. Leave it out, or set {' '.join(changes)}"
         )
     trial = {name: value for name, value in settings.hpo.trial.items() if not _is_kept(name)}
-    return dataclasses.replace(settings, hpo=dataclasses.replace(settings.hpo, trial=trial))
+    return with_hpo(settings, trial=trial)
 
 
 def _is_kept(name: str) -> bool:
@@ -230,9 +228,8 @@ def _leaves(given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str,
     """Walk to what stands under each setting's name; null takes one out."""
     for key, value in given.items():
         name = f"{prefix}{key}"
-        kind = coerce.kind_at(Settings, name)
-        if kind is None:
-            problems.append(f"hpo.space.{name}: unknown setting; {coerce.nearest(name, coerce.keys(Settings))}")
+        if schema.at(Settings, name) is None:
+            problems.append(f"hpo.space.{name}: unknown setting; {schema.nearest(name, schema.names(Settings))}")
         elif value is None:
             continue
         elif not isinstance(value, Mapping):
@@ -243,25 +240,35 @@ def _leaves(given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str,
             problems.append(f"hpo.space.{name}: this says what the search is, and cannot vary in it")
         elif name == GROUP or (_is_within(name, (GROUP,)) and not set(map(str, value)) & set(_WORDS)):
             yield from _leaves(value, f"{name}.", problems)
-        elif not dataclasses.is_dataclass(kind):
+        elif not _is_group(name):
             yield name, value
         elif set(map(str, value)) & set(_WORDS):
-            problems.append(
-                f"hpo.space.{name}: a group of settings; expected one of them, such as {_first(kind, name)}"
-            )
+            problems.append(f"hpo.space.{name}: a group of settings; expected one of them, such as {_first(name)}")
         else:
             yield from _leaves(value, f"{name}.", problems)
 
 
-def _first(kind: Any, name: str) -> str:
-    return next(coerce.keys(kind, f"{name}."))
+def with_hpo(settings: Settings, **changed: Any) -> Settings:
+    """Return settings of which those of the search are others."""
+    return settings.model_copy(update={"hpo": settings.hpo.model_copy(update=changed)})
+
+
+def _is_group(name: str) -> bool:
+    found = schema.at(Settings, name)
+    return found is not None and found.is_group
+
+
+def _first(name: str) -> str:
+    found = schema.at(Settings, name)
+    assert found is not None
+    return f"{name}.{next(iter(schema.fields(found.kind)))}"
 
 
 def _searched(name: str, given: Mapping[str, Any], problems: list[str]) -> Searched | None:
     """Read one setting's own part of the space."""
     before = len(problems)
     label = f"hpo.space.{name}"
-    problems += [f"{label}.{key}: unknown; {coerce.nearest(str(key), _WORDS)}" for key in given if key not in _WORDS]
+    problems += [f"{label}.{key}: unknown; {schema.nearest(str(key), _WORDS)}" for key in given if key not in _WORDS]
     kinds = [kind for kind in KINDS if given.get(kind) is not None]
     if len(kinds) != 1:
         more = "; ".join(f"{label}.{kind}=null takes {kind} out" for kind in kinds)
@@ -288,7 +295,7 @@ def _choices(label: str, name: str, kind: str, values: Sequence[Any]) -> list[st
     for value in values:
         if not isinstance(value, str | int | float | bool | None):
             found.append(f"{label}.{kind}: {value!r} is no plain value: expected text, a number, true, false or null")
-        elif wrong := coerce.problem(Settings, name, value):
+        elif wrong := schema.problem(Settings, name, value):
             found.append(f"{label}.{kind}: {wrong}")
     return found
 
@@ -303,10 +310,11 @@ def _range(label: str, name: str, kind: str, values: Sequence[Any]) -> list[str]
         return [f"{label}.{kind}={list(values)}: expected the lower one first"]
     if kind == "log" and low <= 0:
         return [f"{label}.log={list(values)}: a logarithm needs numbers above 0; use float"]
-    kinds = get_args(coerce.kind_at(Settings, name)) or (coerce.kind_at(Settings, name),)
+    found = schema.at(Settings, name)
+    kinds = schema.members(found.kind) if found else ()
     if kind != "int" and float not in kinds and int in kinds:
         return [f"{label}.{kind}: {name} takes an integer: use int or choices"]
-    wrong = [coerce.problem(Settings, name, value) for value in values]
+    wrong = [schema.problem(Settings, name, value) for value in values]
     return [f"{label}.{kind}: {one}" for one in wrong if one]
 
 
@@ -333,10 +341,10 @@ def _conditions(label: str, when: Any, problems: list[str]) -> dict[str, tuple[A
     found = {}
     for name, value in when.items():
         allowed = tuple(value) if isinstance(value, list | tuple) else (value,)
-        if coerce.kind_at(Settings, name) is None:
-            problems.append(f"{label}.when.{name}: unknown setting; {coerce.nearest(name, coerce.keys(Settings))}")
+        if schema.at(Settings, name) is None:
+            problems.append(f"{label}.when.{name}: unknown setting; {schema.nearest(name, schema.names(Settings))}")
             continue
-        problems += [f"{label}.when: {wrong}" for one in allowed if (wrong := coerce.problem(Settings, name, one))]
+        problems += [f"{label}.when: {wrong}" for one in allowed if (wrong := schema.problem(Settings, name, one))]
         found[str(name)] = allowed
     return found
 

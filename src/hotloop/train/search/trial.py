@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import SearchStoppedError
-from hotloop.train import checkpoint, coerce, configure
+from hotloop.train import checkpoint, configure
+from hotloop.train.schema import build
 from hotloop.train.search import space
 from hotloop.train.search.storage import masked
 from hotloop.train.settings import Settings
@@ -84,7 +85,7 @@ def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
         for group in groups:
             at = at.setdefault(group, {})
         at[last] = value
-    return coerce.build(Settings, plain)
+    return build(Settings, plain)
 
 
 def train(asked: Asked) -> list[float]:

@@ -1,0 +1,295 @@
+"""Models of settings: what each field takes, in words, and all that is wrong with values at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import functools
+import json
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from hotloop.errors import ConfigError
+from hotloop.train.optional import require
+from hotloop.train.parameters import Range
+
+require("pydantic", "Reading settings")
+import pydantic  # noqa: E402 - where it is missing, the line above says how to install it
+from pydantic.dataclasses import dataclass  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pydantic.fields import FieldInfo
+
+
+class Group(pydantic.BaseModel):
+    """A group of settings: frozen, without further names, and of finite numbers."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+M = TypeVar("M", bound=Group)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One field of a model.
+
+    Args:
+        name: dotted, from the outermost model on.
+        kind: its type, without annotations.
+        limits: its range: ``low`` and ``high``, and ``open_low`` and ``open_high`` where an end is left out.
+        annotation: its type as it is checked.
+        extras: all that annotations say of it.
+    """
+
+    name: str
+    kind: Any
+    limits: Mapping[str, Any]
+    annotation: Any
+    extras: tuple[Any, ...] = ()
+
+    @property
+    def takes(self) -> str:
+        """What it may be, in words: "an integer of at least 1, or null"."""
+        return ", or ".join(_describe(member, self.limits) for member in members(self.kind))
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it has settings of its own."""
+        return is_model(self.kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What is wrong with one setting.
+
+    Args:
+        kind: pydantic's word for it.
+        path: the setting's dotted name.
+        setting: None where there is none of this name.
+        own: what a validator raised.
+        text: the whole of it in a sentence.
+    """
+
+    kind: str
+    path: str
+    setting: Setting | None
+    own: Exception | None
+    text: str
+
+
+def build(model: type[M], values: Mapping[str, Any]) -> M:
+    """Make the settings of plain values.
+
+    Raises:
+        ConfigError: listing every setting that is unknown, missing, of a wrong type or out of its range.
+    """
+    try:
+        return model.model_validate_json(json.dumps(values, default=str), strict=True)
+    except pydantic.ValidationError as error:
+        raise ConfigError("\n".join(one.text for one in problems(error, model, values))) from error
+
+
+def problem(model: Any, path: str, value: Any) -> str:
+    """Say why a value cannot be that of the setting at a dotted name; empty where it can."""
+    setting = at(model, path)
+    assert setting is not None
+    try:
+        _adapter(model, path).validate_json(json.dumps(value, default=str), strict=True)
+    except pydantic.ValidationError as error:
+        if not setting.is_group:
+            return _expected(setting, path, value)
+        return "; ".join(one.text for one in problems(error, setting.kind, value, f"{path}."))
+    return ""
+
+
+@functools.cache
+def _adapter(model: Any, path: str) -> Any:
+    setting = at(model, path)
+    assert setting is not None
+    strict = pydantic.ConfigDict(allow_inf_nan=False)
+    return pydantic.TypeAdapter(setting.annotation, config=None if setting.is_group else strict)
+
+
+def problems(error: Any, model: Any, values: Any, prefix: str = "") -> Iterator[Problem]:
+    """Yield what a validation found, one problem a setting.
+
+    Args:
+        error: pydantic's.
+        model: what was to be made.
+        values: what it was to be made of.
+        prefix: stands before each name.
+    """
+    told = set()
+    for one in error.errors():
+        path, setting = _place(model, one["loc"])
+        if path in told:  # each member of a union has something to say
+            continue
+        told.add(path)
+        own, shown = one.get("ctx", {}).get("error"), f"{prefix}{path}"
+        if own is not None:
+            text = str(own)
+        elif setting is None:
+            text = unknown(model, path, prefix) if one["type"] == "extra_forbidden" else f"{shown}: {one['msg']}"
+        elif one["type"] == "missing":
+            text = f"{shown} is not set: expected {setting.takes}"
+        else:
+            text = _expected(setting, shown, functools.reduce(lambda at, part: at[part], path.split("."), values))
+        yield Problem(one["type"], path, setting, own, text)
+
+
+def _place(model: Any, loc: tuple[Any, ...]) -> tuple[str, Setting | None]:
+    """Return the setting that an error is about; its place may go on into a list, or a type of several."""
+    path = ""
+    for part in loc:
+        found = at(model, path) if path else None
+        if path and (found is None or not (found.is_group or get_origin(found.kind) is Mapping)):
+            break
+        path = f"{path}.{part}" if path else str(part)
+    return path, at(model, path) if path else None
+
+
+def _expected(setting: Setting, path: str, value: Any) -> str:
+    if setting.is_group:
+        return (
+            f"{path}={shown(value)}: expected settings below it, such as {path}.{next(iter(fields(setting.kind)))}=..."
+        )
+    if get_origin(setting.kind) is Mapping:
+        return f"{path}={shown(value)}: expected a mapping, such as {path}.<name>=<value>"
+    return f"{path}={shown(value)}: expected {setting.takes}"
+
+
+def unknown(model: Any, path: str, prefix: str = "", also: Iterable[str] = ()) -> str:
+    """Say that there is no setting of a dotted name, and which may be meant; ``also`` names what else there is."""
+    parent = path.rpartition(".")[0]
+    beside = at(model, parent) if parent else None
+    within = names(beside.kind, f"{parent}.") if beside and beside.is_group else ()
+    return f"unknown setting {prefix}{path}: {nearest(path, {*names(model), *within, *also}, prefix=prefix)}"
+
+
+def nearest(name: str, known: Iterable[str], *, count: int = 3, prefix: str = "") -> str:
+    """Say "did you mean" with the nearest known names, or list them all where none is near and they are few.
+
+    What all names begin with, a ``prefix``, makes no two of them near.
+    """
+    known = sorted(known)
+    leaf = {one: one.rsplit(".", 1)[-1] for one in known}
+    near = difflib.get_close_matches(name, known, n=count, cutoff=0.6)
+    near += [one for one, last in leaf.items() if last == name.rsplit(".", 1)[-1] and one not in near]
+    if near:
+        return f"did you mean {' or '.join(prefix + one for one in near[:count])}?"
+    few = len(known) <= 12 or prefix  # noqa: PLR2004 - as many as a line holds
+    return f"expected one of {', '.join(prefix + one for one in known)}" if few else "docs/settings.md lists all"
+
+
+def is_model(kind: Any) -> bool:
+    """Say whether a type is a pydantic model or a dataclass."""
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "model_fields"))
+
+
+def fields(model: Any) -> dict[str, FieldInfo]:
+    """Return the fields of a pydantic model or of a dataclass, as pydantic describes them."""
+    if hasattr(model, "model_fields"):
+        return dict(model.model_fields)
+    found: dict[str, FieldInfo] = dataclass(model).__pydantic_fields__
+    return {name: one for name, one in found.items() if one.init is not False}
+
+
+def names(model: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all settings and groups; an open mapping (``compile.components``) is one name."""
+    for name, one in fields(model).items():
+        yield prefix + name
+        if is_model(one.annotation):
+            yield from names(one.annotation, f"{prefix}{name}.")
+
+
+@functools.cache
+def at(model: Any, path: str) -> Setting | None:
+    """Return the setting or group at a dotted name, through open mappings too; None where there is none."""
+    name, _, rest = path.partition(".")
+    if is_model(model):
+        field = fields(model).get(name)
+        found = setting(path, field) if field else None
+    elif get_origin(model) is Mapping or model is Any:
+        kind = get_args(model)[1] if get_args(model) else Any
+        found = Setting(name=path, kind=kind, limits={}, annotation=kind)
+    else:
+        found = None
+    if not rest or not found:
+        return found
+    inner = at(found.kind, rest)
+    return inner and dataclasses.replace(inner, name=path)
+
+
+def setting(name: str, field: FieldInfo) -> Setting:
+    """Describe a field."""
+    extras = list(field.metadata)
+    kind = _bare(field.annotation, extras)
+    limits = _limits(extras)
+    return Setting(name=name, kind=kind, limits=limits, annotation=field.rebuild_annotation(), extras=tuple(extras))
+
+
+def _bare(kind: Any, extras: list[Any]) -> Any:
+    """Return a type without its annotations, of which those of its members too are put to ``extras``."""
+    if get_origin(kind) is Annotated:
+        extras += kind.__metadata__
+        return _bare(kind.__origin__, extras)
+    if get_origin(kind) in (Union, types.UnionType):
+        return Union[tuple(_bare(one, extras) for one in get_args(kind))]  # noqa: UP007 - made of a tuple
+    if get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
+        return types.GenericAlias(tuple, (_bare(get_args(kind)[0], extras), ...))
+    return kind
+
+
+def _limits(extras: list[Any]) -> dict[str, Any]:
+    """Return the range that annotations state, ours or pydantic's."""
+    found: dict[str, Any] = {}
+    for one in extras:
+        for limit in one if isinstance(one, Range) else getattr(one, "metadata", None) or (one,):
+            for name, key in (("ge", "low"), ("gt", "low"), ("le", "high"), ("lt", "high")):
+                if (value := getattr(limit, name, None)) is not None:
+                    found |= {key: value, f"open_{key}": name in ("gt", "lt")}
+    return found
+
+
+def members(kind: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the type alone."""
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _describe(kind: Any, limits: Mapping[str, Any]) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(str(one) for one in get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return " or ".join(str(one.value) for one in kind)
+    if get_origin(kind) in (tuple, list):
+        return f"a list of items that are each {_describe(get_args(kind)[0], limits)}"
+    if isinstance(get_origin(kind), type) or is_model(kind):
+        return "a mapping"
+    words = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        types.NoneType: "null",
+        Any: "any value",
+    }
+    return words.get(kind, getattr(kind, "__name__", str(kind))) + (_range(limits) if kind in (int, float) else "")
+
+
+def _range(limits: Mapping[str, Any]) -> str:
+    low, high = limits.get("low"), limits.get("high")
+    if low is not None and high is not None and not limits.get("open_low") and not limits.get("open_high"):
+        return f" from {low} to {high}"
+    above = "" if low is None else f" above {low}" if limits.get("open_low") else f" of at least {low}"
+    below = "" if high is None else f" below {high}" if limits.get("open_high") else f" of at most {high}"
+    return f"{above} and{below}" if above and below else above + below
+
+
+def shown(value: Any) -> str:
+    """Return a value as messages show it: text in quotes, the rest as it is written on the command line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
