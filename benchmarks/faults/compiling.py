@@ -123,9 +123,11 @@ FAULTS = [
     Fault(
         "checkpoint",
         "recompile limit reached between a checkpointed forward and its recompute",
-        OFTEN,
+        "recompile limit allows, in recomputations",
         trait="checkpointed",
         plant="limit",
+        ways=("compile", "loop", "train"),
+        elsewhere="compiles the module as a whole, in which dynamo leaves a checkpointed forward that counts eager",
     ),
     Fault(
         "stand-in", "dynamo's stand-in for a torch function differs from the function", "TypeError", trait="stand-in"

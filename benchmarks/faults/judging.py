@@ -39,7 +39,7 @@ class Cell:
     """One fault in one way.
 
     Attributes:
-        lived: all steps were done, or the run ended as documented and its resume did them.
+        as_documented: the run did all its steps, or ended as documented for the fault, and its resume did them.
         said: where the fault is named: "printed", "status", "" for nowhere, or "nothing to say".
         equal: "bits", "rounding", or "" where losses or state are others than eager's.
         codes: the exit codes of the processes, in their order.
@@ -49,7 +49,7 @@ class Cell:
         raised: why a traceback is right, where one was printed.
     """
 
-    lived: bool
+    as_documented: bool
     said: str
     equal: str
     codes: tuple[int, ...] = ()
@@ -60,7 +60,7 @@ class Cell:
 
     @property
     def right(self) -> bool:
-        return bool(self.lived and self.said and self.equal)
+        return bool(self.as_documented and self.said and self.equal)
 
 
 def left_by(folder: pathlib.Path, way: str) -> Outcome | None:
@@ -161,7 +161,7 @@ def judge(  # noqa: PLR0913 - each is judged by itself
         raises: why a traceback is right; empty where none is.
     """
     whole = ours is not None and len(ours.losses) == len(eager.losses)
-    lived = bool(codes == expected and whole)
+    as_documented = bool(codes == expected and whole)
     place, line = naming(said, output, ours.status if ours else "")
     equal = equality(ours, eager, unseen) if ours else ""
     trouble = []
@@ -176,11 +176,18 @@ def judge(  # noqa: PLR0913 - each is judged by itself
         trouble.append(f"state is not eager's: {differing(ours.state, eager.state)}")
     traceback = "Traceback (most recent call last)" in output
     if traceback and not raises:
-        lived = False
+        as_documented = False
         trouble.append("traceback: " + output[output.index("Traceback (most recent") :].strip().splitlines()[-1][:300])
     if runs and (ours is None or ours.ran != runs):
-        lived = False
+        as_documented = False
         trouble.append(f"ran {ours.ran if ours else 'nothing'} instead of {runs}")
     return Cell(
-        lived, place, equal, codes, line, ours.ran if ours else "", "; ".join(trouble), raises if traceback else ""
+        as_documented,
+        place,
+        equal,
+        codes,
+        line,
+        ours.ran if ours else "",
+        "; ".join(trouble),
+        raises if traceback else "",
     )

@@ -8,7 +8,7 @@ import pathlib
 BEGIN, END = "<!-- made by python -m benchmarks.faults -->", "<!-- end of what is made -->"
 WAYS = {"compile": "in place", "loop": "`Loop`", "train": "`hotloop train`", "lightning": "Lightning"}
 PARTS = {"compiling": "The compiler, and compiled steps", "runs": "Runs, disks and folders"}
-CODES = {-9: "killed"}
+CODES = {-9: "killed", 2: "refused (exit code 2)"}
 LONGEST = 150
 """Characters of a line that the table shows."""
 
@@ -17,14 +17,14 @@ def outcome(row):
     """Say what became of a fault in one way with one torch."""
     trouble = [
         word
-        for word, right in (("died", row["lived"]), ("silent", row["said"]), ("differs", row["equal"]))
+        for word, right in (("died", row["as_documented"]), ("silent", row["said"]), ("differs", row["equal"]))
         if not right
     ]
     if trouble:
         return f"**{', '.join(trouble)}**"
     words = [{"bits": "equal", "rounding": "rounding"}.get(row["equal"], row["equal"])]
     words += {"printed": ["said"], "status": ["status"]}.get(row["said"], [])
-    codes = [CODES.get(code, f"exit code {code}") for code in row["codes"] if code]
+    codes = [CODES.get(code, f"ended (exit code {code})") for code in row["codes"] if code]
     if len(codes) > 2 and not row["codes"][-1]:
         codes = ["stopped and resumed"]
     elif codes:

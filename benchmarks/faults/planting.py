@@ -94,7 +94,7 @@ def dynamo(_):
 def limit(_):
     import torch._dynamo
 
-    torch._dynamo.config.recompile_limit = 3
+    torch._dynamo.config.recompile_limit = 1
 
 
 def _as_kernel(after, message):

@@ -10,7 +10,7 @@ import time
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
@@ -32,17 +32,21 @@ class PlantedError(Exception):
 
 
 class Counting(nn.Module):
-    """Counts its calls in an attribute that it reads, so that each call is other code to dynamo."""
+    """Counts its calls in an attribute that it reads, so that each call is other code to dynamo.
 
-    def __init__(self):
+    With a period of 2, a forward and its recompute are other code each, and a step leaves the count as it found it: a
+    loop declines no tier for what the step changes.
+    """
+
+    def __init__(self, period):
         super().__init__()
-        self.body, self.calls = nn.Linear(16, 16), 0
+        self.body, self.calls, self.period = nn.Linear(16, 16), 0, period
 
     def forward(self, x):
         x = torch.tanh(self.body(x))
         if self.calls >= 0:
             x = nn.functional.gelu(x)
-        self.calls += 1
+        self.calls = (self.calls + 1) % self.period
         return x.sin()
 
 
@@ -55,7 +59,8 @@ class Net(nn.Module):
         # The gradient of a bias in front of BatchNorm is rounding alone, of which AdamW makes steps.
         self.into = nn.Linear(6, 16, bias=False)
         self.norm, self.drop = nn.BatchNorm1d(16), nn.Dropout(0.25)
-        self.body = Counting() if trait in ("counts", "checkpointed") else nn.Linear(16, 16)
+        periods = {"counts": 1_000_000, "checkpointed": 2}
+        self.body = Counting(periods[trait]) if trait in periods else nn.Linear(16, 16)
         self.out = nn.Linear(16, 3)
 
     def forward(self, x):
@@ -138,6 +143,9 @@ class Program:
         if trait == "workers":
             rows = TensorDataset(self.x[:32], self.y[:32])
             self.batches, self.rounds = DataLoader(rows, batch_size=8, num_workers=2), 3
+        if trait == "checkpointed":  # compiled code counts at its end, which an early stop leaves out
+            self.whole = set_checkpoint_early_stop(False)
+            self.whole.__enter__()
         if trait == "hook":
             self.model.into.weight.register_hook(self.hook)
 

@@ -42,7 +42,7 @@ def test_a_traceback_is_right_only_where_the_fault_says_why():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "lived", "said", "equal"),
+    ("wrong", "as_documented", "said", "equal"),
     [
         ({"codes": (1,)}, False, "printed", "bits"),
         ({"codes": (0, 0)}, False, "printed", "bits"),
@@ -59,19 +59,19 @@ def test_a_traceback_is_right_only_where_the_fault_says_why():
     ],
     ids=str,
 )
-def test_what_is_wrong_is_judged_so(wrong, lived, said, equal):
+def test_what_is_wrong_is_judged_so(wrong, as_documented, said, equal):
     found = judged(**wrong)
-    assert (found.lived, found.said, found.equal) == (lived, said, equal)
+    assert (found.as_documented, found.said, found.equal) == (as_documented, said, equal)
     assert not found.right
     assert found.trouble
     shown = page.outcome(dataclasses.asdict(found))
     assert shown.startswith("**")
-    assert ("died" in shown, "silent" in shown, "differs" in shown) == (not lived, not said, not equal)
+    assert ("died" in shown, "silent" in shown, "differs" in shown) == (not as_documented, not said, not equal)
 
 
 def test_a_run_that_left_nothing_died():
     found = judging.judge(None, EAGER, said="", output="", codes=(-9,), expected=(-9,))
-    assert not found.lived
+    assert not found.as_documented
     assert page.outcome(dataclasses.asdict(found)).startswith("**died")
 
 
@@ -87,7 +87,7 @@ def test_one_fault_in_one_way(tmp_path):
     ours = judging.left_by(tmp_path / "compile-0", "compile")
     other = dataclasses.replace(eager, losses=[*eager.losses[:-1], eager.losses[-1] * 1.01])
     found = judging.judge(ours, other, said=fault.said, output="", codes=(0,), expected=(0,))
-    assert (found.lived, found.said, found.equal) == (True, "status", "")
+    assert (found.as_documented, found.said, found.equal) == (True, "status", "")
     other = dataclasses.replace(eager, state={**eager.state, "norm.running_var": [2.0] * 16})
     assert judging.equality(ours, other) == ""
 
@@ -114,3 +114,18 @@ def test_the_page_is_made_of_the_results(tmp_path):
     assert (tmp_path / "faults.md").read_text(encoding="utf-8") == text
     made = text.split(page.END)[0].split(page.BEGIN)[1]
     assert not [word for word in ("**died", "silent**", "differs**") if word in made]
+
+
+@pytest.mark.parametrize(
+    ("codes", "shown"),
+    [
+        ((0,), "equal"),
+        ((1, 0), "equal, ended (exit code 1), then 0"),
+        ((2, 0), "equal, refused (exit code 2), then 0"),
+        ((-9, 2, 0), "equal, killed, refused (exit code 2), then 0"),
+    ],
+    ids=str,
+)
+def test_a_run_that_ended_and_was_resumed_is_not_shown_as_one_that_lived(codes, shown):
+    row = dataclasses.asdict(judging.Cell(True, "nothing to say", "bits", codes))
+    assert page.outcome(row) == shown
