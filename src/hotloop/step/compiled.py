@@ -7,6 +7,8 @@ import dataclasses
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hotloop import presets
 from hotloop._torch.module import get_entry
 from hotloop.compiling.apply import block_classes
@@ -27,8 +29,6 @@ from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    import torch
 
     from hotloop.compiling.observe import Cause
     from hotloop.presets import Preset
@@ -143,8 +143,10 @@ class Compiled:
                 installed.put_back()
         elif tier.compiles:
             settings = self.settings(tier)
-            for model in self.models.values():
-                compile_in_place(model, **settings)
+            for name, model in self.models.items():
+                # By its name, so that what is said of it names it; a ModuleDict's parts have names of their own.
+                alone = name == "model" or isinstance(model, torch.nn.ModuleDict)
+                compile_in_place(model if alone else {name: model}, **settings)
         for model in self.models.values():
             _compiled_by[model] = weakref.ref(self), list(map(weakref.ref, _entries(model)))
         self.tier, self._compiles = tier, compiles(self.models.values())

@@ -200,3 +200,25 @@ def test_the_status_says_how_often_and_where_graphs_broke_and_code_was_compiled_
     )
     assert all(line in " ".join(str(status).split()) for line in status.compiled)
     loop.close()
+
+
+def test_what_is_said_of_a_model_says_the_name_that_it_was_given(caplog):
+    models = {"generator": nn.Linear(4, 4), "critic": nn.Linear(4, 1)}
+    optimizer = torch.optim.SGD([*models["generator"].parameters(), *models["critic"].parameters()], lr=0.125)
+    loop = hotloop.Loop(models, optimizer, run="aot_eager")
+
+    @loop.step
+    def step(x):
+        loss = models["critic"](models["generator"](x)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for size in (2, 2, 2, 2, 3, 3, 3, 3):
+        step(torch.randn(size, 4))
+    loop.close()
+    assert [line.partition(" recompiled")[0] for line in caplog.messages if "recompiled" in line] == [
+        "generator: Linear",
+        "critic: Linear",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 
 import numpy as np
@@ -344,3 +345,15 @@ def test_a_report_wants_a_files_name(tmp_path):
     for wrong in (3, tmp_path):
         with pytest.raises(ConfigError, match=r"loop\.report: .*: expected the name of the page's file"):
             loop.report(wrong)
+
+
+def test_a_name_that_no_argument_has_names_the_nearest():
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(
+        ConfigError, match=r"^Loop\(total_step=\.\.\.\): .* did you mean 'total_steps'\? .*sentinel"
+    ) as found:
+        hotloop.Loop(model, total_step=5)
+    assert isinstance(found.value, TypeError), "as Python's own"
+    assert list(inspect.signature(hotloop.Loop).parameters)[:4] == ["model", "optimizer", "state", "run"]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'model'"):
+        hotloop.Loop()

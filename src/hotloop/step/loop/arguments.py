@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import contextlib
+import functools
 import importlib.util
 import inspect
 import math
@@ -13,11 +14,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from hotloop.decide.horizon import MOST
 from hotloop.errors import ConfigError
 from hotloop.measure import flatten
+from hotloop.presets import expected
 from hotloop.record import RunRecord
 from hotloop.step.naming import existing
 from hotloop.step.tiers import tier_of_setting
@@ -28,6 +30,27 @@ if TYPE_CHECKING:
     import torch
 
     from hotloop.step.state.holdings import Holdings
+
+
+_P = ParamSpec("_P")
+
+
+class UnknownArgumentError(ConfigError, TypeError):
+    """An argument that a call does not have: a TypeError, as Python's own is."""
+
+
+def known_names(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Return an ``__init__`` that names the nearest arguments where one does not exist; its signature stays."""
+    names = [*inspect.signature(init).parameters][1:]
+
+    @functools.wraps(init)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        for name in kwargs.keys() - set(names):
+            call = init.__qualname__.partition(".")[0]
+            raise UnknownArgumentError(f"{call}({name}=...): there is no such argument: {expected(name, names)}")
+        init(*args, **kwargs)
+
+    return checked
 
 
 def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) -> tuple[Any, ...]:

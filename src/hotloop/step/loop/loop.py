@@ -27,6 +27,7 @@ from hotloop.step.loop.arguments import (
     check_runs,
     check_shapes,
     device_of,
+    known_names,
     recording_in,
     refuse_suspended,
 )
@@ -112,6 +113,7 @@ class Loop:
         ConfigError: an argument does not fit.
     """
 
+    @known_names
     def __init__(  # noqa: PLR0913 - the public settings
         self,
         model: torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module],
