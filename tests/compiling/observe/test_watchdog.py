@@ -79,13 +79,30 @@ def test_nothing_else_is_ended(table):
     assert looks(table) == {}
 
 
+@pytest.mark.parametrize("script", [False, True])
 @pytest.mark.parametrize("name", ["c++", "clang++-15", "x86_64-linux-gnu-gcc-12", "nvcc", "ptxas", "ccache"])
-def test_compilers_are_known_by_name(name):
-    assert looks({101: Process(name, "S", ME, 0)}) == {101: {101}}
+def test_compilers_are_known_by_name(name, script, tmp_path):
+    """Linux cuts the name of a process to 15 characters."""
+    path = tmp_path / name
+    if script:
+        path.write_text("#!/bin/sh\nread line\n")
+        path.chmod(0o755)
+    else:
+        path.symlink_to(shutil.which("cat"))
+    child = subprocess.Popen([path], stdin=subprocess.PIPE)
+    try:
+        assert looks({child.pid: watchdog.processes()[child.pid]}) == {child.pid: {child.pid}}
+    finally:
+        child.communicate()
 
 
-def test_a_chosen_compiler_is_known_by_its_command(monkeypatch):
-    monkeypatch.setenv("CXX", "python /opt/wrap.py")
+@pytest.mark.parametrize("where", ["CXX", "CC", "torch"])
+def test_a_chosen_compiler_is_known_by_its_command(where, monkeypatch):
+    chosen = "python /opt/wrap.py"
+    if where == "torch":
+        monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, chosen))
+    else:
+        monkeypatch.setenv(where, chosen)
     mine = {101: Process("python", "S", ME, 0, command="python /opt/wrap.py a.cpp -o a.so")}
     assert looks(mine) == {101: {101}}
     assert looks({101: Process("python", "S", ME, 0, command="python train.py")}) == {}

@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from hotloop._torch.backends import working_pool
+from hotloop._torch.backends import cpp_compilers, working_pool
 from hotloop.errors import ConfigError
 
 _log = logging.getLogger("hotloop")
@@ -68,7 +68,8 @@ class Watchdog:
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._patience, self._over = seconds, _LOOKS, threading.Event()
-        self._chosen = os.environ.get("CXX", "").strip()
+        named = [*cpp_compilers(), os.environ.get("CXX", ""), os.environ.get("CC", "")]
+        self._chosen = [name.strip() for name in named if name.strip()]
         self._seen: dict[int, tuple[int, int]] = {}
         """By compiler: its processor time when it last made progress, and the looks since."""
         self._news: list[str] = []
@@ -132,8 +133,8 @@ class Watchdog:
     def _is_compiler(self, process: Process) -> bool:
         if process.state == "Z":  # it has ended, and nobody has asked for its exit code
             return False
-        by_name = _COMPILER.fullmatch(process.name) is not None
-        return by_name or (self._chosen != "" and f" {self._chosen} " in f" {process.command} ")
+        command = f" {process.command} "
+        return bool(_COMPILER.fullmatch(process.name)) or any(f" {chosen} " in command for chosen in self._chosen)
 
 
 def processes() -> dict[int, Process]:
@@ -144,13 +145,17 @@ def processes() -> dict[int, Process]:
             start, _, end = path.read_text(errors="replace").rpartition(")")
             state, parent, *fields = end.split()
             ours = int(parent) == os.getpid()
+            command = path.with_name("cmdline").read_text(errors="replace") if ours else ""
+            name = start.partition("(")[2]
+            # Linux cuts the name to 15 characters. The whole is in the command, for a script as its second word.
+            words = [Path(word).name for word in command.split("\0")[:2]]
             found[int(path.parent.name)] = Process(
-                name=start.partition("(")[2],
+                name=next((word for word in words if word.startswith(name)), name),
                 state=state,
                 parent=int(parent),
                 ticks=sum(map(int, fields[9:13])),
                 started=int(fields[17]),
-                command=path.with_name("cmdline").read_text(errors="replace").replace("\0", " ") if ours else "",
+                command=command.replace("\0", " "),
             )
     return found
 
