@@ -65,7 +65,10 @@ def same_weights(one: Path, other: Path) -> bool:
     from hotloop.train import checkpoint
 
     ours, theirs = (checkpoint.weights(checkpoint.load(at / "checkpoints" / "best.pt")) for at in (one, other))
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    held, other = (
+        {(model, key): one for model in found for key, one in found[model].items()} for found in (ours, theirs)
+    )
+    return held.keys() == other.keys() and all(torch.equal(held[name], other[name]) for name in held)
 
 
 def inner_trials(fold: Path) -> list[dict[str, Any]]:

@@ -76,8 +76,9 @@ def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(model):
     document = record.load(folder)
     assert document["steps"][-1]["loss"] < document["steps"][0]["loss"]
     kept = load(folder, "best.pt")
-    assert set(kept["average"]) == {name for name in kept["model"] if name.startswith("unet.")}
-    assert not same(kept["average"], {name: kept["model"][name] for name in kept["average"]})
+    average, kept_model = kept["others"]["model.average"], kept["model"]["model"]
+    assert set(average) == {name for name in kept_model if name.startswith("unet.")}
+    assert not same(average, {name: kept_model[name] for name in average})
     judged = RECIPE.evaluate(configure.from_dict(kept["settings"]), checkpoint.weights(kept))
     assert judged == pytest.approx(outcome.best, rel=1e-6)
     assert set(outcome.best) == set(before.METRICS["diffusion"])
@@ -91,7 +92,7 @@ def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_dr
     assert sheets == ["step-000004.png", "step-000008.png", "step-000009.png"]
     pipe = DiffusionPipeline.from_pretrained(folder / "pipeline", use_safetensors=True)
     pipe.set_progress_bar_config(disable=True)
-    averages = load(folder)["average"]
+    averages = load(folder)["others"]["model.average"]
     assert same({f"unet.{name}": one for name, one in pipe.unet.state_dict().items()}, averages), "the averages"
     asked = {"num_inference_steps": 2, "height": 8, "width": 8, "output_type": "pt", "guidance_scale": 3.0}
     settings = configure.from_dict(load(folder)["settings"])
@@ -115,7 +116,7 @@ def test_other_pictures_are_read_with_the_words_that_the_run_learnt(model):
     pictures = load_pictures(settings)
     rows = RECIPE.split(pictures, settings)[0]
     learnt = RECIPE.load_networks(settings, pictures, rows, None, print).tokenizer.get_vocab()
-    read = RECIPE.load_networks(settings, pictures, rows, kept["model"], print).tokenizer.get_vocab()
+    read = RECIPE.load_networks(settings, pictures, rows, kept["model"]["model"], print).tokenizer.get_vocab()
     theirs = json.loads((model[0] / "pipeline" / "tokenizer" / "tokenizer.json").read_text())["model"]["vocab"]
     assert read == theirs != learnt
     assert len(read) == len(learnt)
@@ -125,7 +126,7 @@ def test_a_resumed_run_of_a_folders_model_finds_what_was_encoded(model, tmp_path
     """The VAE's scale is part of what the cache is looked up by, and 0.18215 is not a number of float32."""
     settings = configure.load([*SMALL, f"diffusion.model={model[0] / 'pipeline'}"])
     pictures, said = load_pictures(settings), []
-    rows, unet = RECIPE.split(pictures, settings), load(model[0])["average"]
+    rows, unet = RECIPE.split(pictures, settings), load(model[0])["others"]["model.average"]
     for weights in (None, unet):
         found = RECIPE.load_networks(settings, pictures, rows[0], weights, print)
         found.vae.register_to_config(scaling_factor=0.18215)
@@ -174,7 +175,7 @@ def test_grey_pictures_are_judged_of_a_model_for_colours_and_none_that_are_not_f
 
 def test_samples_on_the_way_change_nothing(train, tmp_path, model):
     train()
-    assert same(load(tmp_path / "run")["model"], load(model[0])["model"])
+    assert same(load(tmp_path / "run")["model"]["model"], load(model[0])["model"]["model"])
 
 
 def interrupted(train, monkeypatch, at, *settings):
@@ -205,10 +206,10 @@ def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_pa
     RECIPE.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
     ours, theirs = load(tmp_path / "run"), load(tmp_path / "whole")
     assert ours["position"] == theirs["position"]
-    assert same(ours["model"], theirs["model"])
-    assert same(ours["average"], theirs["average"])
-    steps = ours["optimizer"]["state"]
-    assert all(same(one, theirs["optimizer"]["state"][key]) for key, one in steps.items())
+    assert same(ours["model"]["model"], theirs["model"]["model"])
+    assert same(ours["others"]["model.average"], theirs["others"]["model.average"])
+    steps = ours["others"]["optimizer"]["state"]
+    assert all(same(one, theirs["others"]["optimizer"]["state"][key]) for key, one in steps.items())
 
 
 @pytest.mark.parametrize(("size", "step", "said"), [(64, 8, False), (80, 16, True)])
@@ -231,7 +232,7 @@ def test_adapters_are_what_a_checkpoint_of_lora_holds_and_what_diffusers_loads(t
     network, trained = record.load(tmp_path / "run")["told"]["model"]
     assert {f"Model: {network}", trained} <= set(printed), "the report has the figures that were printed"
     assert trained.startswith("Trained: adapters of rank 2 on the UNet and the text encoder, ")
-    kept = load(tmp_path / "run")["model"]
+    kept = load(tmp_path / "run")["model"]["model"]
     assert all("lora" in name for name in kept)
     assert {name.split(".")[0] for name in kept} == {"unet", "text_encoder"}
     assert not (tmp_path / "run" / "pipeline").exists()
@@ -285,23 +286,23 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(tmp_
     RECIPE.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
     ours, theirs = load(tmp_path / "run"), load(model[0])
     assert ours["position"] == theirs["position"]
-    assert same(ours["model"], theirs["model"])
-    assert same(ours["average"], theirs["average"])
+    assert same(ours["model"]["model"], theirs["model"]["model"])
+    assert same(ours["others"]["model.average"], theirs["others"]["model.average"])
 
 
 def test_float16_leaves_out_the_steps_that_overflow_and_keeps_its_scale(tmp_path, train, monkeypatch):
     outcome = train("training.optimization.use_fp16=true", "training.max_steps=4")
     assert outcome.status == "finished"
-    scaler = load(tmp_path / "run")["scaler"]
+    scaler = load(tmp_path / "run")["others"]["scaler"]
     norms = [one["gradient_norm"] for one in record.load(tmp_path / "run")["steps"]]
     left_out = sum(norm in ("inf", "nan") for norm in norms)
     assert scaler["scale"] == 2**16 / 2**left_out
-    assert len(load(tmp_path / "run")["optimizer"]["state"]) > 0
+    assert len(load(tmp_path / "run")["others"]["optimizer"]["state"]) > 0
     monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**40))
     train("training.optimization.use_fp16=true", "training.max_steps=3", folder="over")
     assert all(one["gradient_norm"] in ("inf", "nan") for one in record.load(tmp_path / "over")["steps"])
-    assert load(tmp_path / "over")["scaler"]["scale"] == 2**37
-    assert not load(tmp_path / "over")["optimizer"]["state"], "all three were left out"
+    assert load(tmp_path / "over")["others"]["scaler"]["scale"] == 2**37
+    assert not load(tmp_path / "over")["others"]["optimizer"]["state"], "all three were left out"
     with pytest.raises(ConfigError, match="use_fp16=true: a run computes in one of them"):
         train("training.optimization.use_fp16=true", "training.optimization.use_bf16=true", folder="both")
 
@@ -327,7 +328,7 @@ def test_each_component_is_compiled_as_its_setting_says_and_the_report_shows_all
     assert states == {"unet": "compiled", "text_encoder": "compiled", "vae": "eager", "loss": "eager"}
     unet = outcome.components["unet"]
     assert (unet["modes"]["training"]["compiles"], unet["recompiles"], unet["graph_breaks"]) == (1, 0, 0)
-    assert not any("_orig_mod" in name for name in load(tmp_path / "run")["model"])
+    assert not any("_orig_mod" in name for name in load(tmp_path / "run")["model"]["model"])
     page = (tmp_path / "run" / "report.html").read_text()
     assert all(name in page for name in states)
     assert list(record.load(tmp_path / "run")["components"]) == list(states)

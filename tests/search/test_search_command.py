@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from hotloop import recipes, record
 from hotloop.cli import app
 from hotloop.errors import ConfigError, DataError, RunPrunedError, SearchStoppedError
-from hotloop.train import configure, fit, start
+from hotloop.train import configure, start, supervised
 from hotloop.train.search import before, document, supervise
 from hotloop.train.search.study import Study
 from hotloop.train.search.told import Said, SearchBegan, TrialBegan, TrialEnded
@@ -50,7 +50,7 @@ def tiny(folder, **more):
 
 @pytest.mark.parametrize("pruned", [False, True])
 def test_a_wish_to_stop_in_a_trials_last_validation_keeps_its_result_and_ends_the_worker(tmp_path, monkeypatch, pruned):
-    act, report = fit.evaluate, Worker.report
+    act, report = supervised.evaluate, Worker.report
 
     def acting(*given):
         signal.raise_signal(signal.SIGINT)
@@ -61,7 +61,7 @@ def test_a_wish_to_stop_in_a_trials_last_validation_keeps_its_result_and_ends_th
         if pruned:
             raise RunPrunedError("planted")
 
-    monkeypatch.setattr(fit, "evaluate", acting)
+    monkeypatch.setattr(supervised, "evaluate", acting)
     monkeypatch.setattr(Worker, "report", pruning)
     settings = configure.load(tiny(tmp_path, hpo__n_trials=3, hpo__pruner="none", training__max_steps=1))
     study, heard = Study(settings, tmp_path / "study", print), []

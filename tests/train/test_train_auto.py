@@ -59,8 +59,10 @@ def load(folder, name="last.pt"):
 def assert_same(first, second):
     """Two checkpoints hold the same training, bit for bit."""
     assert first["position"] == second["position"]
-    assert all(torch.equal(tensor, second["model"][name]) for name, tensor in first["model"].items())
-    states = zip(first["optimizer"]["state"].values(), second["optimizer"]["state"].values(), strict=True)
+    assert all(torch.equal(tensor, second["model"]["model"][name]) for name, tensor in first["model"]["model"].items())
+    states = zip(
+        first["others"]["optimizer"]["state"].values(), second["others"]["optimizer"]["state"].values(), strict=True
+    )
     assert all(torch.equal(ours[key], theirs[key]) for ours, theirs in states for key in ours)
     assert torch.equal(first["random"]["torch"], second["random"]["torch"])
 
@@ -73,7 +75,7 @@ def assert_close(first, second):
     ours, theirs = load(first), load(second)
     # Adam turns rounding in a gradient that is nearly zero into a step of up to the learning rate: the head is robust.
     head = "net.classifier.weight"
-    torch.testing.assert_close(ours["model"][head], theirs["model"][head], rtol=1e-2, atol=1e-4)
+    torch.testing.assert_close(ours["model"]["model"][head], theirs["model"]["model"][head], rtol=1e-2, atol=1e-4)
     assert torch.equal(ours["random"]["torch"], theirs["random"]["torch"])  # dropout drew the same masks
 
 
@@ -216,15 +218,15 @@ def test_a_run_without_auto_can_be_resumed_with_it(tmp_path, train, capsys):
 
 def poison(monkeypatch, step):
     """Make the loss of one step NaN, through its labels."""
-    plain = fit._Fitting.update
+    plain = fit._Fitting.step
 
-    def update(self, batches):
+    def acting(self, batches):
         if self.position.step + 1 == step:
             for batch in batches:
                 batch.labels.fill_(float("nan"))
         return plain(self, batches)
 
-    monkeypatch.setattr(fit._Fitting, "update", update)
+    monkeypatch.setattr(fit._Fitting, "step", acting)
 
 
 @pytest.mark.parametrize(("step", "last"), [(5, 4), (75, 72)])
@@ -243,7 +245,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_checkpoint_sound(
     assert (document["status"], len(document["steps"])) == ("failed", step - 1)
     assert mostly(tmp_path / "run", step // 2) == ("eager" if step < 9 else "eager+graph")
     assert load(tmp_path / "run")["position"]["step"] == last
-    assert all(torch.isfinite(tensor).all() for tensor in load(tmp_path / "run")["model"].values())
+    assert all(torch.isfinite(tensor).all() for tensor in load(tmp_path / "run")["model"]["model"].values())
 
 
 def test_a_model_that_cannot_be_captured_trains_on_and_says_why(tmp_path, train, capsys, monkeypatch):

@@ -14,7 +14,6 @@ from hotloop.prove.harness.result import Finding, Harness
 from hotloop.report import view
 from hotloop.testing import cudagraph_emulation
 from hotloop.train import compiling, configure, fit, rehearse
-from hotloop.train.rehearse import Rehearsal
 
 ON = {"training__optimization__use_torch_compile": "true"}
 
@@ -70,13 +69,13 @@ def test_a_short_run_is_compiled_after_half_of_its_steps(tmp_path, train, capsys
 
 
 def test_a_run_that_ends_before_its_compile_says_that_it_ran_otherwise_than_asked(tmp_path, train, capsys, monkeypatch):
-    done = fit._Fitting.update
+    done = fit._Fitting.step
 
     def update(self, *args):
         self.live.interrupt.signal = "SIGINT" if self.position.step == 1 else None
         return done(self, *args)
 
-    monkeypatch.setattr(fit._Fitting, "update", update)
+    monkeypatch.setattr(fit._Fitting, "step", update)
     train(**ON, compile__preset="aot_eager", training__max_steps=16)
     why = "compile.measure_eager_steps has the first steps run eager, here 3, and there were 2"
     document = record.load(tmp_path / "run")
@@ -226,7 +225,7 @@ def test_where_cuda_graphs_are_not_safe_the_run_stays_eager_with_the_reason(
 def test_a_rehearsal_changes_nothing_of_the_run(tmp_path, train, graphs, monkeypatch):
     train(**GRAPHS, training__max_steps=4)
     tried = [entry["loss"] for entry in record.load(tmp_path / "run")["steps"]]
-    monkeypatch.setattr(Rehearsal, "unsafe", lambda self, plan: "")
+    monkeypatch.setattr(fit, "unsafe", lambda *_: "")
     train(**GRAPHS, training__max_steps=4, run__folder=tmp_path / "other")
     assert [entry["loss"] for entry in record.load(tmp_path / "other")["steps"]] == tried
 
@@ -261,7 +260,7 @@ def test_a_copy_that_cannot_be_made_leaves_the_run_eager(tmp_path, train, capsys
 
 
 def test_without_a_gpu_there_is_nothing_to_try(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(Rehearsal, "unsafe", lambda self, plan: pytest.fail("there are no CUDA graphs here"))
+    monkeypatch.setattr(fit, "unsafe", lambda *_: pytest.fail("there are no CUDA graphs here"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     train(**ON, compile__preset="triton", compile__ladder="[none]", training__max_steps=4)
 

@@ -9,9 +9,10 @@ from training_fixtures import overrides, tiny_encoder
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError, HotloopError
-from hotloop.train import account, checkpoint, compiling, fit, start
+from hotloop.train import account, checkpoint, compiling, fit, optimizing, start, supervised
 from hotloop.train.search import before
 from hotloop.train.settings import TrainingSettings
+from hotloop.train.supervised import Supervised
 
 
 def load(folder, name="last.pt"):
@@ -21,9 +22,11 @@ def load(folder, name="last.pt"):
 def assert_same(first, second):
     """Two checkpoints hold the same run, bit for bit."""
     assert first["position"] == second["position"]
-    for name, tensor in first["model"].items():
-        assert torch.equal(tensor, second["model"][name]), name
-    states = zip(first["optimizer"]["state"].values(), second["optimizer"]["state"].values(), strict=True)
+    for name, tensor in first["model"]["model"].items():
+        assert torch.equal(tensor, second["model"]["model"][name]), name
+    states = zip(
+        first["others"]["optimizer"]["state"].values(), second["others"]["optimizer"]["state"].values(), strict=True
+    )
     for ours, theirs in states:
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert torch.equal(first["random"]["torch"], second["random"]["torch"])
@@ -130,15 +133,15 @@ def test_early_stopping_ends_the_run_once_f1_no_longer_improves(train):
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_written(tmp_path, train, monkeypatch):
     def poison():
-        criteria = fit._Fitting.update
+        criteria = fit._Fitting.step
 
-        def update(self, batches):
+        def step(self, batches):
             if self.position.step == 4:
                 for batch in batches:
                     batch.labels.fill_(float("nan"))
             return criteria(self, batches)
 
-        monkeypatch.setattr(fit._Fitting, "update", update)
+        monkeypatch.setattr(fit._Fitting, "step", step)
 
     poison()
     with pytest.raises(
@@ -148,15 +151,15 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_written(tmp_path, t
     document = record.load(tmp_path / "run")
     assert document["status"] == "failed"
     assert "the loss is nan" in document["error"]
-    assert all(torch.isfinite(tensor).all() for tensor in load(tmp_path / "run")["model"].values())
+    assert all(torch.isfinite(tensor).all() for tensor in load(tmp_path / "run")["model"]["model"].values())
     assert (tmp_path / "run" / "report.html").is_file()
 
 
 def test_running_out_of_memory_names_what_to_change(train, monkeypatch):
-    def update(self, batches):
+    def take(self, batch, step):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
-    monkeypatch.setattr(fit._Fitting, "update", update)
+    monkeypatch.setattr(Supervised, "take", take)
     with pytest.raises(HotloopError, match=r"step 1: out of memory(.|\n)*training\.batch_size(.|\n)*No checkpoint"):
         train()
 
@@ -252,7 +255,7 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path, train):
     train(**plain, run__folder=tmp_path / "large")
     train(**plain, run__folder=tmp_path / "small", training__batch_size=2, training__gradient_accumulation=2)
     assert losses(tmp_path / "small") == pytest.approx(losses(tmp_path / "large"), rel=1e-5)
-    small, large = (load(tmp_path / name)["model"] for name in ("small", "large"))
+    small, large = (load(tmp_path / name)["model"]["model"] for name in ("small", "large"))
     # Adam turns rounding in a gradient that is nearly zero into a step of up to the learning rate: the head is robust.
     assert torch.allclose(small["net.classifier.weight"], large["net.classifier.weight"], atol=1e-4)
 
@@ -266,13 +269,13 @@ def test_a_file_of_settings_does_not_go_with_resuming(tmp_path, train):
 def test_the_rate_rises_and_falls_linearly(prepare):
     settings = prepare(training__warmup_fraction=0.2).settings.training
     assert isinstance(settings, TrainingSettings)
-    factor = fit.schedule(settings, 10)
+    factor = optimizing.schedule(settings, 10)
     assert [round(factor(step), 3) for step in range(11)] == [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0]
 
 
 def test_biases_and_norms_do_not_decay():
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))
-    decayed, others = fit.parameter_groups(model, 0.1)
+    decayed, others = optimizing.parameter_groups(model, 0.1)
     assert (decayed["weight_decay"], [p.ndim for p in decayed["params"]]) == (0.1, [2])
     assert (others["weight_decay"], [p.ndim for p in others["params"]]) == (0.0, [1, 1, 1])
 
@@ -291,7 +294,7 @@ def test_a_device_that_is_not_here_is_refused(prepare):
 
 def test_bf16_runs_and_keeps_its_parameters_in_float32(tmp_path, train):
     assert train(training__optimization__use_bf16="true", training__max_steps=2).status == "finished"
-    assert {tensor.dtype for tensor in load(tmp_path / "run")["model"].values()} == {torch.float32}
+    assert {tensor.dtype for tensor in load(tmp_path / "run")["model"]["model"].values()} == {torch.float32}
 
 
 def test_overrides_are_what_the_command_line_takes(tmp_path):
@@ -322,7 +325,7 @@ def test_the_first_steps_time_is_of_steps_alone(train, tmp_path, monkeypatch):
         return whole
 
     monkeypatch.setattr(account, "time", clock)
-    monkeypatch.setattr(fit, "evaluate", slow(fit.evaluate))
+    monkeypatch.setattr(supervised, "evaluate", slow(supervised.evaluate))
     monkeypatch.setattr(fit.checkpoint, "save", slow(checkpoint.save))
     monkeypatch.setattr(fit._Fitting, "show", slow(fit._Fitting.show))
     train(training__batch_size=18, training__num_epochs=4, training__checkpoint_every_steps=1)

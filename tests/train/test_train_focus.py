@@ -15,7 +15,7 @@ from hotloop._torch.module import get_entry
 from hotloop.errors import ConfigError, DataError, StaleOutputError
 from hotloop.recipes import focus
 from hotloop.testing import assert_outputs_owned, cudagraph_emulation
-from hotloop.train import automatic, checkpoint, compiling, configure, own_loop, start
+from hotloop.train import automatic, checkpoint, compiling, configure, fit, start
 from hotloop.train.focus import allocator, program, texts
 from hotloop.train.focus.context import BLOCK
 from hotloop.train.search import before
@@ -77,7 +77,7 @@ def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_path, tra
 def test_interrupted_and_resumed_it_is_the_run_that_was_not(tmp_path, train, monkeypatch, stop):
     more = ["training.num_epochs=2", "training.max_steps=10"]
     train(*more, folder="whole")
-    whole = own_loop._Fitting.step
+    whole = fit._Fitting.step
 
     def acting(self, batch):
         whole(self, batch)
@@ -85,7 +85,7 @@ def test_interrupted_and_resumed_it_is_the_run_that_was_not(tmp_path, train, mon
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(own_loop._Fitting, "step", acting)
+        patch.setattr(fit._Fitting, "step", acting)
         assert train(*more).status == "interrupted"
     assert focus.train(start.prepare([f"run.resume={tmp_path / 'run'}"])).status == "finished"
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
@@ -167,7 +167,7 @@ MODES = ("training", "inference")
 
 
 def test_cuda_graphs_that_are_not_safe_stay_off_and_the_record_says_why(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(own_loop.OwnRehearsal, "unsafe", lambda self, plan: f"held: {', '.join(plan)}")
+    monkeypatch.setattr(fit, "unsafe", lambda task, plan, *_: f"held: {', '.join(plan)}")
     with cudagraph_emulation():
         outcome = train(*ON, "compile.preset=none", "compile.components.lens.training=reduce-overhead")
     lens = record.load(tmp_path / "run")["components"]["lens"]
@@ -394,7 +394,7 @@ def test_with_auto_the_allocators_networks_have_presets_of_their_own(tmp_path, t
 
 
 def test_with_auto_what_is_not_safe_for_the_allocator_stays_eager(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(own_loop.OwnRehearsal, "unsafe", lambda self, plan: f"held: {', '.join(plan)}")
+    monkeypatch.setattr(fit, "unsafe", lambda task, plan, *_: f"held: {', '.join(plan)}")
     with cudagraph_emulation():
         train(AUTO, "compile.components.lens.inference=reduce-overhead")
     lens = record.load(tmp_path / "run")["components"]["lens"]

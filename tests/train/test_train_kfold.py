@@ -17,7 +17,7 @@ from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError, RecordError, StepLostError
 from hotloop.recipes import criteria
 from hotloop.report import folds as report
-from hotloop.train import checkpoint, configure, fit, folds, kfold, kfold_state, start
+from hotloop.train import checkpoint, configure, fit, folds, kfold, kfold_state, start, supervised
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_an_interrupted_cross_validation_resumed_is_the_one_that_was_not(run, wh
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_wish_to_stop_in_a_folds_last_validation_stops_the_whole(run, monkeypatch, fails):
-    act = fit.evaluate
+    act = supervised.evaluate
 
     def acting(*given):
         signal.raise_signal(signal.SIGTERM)
@@ -197,12 +197,12 @@ def test_a_wish_to_stop_in_a_folds_last_validation_stops_the_whole(run, monkeypa
             raise RuntimeError("planted")
         return act(*given)
 
-    monkeypatch.setattr(fit, "evaluate", acting)
+    monkeypatch.setattr(supervised, "evaluate", acting)
     stopped = run(training__max_steps=1)
     assert stopped.status == "interrupted"
     ended = "failed" if fails else "finished"
     assert [one["status"] for one in stopped.document["folds"]] == [ended, "pending", "pending"]
-    monkeypatch.setattr(fit, "evaluate", act)
+    monkeypatch.setattr(supervised, "evaluate", act)
     assert resume(stopped.folder).status == "finished"
 
 
@@ -260,15 +260,15 @@ def test_a_kill_before_a_folds_first_checkpoint_begins_it_again(tmp_path, run, w
 
 def test_a_fold_that_fails_is_recorded_with_its_cause_and_the_others_still_run(tmp_path, run, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        update = fit._Fitting.update
+        step = fit._Fitting.step
 
         def poisoned(self, batches):
             if self.settings.kfold.fold == 1 and self.position.step == 2:
                 for batch in batches:
                     batch.labels.fill_(float("nan"))
-            return update(self, batches)
+            return step(self, batches)
 
-        patch.setattr(fit._Fitting, "update", poisoned)
+        patch.setattr(fit._Fitting, "step", poisoned)
         ended = run()
     assert ended.status == "failed"
     first, second, third = ended.document["folds"]

@@ -13,7 +13,7 @@ from hotloop.errors import ConfigError
 from hotloop.prove.doctor.examining import examine
 from hotloop.step.policy import child
 from hotloop.testing import cudagraph_emulation
-from hotloop.train import automatic, checkpoint, configure, own_loop, start
+from hotloop.train import automatic, checkpoint, configure, fit, start
 
 PROGRAM = """
 import torch
@@ -183,7 +183,7 @@ def test_a_batch_is_made_ready_once_and_a_resumed_run_is_the_one_that_was_not(tm
     train(folder="whole")
     rates = [one["learning_rate"] for one in steps(tmp_path / "whole")]
     assert rates == pytest.approx([0.1 / (1 + step) for step in range(12)])
-    whole = own_loop._Fitting.step
+    whole = fit._Fitting.step
 
     def acting(self, batch):
         whole(self, batch)
@@ -191,7 +191,7 @@ def test_a_batch_is_made_ready_once_and_a_resumed_run_is_the_one_that_was_not(tm
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(own_loop._Fitting, "step", acting)
+        patch.setattr(fit._Fitting, "step", acting)
         assert train().status == "interrupted"
     begun = start.prepare([f"run.resume={tmp_path / 'run'}"])
     assert recipes.load(begun.settings.recipe.name).train(begun).status == "finished"

@@ -15,7 +15,7 @@ import torch
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, TrainingFailedError
-from hotloop.train import checkpoint, configure, environment, own_loop, start
+from hotloop.train import checkpoint, configure, environment, fit, start
 from hotloop.train.search import before, space
 from hotloop.train.within import Within
 
@@ -111,7 +111,7 @@ def test_a_program_is_trained_judged_and_recorded(tmp_path, train):
 @pytest.mark.parametrize("stop", [3, 5, 9])
 def test_a_program_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, train, monkeypatch, stop, loader):
     train(folder="whole", loader=loader)
-    whole = own_loop._Fitting.step
+    whole = fit._Fitting.step
 
     def acting(self, batch):
         whole(self, batch)
@@ -119,7 +119,7 @@ def test_a_program_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, tra
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(own_loop._Fitting, "step", acting)
+        patch.setattr(fit._Fitting, "step", acting)
         assert train(loader=loader).status == "interrupted"
     begun = start.prepare([f"run.resume={tmp_path / 'run'}"])
     assert recipes.load(begun.settings.recipe.name).train(begun).status == "finished"
@@ -128,8 +128,8 @@ def test_a_program_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, tra
 
 
 def test_a_wish_to_stop_in_a_programs_last_metrics_is_handed_on(train, monkeypatch):
-    act = own_loop._Fitting.metrics
-    monkeypatch.setattr(own_loop._Fitting, "metrics", lambda self: signal.raise_signal(signal.SIGTERM) or act(self))
+    act = fit._Fitting.metrics
+    monkeypatch.setattr(fit._Fitting, "metrics", lambda self: signal.raise_signal(signal.SIGTERM) or act(self))
     outcome = train("training.max_steps=1")
     assert (outcome.status, outcome.stop) == ("finished", True)
 
@@ -152,9 +152,9 @@ def test_what_a_program_compiles_is_shared_and_counted_for_the_runs_that_follow(
         entered.append([type(one).__name__ for one in models])
         yield
 
-    whole = own_loop.Loop
-    monkeypatch.setattr(own_loop, "shared_compiles", shared)
-    monkeypatch.setattr(own_loop, "Loop", lambda *one, **more: told.append(more["runs"]) or whole(*one, **more))
+    whole = fit.Loop
+    monkeypatch.setattr(fit, "shared_compiles", shared)
+    monkeypatch.setattr(fit, "Loop", lambda *one, **more: told.append(more["runs"]) or whole(*one, **more))
     train("training.optimization.use_torch_compile=auto", "training.max_steps=1", within=Within(runs=7.0))
     assert (entered, told) == ([["Sequential"]], [7.0])
     train("training.max_steps=1", folder="eager")

@@ -68,7 +68,7 @@ def test_a_recipe_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, trai
     recipes.load(name).train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
     ours, theirs = load(tmp_path / "run"), load(tmp_path / "whole")
     assert ours["position"] == theirs["position"]
-    assert all(torch.equal(tensor, theirs["model"][key]) for key, tensor in ours["model"].items())
+    assert all(torch.equal(tensor, theirs["model"]["model"][key]) for key, tensor in ours["model"]["model"].items())
 
 
 @pytest.mark.parametrize("name", ["digits", "language"])

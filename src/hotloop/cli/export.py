@@ -89,7 +89,7 @@ def predict(
             f"recipe={settings.recipe.name} has no predictions: criteria, focus and programs may have some"
         )
     with contextlib.redirect_stdout(sys.stderr):  # what the program prints
-        function = recipe.predictor(settings, export.given(document, export.weights(document)[0]))
+        function = recipe.predictor(settings, export.weights(document)[0])
         found = predict.predictions(rows, function, batch_size)
     text = predict.written(found, (out or data).suffix, settings.data.delimiter)
     if out is None:

@@ -15,7 +15,6 @@ from hotloop.train import (
     baselines,
     batches,
     checkpoint,
-    closing,
     compiling,
     csv_pairs,
     encoder,
@@ -31,8 +30,8 @@ from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides
 from hotloop.train.outcome import Outcome
 from hotloop.train.predict import column
-from hotloop.train.start import Start, write_settings
-from hotloop.train.task import Goal, Task
+from hotloop.train.supervised import Supervised
+from hotloop.train.task import Goal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from hotloop.train.outcome import Outcome
     from hotloop.train.pairs import Split
     from hotloop.train.settings import Settings
+    from hotloop.train.start import Start
     from hotloop.train.task import Loss
 
 COMPONENTS = ("model", "loss")
@@ -85,7 +85,10 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     # Batches of one shape (or of a few declared ones), so that compiled code is compiled once.
     lengths = choose_lengths(loaded, split, settings)
     display.say(f"Inputs: {lengths.note}")
-    task = Task(
+    task = Supervised(
+        start,
+        "criteria",
+        device,
         model=loaded.model,
         parts={"model": loaded.model.net, "loss": functional.binary_cross_entropy_with_logits},
         train=batches.Dataset(loaded.tokenizer, split.train, lengths),
@@ -99,13 +102,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         told={"data": [split.describe(), *split.notes], "inputs": [lengths.note]},
     )
 
-    # The run. Its report is written however it ends.
-    write_settings(start)
-    display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
-    with closing.reported(start, display):
-        outcome = fit(task, start, chosen, display)
-        closing.tell(outcome, display)
-    return outcome
+    return fit(task, start, chosen, display)
 
 
 def sides(settings: Settings) -> Sides:
@@ -127,7 +124,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     unread.refuse(settings, READS)
     split = load_pairs(settings)
     loaded = encoder.load(settings.model.name, weights=False)
-    checkpoint.fit_weights(loaded.model, weights, settings.model.name)
+    checkpoint.fit_weights(loaded.model, weights["model"], settings.model.name)
     device = environment.choose_device(settings.run.device)
     held_out = batches.Dataset(loaded.tokenizer, split.validation, choose_lengths(loaded, split, settings))
     judged = judge(functional.binary_cross_entropy_with_logits)
@@ -141,7 +138,7 @@ def made(settings: Settings, weights: dict[str, Any]) -> Made:
         ConfigError: the weights do not fit the model that the settings name.
     """
     loaded = encoder.load(settings.model.name, weights=False)
-    checkpoint.fit_weights(loaded.model, weights, settings.model.name)
+    checkpoint.fit_weights(loaded.model, weights["model"], settings.model.name)
     texts = ["a text", "another"]
     inputs = loaded.tokenizer(texts, texts, padding=True, return_tensors="pt")
     return Made({"model": loaded.model}, lambda _: ((), dict(inputs)), loaded.tokenizer)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.measure import machine
-from hotloop.train import checkpoint, closing, compiling, dry, environment, opening, unread
+from hotloop.train import checkpoint, compiling, dry, environment, opening, unread
 from hotloop.train import evaluate as evaluation
 from hotloop.train.diffusion import autoencoder, encoded, lora, networks, output, tokens
 from hotloop.train.diffusion.denoiser import VOCABULARY, Denoiser, mean_square
@@ -34,8 +34,8 @@ from hotloop.train.outcome import Outcome
 from hotloop.train.pictures import load as load_pictures
 from hotloop.train.pictures import recognise
 from hotloop.train.pictures.latents import Latents
-from hotloop.train.start import Start, write_settings
-from hotloop.train.task import Goal, Show, Task
+from hotloop.train.supervised import Supervised
+from hotloop.train.task import Goal, Show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hotloop.train.outcome import Outcome
     from hotloop.train.pictures import Pictures
     from hotloop.train.settings import Settings
+    from hotloop.train.start import Start
 
 COMPONENTS = ("unet", "text_encoder", "vae", "loss")
 """What can be compiled: the three networks, of the VAE what encodes, and the loss."""
@@ -89,7 +90,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
 
     # The networks: made here with random weights, or loaded.
     environment.seed(settings.run.seed)
-    weights = start.resume["model"] if start.resume else None
+    weights = start.resume["model"]["model"] if start.resume else None
     found = load_networks(settings, pictures, rows[0], weights, display.say)
     fingerprint = f"{digest(pictures, rows)} {found.fingerprint()}"
     start.check_data(fingerprint)
@@ -111,7 +112,10 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     trained = trains(made, settings)
     display.say(trained)
 
-    task = Task(
+    task = Supervised(
+        start,
+        "diffusion",
+        device,
         model=made.denoiser,
         parts={**made.denoiser.parts(), "loss": mean_square},
         train=made.train,
@@ -128,13 +132,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         told={"data": [about, *pictures.notes, *long], "model": [*model, trained]},
     )
 
-    # The run. Its report is written however it ends.
-    write_settings(start)
-    display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
-    with closing.reported(start, display):
-        outcome = fit(task, start, chosen, display)
-        closing.tell(outcome, display)
-    return outcome
+    return fit(task, start, chosen, display)
 
 
 def sides(settings: Settings) -> Sides:
@@ -156,6 +154,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
         ConfigError: the weights do not fit the model that the settings describe.
     """
     unread.refuse(settings, READS)
+    weights = weights["model"]
     pictures, device = load_pictures(settings), environment.choose_device(settings.run.device)
     rows = split(pictures, settings)
     found = load_networks(settings, pictures, rows[0], weights, lambda _: None)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from hotloop.errors import DataError
 from hotloop.measure import machine
-from hotloop.train import batches, checkpoint, closing, compiling, encoder, environment, opening, unread
+from hotloop.train import batches, checkpoint, compiling, encoder, environment, opening, unread
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.export import Made
@@ -24,8 +24,8 @@ from hotloop.train.logits import Logits
 from hotloop.train.optional import require
 from hotloop.train.outcome import Outcome
 from hotloop.train.pairs import sample
-from hotloop.train.start import Start, write_settings
-from hotloop.train.task import Goal, Task
+from hotloop.train.supervised import Supervised
+from hotloop.train.task import Goal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
+    from hotloop.train.start import Start
     from hotloop.train.task import Loss
 
 COMPONENTS = ("model", "loss")
@@ -98,7 +99,10 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     context = {"baseline_neighbour_accuracy": nearest_neighbour(images)}
     display.say(baseline(context))
 
-    task = Task(
+    task = Supervised(
+        start,
+        "digits",
+        device,
         model=model,
         parts={"model": model.net, "loss": functional.cross_entropy},
         train=images.side(images.train),
@@ -112,13 +116,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         told={"data": [about]},
     )
 
-    # The run. Its report is written however it ends.
-    write_settings(start)
-    display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
-    with closing.reported(start, display):
-        outcome = fit(task, start, chosen, display)
-        closing.tell(outcome, display)
-    return outcome
+    return fit(task, start, chosen, display)
 
 
 def sides(settings: Settings) -> Sides:
@@ -139,7 +137,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     """
     unread.refuse(settings, READS)
     images, model = load_images(settings), make_model(settings)
-    checkpoint.fit_weights(model, weights, "digits")
+    checkpoint.fit_weights(model, weights["model"], "digits")
     device = environment.choose_device(settings.run.device)
     judged, held_out = judge(functional.cross_entropy), images.side(images.validation)
     return evaluation.evaluate(model.to(device), judged, held_out, settings.training.eval_batch_size, device)
@@ -148,7 +146,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
 def made(settings: Settings, weights: dict[str, Any]) -> Made:
     """Make the vision transformer again with a checkpoint's weights, for `hotloop export`."""
     model = make_model(settings)
-    checkpoint.fit_weights(model, weights, "digits")
+    checkpoint.fit_weights(model, weights["model"], "digits")
     return Made({"model": model}, lambda _: ((), {"pixel_values": torch.zeros(2, 1, PIXELS, PIXELS)}))
 
 

@@ -18,19 +18,17 @@ from hotloop.errors import DataError
 from hotloop.measure import machine
 from hotloop.recipes.language import Tokens
 from hotloop.step import Workload
-from hotloop.train import closing, compiling, configure, environment, opening, unread
+from hotloop.train import compiling, configure, environment, opening, unread
 from hotloop.train.display import Display
 from hotloop.train.export import Made
+from hotloop.train.fit import fit
 from hotloop.train.focus import texts
 from hotloop.train.focus.context import BLOCK, Frame
 from hotloop.train.focus.program import Controller, Data
 from hotloop.train.focus.telling import paces, ways
 from hotloop.train.folds import Side, Sides
-from hotloop.train.own_loop import fit
-from hotloop.train.own_task import OwnTask, judge
 from hotloop.train.predict import column
-from hotloop.train.start import Start, write_settings
-from hotloop.train.task import Goal
+from hotloop.train.task import Goal, Task, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
 
     from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
+    from hotloop.train.start import Start
 
 COMPONENTS = ("model", "gist", "lens")
 """What can be compiled, each with presets of its own for training and for inference."""
@@ -94,7 +93,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     # The networks, with random weights, and the program around them.
     environment.seed(settings.run.seed)
     controller = Controller(settings, tokens.count, data, device)
-    task = OwnTask(
+    task = Task(
         name="focus",
         workload=workload_of(controller),
         device=device,
@@ -103,18 +102,12 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         fingerprint=sides.fingerprint(),
         per_step={"samples": settings.training.batch_size},
         context={"validation_texts": len(data.validation), "budget": frame.budget},
-        remarks=lambda components: [*ways(controller.last), *paces(components)],
+        remarks=lambda _, __, components: [*ways(controller.last), *paces(components)],
         told={"data": [about], "working context": [context]},
     )
     display.say(task.checked(settings.training))
 
-    # The run. Its report is written however it ends.
-    write_settings(start)
-    display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
-    with closing.reported(start, display):
-        outcome = fit(task, start, chosen, display)
-        closing.tell(outcome, display)
-    return outcome
+    return fit(task, start, chosen, display)
 
 
 def sides(settings: Settings) -> Sides:
@@ -134,7 +127,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     device = environment.choose_device(settings.run.device)
     tokens, data = windows(settings, texts.load(settings))
     workload = workload_of(Controller(settings, tokens.count, data, device))
-    OwnTask(name="focus", workload=workload, device=device).load_models(weights)
+    Task(name="focus", workload=workload, device=device).load_models(weights)
     return judge(workload)
 
 
@@ -142,7 +135,7 @@ def made(settings: Settings, weights: dict[str, Any]) -> Made:
     """Make the networks again with a checkpoint's weights, for `hotloop export`."""
     tokens, data = windows(settings, texts.load(settings))
     workload = workload_of(Controller(settings, tokens.count, data, torch.device("cpu")))
-    OwnTask(name="focus", workload=workload, device=torch.device("cpu")).load_models(weights)
+    Task(name="focus", workload=workload, device=torch.device("cpu")).load_models(weights)
     return Made(workload.models())
 
 
@@ -154,7 +147,7 @@ def predictor(settings: Settings, weights: dict[str, Any]) -> Callable[[list[dic
     tokens, data = windows(settings, texts.load(settings))
     device = environment.choose_device(settings.run.device)
     controller = Controller(settings, tokens.count, data, device)
-    OwnTask(name="focus", workload=workload_of(controller), device=device).load_models(weights)
+    Task(name="focus", workload=workload_of(controller), device=device).load_models(weights)
     length = settings.focus.blocks * BLOCK
 
     def predict(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

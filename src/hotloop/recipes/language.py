@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from hotloop.errors import DataError
 from hotloop.measure import machine
-from hotloop.train import batches, checkpoint, closing, compiling, encoder, environment, opening, unread
+from hotloop.train import batches, checkpoint, compiling, encoder, environment, opening, unread
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.export import Made
@@ -29,8 +29,8 @@ from hotloop.train.logits import Logits
 from hotloop.train.optional import require
 from hotloop.train.outcome import Outcome
 from hotloop.train.pairs import sample
-from hotloop.train.start import Start, write_settings
-from hotloop.train.task import Goal, Task
+from hotloop.train.supervised import Supervised
+from hotloop.train.task import Goal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
+    from hotloop.train.start import Start
 
 COMPONENTS = ("model", "loss")
 """What can be compiled: the GPT-2, and the loss."""
@@ -106,7 +107,10 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     context = baselines(text.train.encode(), text.validation.encode())
     display.say(describe(context))
 
-    task = Task(
+    task = Supervised(
+        start,
+        "language",
+        device,
         model=model,
         parts={"model": model.net, "loss": next_token},
         train=sides[0],
@@ -121,13 +125,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         told={"data": [about]},
     )
 
-    # The run. Its report is written however it ends.
-    write_settings(start)
-    display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
-    with closing.reported(start, display):
-        outcome = fit(task, start, chosen, display)
-        closing.tell(outcome, display)
-    return outcome
+    return fit(task, start, chosen, display)
 
 
 def sides(settings: Settings) -> Sides:
@@ -147,7 +145,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     text = load_text(settings)
     tokens = Tokens(text.train, settings.language.vocabulary)
     held_out, model = tokens.sides(text, settings.language.context)[1], make_model(settings, tokens.count)
-    checkpoint.fit_weights(model, weights, "language")
+    checkpoint.fit_weights(model, weights["model"], "language")
     device = environment.choose_device(settings.run.device)
     judged = Surprise(tokens.sizes)
     return evaluation.evaluate(model.to(device), judged, held_out, settings.training.eval_batch_size, device)
@@ -256,9 +254,9 @@ def make_model(settings: Settings, vocabulary: int) -> Logits:
 
 def made(settings: Settings, weights: dict[str, Any]) -> Made:
     """Make the GPT-2 again with a checkpoint's weights, for `hotloop export`."""
-    vocabulary = weights["net.transformer.wte.weight"].shape[0]
+    vocabulary = weights["model"]["net.transformer.wte.weight"].shape[0]
     model = make_model(settings, vocabulary)
-    checkpoint.fit_weights(model, weights, "language")
+    checkpoint.fit_weights(model, weights["model"], "language")
     blocks = torch.zeros(2, settings.language.context, dtype=torch.int64)
     return Made({"model": model}, lambda _: ((), {"input_ids": blocks}))
 

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError
 from hotloop.measure import machine
 from hotloop.step.loop.arguments import device_of
-from hotloop.train import closing, compiling, configure, environment, folds, opening, program, unread
+from hotloop.train import compiling, configure, environment, folds, opening, program, unread
 from hotloop.train.display import Display
 from hotloop.train.export import Made, example_of
+from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, sides_of
-from hotloop.train.own_loop import fit
-from hotloop.train.own_task import OwnTask, components, judge
-from hotloop.train.start import SETTINGS, Start, write_settings
-from hotloop.train.task import Goal
-from hotloop.train.turn import cannot_write
+from hotloop.train.start import SETTINGS, Start
+from hotloop.train.task import Goal, Task, components, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +90,7 @@ class Program:
         compiling.check(chosen, settings.compile, device.type)
         display.say(f"Program {self.name} on {machine.device_name(device)} ({device})")
         lines = [one.line(value) for one, value in found.values(values)]
-        task = OwnTask(
+        task = Task(
             name=self.name,
             workload=workload,
             device=device,
@@ -101,23 +99,13 @@ class Program:
             factory=f"{start.folder.resolve() / AGAIN}:make" if lines else self.name,
             fingerprint=fingerprint,
             told={"program": lines} if lines else {},
+            files={AGAIN: _AGAIN} if lines else {},
         )
         if lines:
             display.say(f"Settings: {' '.join(line.partition(' (')[0] for line in lines)}")
         display.say(task.checked(settings.training))
 
-        # The run. Its report is written however it ends.
-        write_settings(start)
-        if lines and not start.dry:
-            try:
-                (start.folder / AGAIN).write_text(_AGAIN, encoding="utf-8")
-            except OSError as error:
-                raise cannot_write(start.folder, error) from error
-        display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
-        with closing.reported(start, display):
-            outcome = fit(task, start, chosen, display)
-            closing.tell(outcome, display)
-        return outcome
+        return fit(task, start, chosen, display)
 
     def sides(self, settings: Settings) -> Sides:
         """Say what is on both sides of a fold, by what the program asked `Fold.split` as it was made for the first one.
@@ -184,7 +172,7 @@ class Program:
             ConfigError: the weights are of another program.
         """
         workload = program.load(self.name).make(settings.program, fold_of(settings))
-        OwnTask(name=self.name, workload=workload, device=device_of(workload.holdings())).load_models(weights)
+        Task(name=self.name, workload=workload, device=device_of(workload.holdings())).load_models(weights)
         return workload
 
 

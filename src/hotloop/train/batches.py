@@ -16,7 +16,7 @@ from torch import Tensor
 from hotloop.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hotloop.train.pairs import Pair
 
@@ -222,6 +222,41 @@ def epoch_order(dataset: Shaped, batch_size: int, seed: int, epoch: int, togethe
     if dataset.buckets > 1:
         found = [found[index] for index in torch.randperm(len(found), generator=generator)]
     return [batch for piece in found for batch in torch.split(piece, batch_size)]
+
+
+class Epochs:
+    """The batches of a run's optimizer steps, each a list of ``together`` batches, epoch after epoch.
+
+    Its state is where it is, so that a run goes on from there without reading what it was trained on.
+    """
+
+    def __init__(self, data: Data, batch_size: int, seed: int, together: int = 1) -> None:
+        self._data, self._size, self._seed, self._together = data, batch_size, seed, together
+        self._steps = max(1, per_epoch(data, batch_size, together) // together)
+        self._epoch = self._done = 0
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        order = self.order()
+        while self._done < self._steps:
+            rows = order[self._done * self._together : (self._done + 1) * self._together]
+            self._done += 1
+            yield [self._data.take(one) for one in rows]
+        self._epoch, self._done = self._epoch + 1, 0
+
+    def order(self) -> list[Tensor]:
+        """Return the rows of each batch of the epoch that goes on."""
+        return epoch_order(self._data, self._size, self._seed, self._epoch, self._together)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch, and how many of its steps have their batches."""
+        return {"epoch": self._epoch, "done": self._done}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on there."""
+        self._epoch, self._done = state["epoch"], state["done"]
 
 
 def one_of_each(dataset: Data, batch_size: int, together: int = 1) -> list[tuple[list[Batch]]]:

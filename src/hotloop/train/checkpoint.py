@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FOLDER, BEST, LAST = "checkpoints", "best.pt", "last.pt"
 
 
@@ -77,12 +77,27 @@ def load(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} has schema {document['schema']}; this version of hotloop reads up to {SCHEMA_VERSION}"
         )
-    return document
+    return _of_schema_1(document) if "optimizer" in document else document
 
 
-def weights(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the weights of a checkpoint that its validation judged: the averages, where the run kept some."""
-    return {**document["model"], **(document.get("average") or {})}
+def _of_schema_1(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's checkpoint of schema 1 as one of schema 2: only programs had models and others by name."""
+    at, random = document["position"], document["random"]
+    kept = {name: document.pop(name, None) for name in ("optimizer", "average", "scaler")}
+    kept["model.average"] = kept.pop("average")
+    return {
+        **document,
+        "model": {"model": document["model"]},
+        "others": {**{name: one for name, one in kept.items() if one is not None}, "rate": {"steps": at["step"]}},
+        "epoch_began": {"random": random, "loader": []},
+        "loader": {"epoch": at["epoch"], "done": at["step_in_epoch"]},
+    }
+
+
+def weights(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the weights, by model, that a checkpoint's validation judged: the averages, where a recipe kept some."""
+    others = document["others"]
+    return {name: {**held, **others.get(f"{name}.average", {})} for name, held in document["model"].items()}
 
 
 def find(folder: Path, *names: str) -> Path:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hotloop.presets import Preset
-    from hotloop.train.rehearse import OwnRehearsal, Rehearsal
 
 STEADY_STEPS = 10
 """Compiled steps without a compile in them that are timed before a speed-up is stated."""
@@ -102,7 +101,8 @@ class Compiling:
         parts: the recipe's components by name; what cannot be compiled in place is replaced in it.
         say: prints a line.
         steps: that the run will have, all of it; the eager ones that are measured are at most half of them.
-        rehearsal: makes what tries CUDA graphs on copies before they are turned on; None turns them on untried.
+        rehearsal: tries the CUDA graphs of a plan on copies before they are turned on, and says why they are not safe
+            here; None turns them on untried.
     """
 
     def __init__(  # noqa: PLR0913 - what is compiled, by which settings, in which run
@@ -113,7 +113,7 @@ class Compiling:
         say: Callable[[str], None],
         *,
         steps: int,
-        rehearsal: Callable[[], Rehearsal | OwnRehearsal] | None = None,
+        rehearsal: Callable[[Plan], str] | None = None,
     ) -> None:
         self.chosen, self.settings, self.parts, self._say, self._rehearsal = chosen, settings, parts, say, rehearsal
         self._measured = min(settings.compile.measure_eager_steps, steps // 2)
@@ -175,7 +175,7 @@ class Compiling:
         changed = {name: both for name, both in self.chosen.items() if safe.get(name) != both}
         if self._rehearsal is None or not changed:
             return
-        reason = self._rehearsal().unsafe(changed)
+        reason = self._rehearsal(changed)
         names = ", ".join(dict.fromkeys(one.name for both in changed.values() for one in both if one.cudagraphs))
         if not reason:
             self._say(f"{PREFIX} {names}: tried on copies of the model, training and inference, and safe here")

@@ -10,11 +10,8 @@ import torch
 
 from hotloop.errors import ConfigError
 from hotloop.report.text import size
-from hotloop.train import compiling, environment
-from hotloop.train.batches import epoch_order
-from hotloop.train.evaluate import evaluating
+from hotloop.train import compiling
 from hotloop.train.outcome import CHECKED, Outcome
-from hotloop.train.own_task import judge
 from hotloop.train.turn import cannot_write
 
 if TYPE_CHECKING:
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hotloop.train.display import Display
-    from hotloop.train.own_task import OwnTask
     from hotloop.train.rehearse import Plan
     from hotloop.train.start import Start
     from hotloop.train.task import Task
@@ -45,38 +41,21 @@ def check_folder(folder: Path) -> None:
         raise cannot_write(folder, error) from error
 
 
-def recipe(task: Task, start: Start, chosen: Plan, display: Display, steps: int) -> Outcome:
-    """Check a recipe's task: run one batch through the model and the loss, without gradients.
+def check(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
+    """Check a task: read one batch, and try what can be tried of it without training.
 
     Raises:
-        ConfigError: the batch's memory is not there.
-    """
-    settings = start.settings
-    device = environment.choose_device(settings.run.device)
-    needed = _memory(task.model.parameters(), device, display)
-    order = epoch_order(task.train, settings.training.batch_size, settings.run.seed, 0)
-    batch = task.train.take(order[0]).to(device)
-    model = task.model.to(device)
-    with evaluating(model):
-        task.parts["loss"](model(**batch.inputs), batch.labels)
-    shown = {**batch.inputs, "labels": batch.labels}
-    return _told(start, chosen, display, {"batch": _shapes(shown), "steps": steps, "memory_bytes": needed})
-
-
-def own(task: OwnTask, start: Start, chosen: Plan, display: Display, steps: int) -> Outcome:
-    """Check a user's program: read one batch, and compute the metrics where one of them is the goal.
-
-    Raises:
-        ConfigError: there are no batches, or the goal is none of the metrics.
+        ConfigError: there are no batches, the goal is none of the metrics, or the batch's memory is not there.
     """
     batch = next(iter(task.workload.read()), None)
     if batch is None:
         raise ConfigError(f"recipe={task.name}: its Workload has no batches")
-    if task.goal is not None:
-        task.check_goal(judge(task.workload))
+    shown = task.probe(batch)
     parameters = (one for model in task.workload.models().values() for one in model.parameters())
-    needed = _memory(parameters, task.device, display)
-    return _told(start, chosen, display, {"batch": _shapes(batch), "steps": steps, "memory_bytes": needed})
+    needed, said = memory(parameters, task.device)
+    display.say(said)
+    steps = task.steps(start.settings.training)
+    return _told(start, chosen, display, {"batch": _shapes(shown), "steps": steps, "memory_bytes": needed})
 
 
 def data_only(start: Start, chosen: Plan, display: Display) -> Outcome:
@@ -84,8 +63,8 @@ def data_only(start: Start, chosen: Plan, display: Display) -> Outcome:
     return _told(start, chosen, display, {})
 
 
-def _memory(parameters: Iterable[torch.nn.Parameter], device: torch.device, display: Display) -> int:
-    """Return the bytes of weights, gradients and AdamW's state; say how much that is, and what a GPU has free.
+def memory(parameters: Iterable[torch.nn.Parameter], device: torch.device) -> tuple[int, str]:
+    """Return the bytes of weights, gradients and AdamW's state, and a line that says them and what a GPU has free.
 
     Raises:
         ConfigError: the GPU has less.
@@ -95,8 +74,7 @@ def _memory(parameters: Iterable[torch.nn.Parameter], device: torch.device, disp
     said = f"weights, gradients and an optimizer's two moments (as AdamW's) take {size(needed)}, and activations more"
     if free is not None and needed > free:
         raise ConfigError(f"{said}: {device} has {size(free)} free. Use a smaller model, or free the GPU")
-    display.say(f"Memory: {said}" + (f"; {size(free)} are free" if free is not None else ""))
-    return needed
+    return needed, f"Memory: {said}" + (f"; {size(free)} are free" if free is not None else "")
 
 
 def _told(start: Start, chosen: Plan, display: Display, found: dict[str, Any]) -> Outcome:

@@ -58,7 +58,9 @@ def of_run(folder: Path, wanted: str | None = None) -> tuple[Path, dict[str, Any
     names = {None: (checkpoint.BEST, checkpoint.LAST), "best": (checkpoint.BEST,), "last": (checkpoint.LAST,)}
     path = checkpoint.find(folder, *names[wanted])
     document = checkpoint.load(path)
-    if missing := [name for name in ("model", "settings", "position") if not isinstance(document.get(name), dict)]:
+    if missing := [
+        name for name in ("model", "settings", "position", "others") if not isinstance(document.get(name), dict)
+    ]:
         raise ConfigError(f"checkpoint {path} has no {', '.join(missing)}: it is no checkpoint of hotloop train")
     return path, document
 
@@ -68,21 +70,14 @@ def weights(document: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], boo
 
     The averages of a program are an ``AveragedModel`` in its ``state``.
     """
-    others = document.get("others")
-    if not isinstance(others, dict):  # of the fit loop, which has one model
-        return {"model": checkpoint.weights(document)}, bool(document.get("average"))
-    found = dict(document["model"])
+    others, found = document["others"], checkpoint.weights(document)
     averages = [one for one in others.values() if isinstance(one, dict) and "n_averaged" in one]
+    averaged = any(f"{name}.average" in others for name in found)
     for name, held in found.items():
         for one in averages:
             if {key.removeprefix("module.") for key in one if key != "n_averaged"} == set(held):
-                found[name] = {key: one[f"module.{key}"] for key in held}
-    return found, any(found[name] is not held for name, held in document["model"].items())
-
-
-def given(document: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return `weights` as a recipe takes them: of the fit loop, those of its only model."""
-    return found if isinstance(document.get("others"), dict) else found["model"]
+                found[name], averaged = {key: one[f"module.{key}"] for key in held}, True
+    return found, averaged
 
 
 def export(
@@ -115,7 +110,7 @@ def export(
         if kind == "safetensors":
             _safetensors(found, part)
         else:
-            made = make(settings, given(document, found))
+            made = make(settings, found)
             (_pretrained if kind == "pretrained" else _exported)(made, part)
         about = {
             "hotloop": __version__,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -26,18 +25,36 @@ def schedule(settings: TrainingSettings, steps: int) -> Callable[[int], float]:
     return factor
 
 
-def advance(scheduler: torch.optim.lr_scheduler.LRScheduler, *, left_out: bool) -> None:
-    """Take the rate to the next step; ``left_out`` says that the optimizer did not step, as float16 has it.
+class Rate:
+    """The learning rate at each step, by a schedule; its state is the number of steps, which a checkpoint keeps.
 
-    The rate goes by the number of steps all the same. Where the first step is left out, torch takes that for calls in
-    the wrong order, and warns of it.
+    Rate and weight decay are the settings', also where they have changed since the checkpoint was written. ``rate`` is
+    the highest, in units of the optimizer's; ``factor`` gives what it is multiplied by, by step from 0.
     """
-    if not left_out:
-        scheduler.step()
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
-        scheduler.step()
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rate: float, factor: Callable[[int], float]) -> None:
+        self._optimizer, self._rate, self._factor = optimizer, rate, factor
+        self._decays = [group["weight_decay"] for group in optimizer.param_groups]
+        self.steps = 0
+
+    @property
+    def now(self) -> float:
+        """The rate of the step that goes on, or was the last."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def advance(self) -> None:
+        """Set the rate for the step that comes."""
+        for group, decay in zip(self._optimizer.param_groups, self._decays, strict=True):
+            group["lr"], group["weight_decay"] = self._rate * self._factor(self.steps), decay
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what a checkpoint keeps."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where that was given."""
+        self.steps = state["steps"]
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,5 +37,5 @@ class Recipe(Protocol):
             DataError: data that cannot be used, or split as the settings say.
         """
 
-    def evaluate(self, settings: Settings, weights: dict[str, object]) -> dict[str, float]:
-        """Judge a checkpoint's weights on the validation side of the data."""
+    def evaluate(self, settings: Settings, weights: dict[str, dict[str, Any]]) -> dict[str, float]:
+        """Judge a checkpoint's weights, by model, on the validation side of the data."""

@@ -205,8 +205,8 @@ def _unused(folder: Path) -> Path:
     return next(one for one in names if not one.exists())
 
 
-def write_settings(start: Start) -> None:
-    """Write the run's settings into its folder, in a form that ``--config`` takes to run it again.
+def write_settings(start: Start, files: Mapping[str, str] | None = None) -> None:
+    """Write the run's settings into its folder, in a form that ``--config`` takes to run it again, and its ``files``.
 
     Raises:
         ConfigError: another process trains there, or the folder cannot be written.
@@ -218,5 +218,7 @@ def write_settings(start: Start) -> None:
     try:
         with whole(start.folder / SETTINGS) as file:
             file.write(f"{configure.BEGIN}\n{configure.to_yaml(again)}{configure.END}\n".encode())
+        for name, text in (files or {}).items():
+            (start.folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise cannot_write(start.folder, error) from error

@@ -1,21 +1,33 @@
-"""What a recipe trains: a model and its loss, two sides of data, how a validation is judged, and which one is best."""
+"""What is trained: a program with its goal, checked before its first step; and what a validation is judged by."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import io
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+
+from hotloop.errors import ConfigError, TrainingFailedError
+from hotloop.step.calls.preview import generators_of
+from hotloop.step.workload import arguments
+from hotloop.train import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import torch
     from torch import Tensor
 
-    from hotloop.train.batches import Data
+    from hotloop.step import Workload
+    from hotloop.train.rehearse import Plan
+    from hotloop.train.settings import TrainingSettings
 
     Loss = Callable[[Tensor, Tensor], Tensor]
     """The mean loss of a model's output and the labels of a batch."""
+
+_TAKEN = {"loss", "step", "seconds", "learning_rate", "running", "ready_seconds"}
+"""Names that an entry of the record has anyway."""
 
 
 class Judge(Protocol):
@@ -78,44 +90,314 @@ class Show:
         return self.make if self.every is not None and step % self.every == 0 else None
 
 
-def _nothing(best: Mapping[str, float], measured: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG001 - a task's remarks
+def _nothing(best: Mapping[str, float], measured: Mapping[str, Any], components: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG001 - a task's remarks
     return ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Task:
-    """What a recipe trains.
+    """A program to train; `Supervised` makes the task of a recipe that learns from rows.
 
     Args:
-        model: gives an output of a batch's inputs by name.
-        parts: the components by name, as `hotloop.compile` takes them; ``loss`` gives the mean loss of an output and
-            a batch's labels.
-        train, validation: the two sides of the split.
-        fingerprint: tells other data apart, so that no run is resumed on it.
-        judge: makes what judges a validation, of the loss.
-        goal: which validation is the best.
-        rows: what a row of the data is, in the plural.
-        per_row: what throughput counts besides rows, and how many of it a row holds: ``{"tokens": 128}``.
-        context: measurements for the record that were made before training, such as baselines.
-        remarks: says by what the best validation is to be judged, of its metrics and of the record's measurements.
-        compiled: the components that a hot loop compiles; empty compiles all of the model.
-        average: keep an exponential moving average of what is trained, with this decay, and judge that.
+        name: of the program or the recipe.
+        workload: what it made.
+        device: where it computes.
+        goal: which validation is its best.
+        make: makes it anew, for what is tried on a copy of it; None where it cannot be.
+        factory: the name by which another process makes it anew.
+        fingerprint: tells other data apart: no run is resumed on them. Empty where that is the program's own affair.
+        per_step: what a step takes, and how many of it.
+        context: what needs no training, by name: measurements for the record.
+        remarks: says by what the best validation is to be judged, of its metrics, of the record's measurements and of
+            the components' status.
+        told: what was said of the data before training, for the record: lines by subject.
+        lines: what is said before the first step.
+        files: texts by the names of the files in the run's folder that they go into.
         show: what is made now and then, and at the end.
-        told: what was said of the data and the model before training, for the record: lines by subject.
+        compiled: the models of a hot loop, where they are only parts of the workload's.
+        sizes: how many sizes batches have that were chosen beforehand.
     """
 
-    model: torch.nn.Module
-    parts: dict[str, Any]
-    train: Data
-    validation: Data
-    fingerprint: str
-    judge: Callable[[Loss], Judge]
-    goal: Goal
-    rows: str
-    per_row: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    context: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    remarks: Callable[[Mapping[str, float], Mapping[str, Any]], Sequence[str]] = _nothing
-    compiled: tuple[str, ...] = ()
-    average: float | None = None
-    show: Show | None = None
+    name: str
+    workload: Workload
+    device: torch.device
+    goal: Goal | None = None
+    make: Callable[[], Workload] | None = None
+    factory: str | None = None
+    fingerprint: str = ""
+    per_step: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    context: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    remarks: Callable[[Mapping[str, float], Mapping[str, Any], Mapping[str, Any]], Sequence[str]] = _nothing
     told: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    lines: Sequence[str] = ()
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    show: Show | None = None
+    compiled: Mapping[str, torch.nn.Module] = dataclasses.field(default_factory=dict)
+    sizes: int = 1
+    smaller: ClassVar[str] = "smaller batches in the program, or bfloat16 autocast in its step"
+    """What takes less memory."""
+
+    @functools.cached_property
+    def parts(self) -> dict[str, Any]:
+        """The components by name, as `hotloop.compile` takes them."""
+        return dict(self.workload.models())
+
+    def plan(self, chosen: Plan) -> Plan:
+        """Return a plan for the components of a program as one for its parts."""
+        if isinstance(self.workload.model, Mapping) or "model" not in chosen:
+            return chosen
+        return dict.fromkeys(self.parts, chosen["model"])
+
+    def ahead(self) -> Any:
+        """Return batches that a hot loop is to be ready for before they come; None where there are none."""
+        return None
+
+    def amount(self, batch: Any) -> int:  # noqa: ARG002 - of other tasks it says
+        """Return how much there is to compute in a step, to compare batches of several sizes by."""
+        return 1
+
+    def take(self, batch: Any, step: Callable[..., Any] | None) -> dict[str, float]:
+        """Do a step and return its figures, ``loss`` among them where it has one; this waits for the device.
+
+        ``step`` is the workload's as a hot loop runs it, None where none does.
+        """
+        result = (step or self.workload.step)(*arguments(batch))
+        loss = _number(result.get("loss") if isinstance(result, Mapping) else result)
+        return {**({} if loss is None else {"loss": loss}), **_figures_of(result)}
+
+    def check_figures(self, figures: Mapping[str, float]) -> None:
+        """Check a step's figures after the step.
+
+        Raises:
+            TrainingFailedError: the loss is not finite.
+        """
+        loss, rate = figures.get("loss"), figures.get("learning_rate")
+        if loss is not None and not math.isfinite(loss):
+            at = "" if rate is None else f" at learning rate {rate:.3g}"
+            raise TrainingFailedError(
+                f"the loss is {loss}{at}; the step was applied, so the parameters are lost, and no checkpoint holds "
+                "them. Try a lower learning rate, or clipped gradients, in the program"
+            )
+
+    def weights(self) -> list[float]:
+        """Return one number for each parameter that an optimizer, or without one the program, trains."""
+        held = self.workload.holdings()
+        found = [one for each in held.optimizers.values() for group in each.param_groups for one in group["params"]]
+        found = found or [one for one in held.parameters().values() if one.requires_grad]
+        return [float(one.detach().double().abs().sum()) for one in found]
+
+    def judged(self) -> dict[str, float]:
+        """Return the metrics of the models as they are.
+
+        Raises:
+            ConfigError: that of ``recipe.goal`` is not among them.
+        """
+        found = judge(self.workload)
+        self.check_goal(found)
+        return found
+
+    def probe(self, batch: Any) -> Any:
+        """Try what a dry run can: the metrics, where one of them is the goal. Returns the tensors of a batch."""
+        if self.goal is not None:
+            self.judged()
+        return batch
+
+    def trial(self, names: Sequence[str]) -> Workload:  # noqa: ARG002 - others copy these components
+        """Return the program made anew with the weights of this one, on which presets are tried.
+
+        Raises:
+            ConfigError: both have something in common that a trial would change.
+        """
+        assert self.make is not None
+        workload, models = self.make(), self.workload.models()
+        if shared := next(_shared(workload, self.workload), None):
+            raise ConfigError(
+                f"the program, made a second time, has {shared} of the run's own, which a trial would change: make the "
+                "models, optimizers, state and batches inside of the function that gives the Workload"
+            )
+        for name, model in workload.models().items():
+            model.load_state_dict(models[name].state_dict())
+        return workload
+
+    def checked(self, training: TrainingSettings) -> str:
+        """Say what the program is, once it is one that can be trained, saved and resumed.
+
+        Raises:
+            ConfigError: its optimizers hold no parameter of its models, it has no metrics for ``recipe.goal``, its
+                state cannot be kept in a checkpoint, or nothing says how many steps it takes.
+        """
+        models, held = self.workload.models(), self.workload.holdings()
+        trained = [one for model in models.values() for one in model.parameters() if one.requires_grad]
+        if held.optimizers:  # else the step updates by hand
+            groups = (group for each in held.optimizers.values() for group in each.param_groups)
+            stepped = {id(one) for group in groups for one in group["params"]}
+            trained = [one for one in trained if id(one) in stepped]
+        if not trained:
+            whose = "its optimizer holds no" if held.optimizers else "there is no"
+            raise ConfigError(f"recipe={self.name}: {whose} parameter of its model that requires gradients")
+        if self.goal is not None and self.workload.metrics is None:
+            raise ConfigError(
+                f"recipe.goal={self.goal.metric}: recipe={self.name} has no metrics: give its Workload metrics="
+            )
+        for name, one in [*models.items(), *self.others().items()]:
+            if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
+                raise ConfigError(
+                    f"recipe={self.name}: its {name} is a {type(one).__name__} without state_dict() and "
+                    "load_state_dict(), so no checkpoint can keep it"
+                )
+            _check_plain(self.name, name, one.state_dict())
+        self.steps_per_epoch(training)
+        numbers_ = sum(one.numel() for one in trained)
+        return f"Program: {', '.join(models)} with {numbers_:,} trained parameters, {len(held.optimizers)} optimizer(s)"
+
+    def others(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside the models, by name: optimizers, and what the Workload calls state.
+
+        An optimizer may have the name of the model that it trains.
+        """
+        held = self.workload.holdings()
+        return {**held.optimizers, **{f"state[{place}]": one for place, one in enumerate(held.state)}}
+
+    def steps_per_epoch(self, training: TrainingSettings) -> int | None:
+        """Count the batches of an epoch; None where only reading them would tell.
+
+        Raises:
+            ConfigError: then ``training.max_steps`` has to say when the run ends.
+        """
+        batches = self.workload.batches() if callable(self.workload.batches) else self.workload.batches
+        many = len(batches) if isinstance(batches, Sized) else None
+        if many == 0:
+            raise ConfigError(f"recipe={self.name}: its Workload has no batches")
+        if many is None and training.max_steps is None:
+            raise ConfigError(
+                f"recipe={self.name}: its batches have no length, so training.max_steps has to say when the run ends: "
+                "set it, or give the Workload a list or a DataLoader"
+            )
+        return many
+
+    def steps(self, training: TrainingSettings) -> int:
+        """Return the steps of the whole run, at most."""
+        return min((self.steps_per_epoch(training) or 2**62) * training.num_epochs, training.max_steps or 2**62)
+
+    def check_goal(self, metrics: Mapping[str, float]) -> None:
+        """Check that the metric of ``recipe.goal`` is among the program's metrics.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if self.goal is not None and self.goal.metric not in metrics:
+            raise ConfigError(
+                f"recipe.goal names {self.goal.metric!r}; the metrics of recipe={self.name} are "
+                f"{', '.join(metrics) or 'none'}"
+            )
+
+    def load_models(self, weights: Mapping[str, Any]) -> None:
+        """Load a checkpoint's weights into the models.
+
+        Raises:
+            ConfigError: they are of another program.
+        """
+        models = self.workload.models()
+        if set(weights) != set(models):
+            raise ConfigError(
+                f"the checkpoint holds {', '.join(weights)}; recipe={self.name} makes {', '.join(models)}: its program "
+                "has changed since"
+            )
+        for name, model in models.items():
+            checkpoint.fit_weights(model, weights[name], f"{self.name} ({name})")
+
+
+def components(workload: Workload) -> tuple[str, ...]:
+    """Return the names by which ``compile.components`` knows a program's models.
+
+    Those of a mapping have their own; one, or several without names, are ``model``.
+    """
+    return tuple(workload.models()) if isinstance(workload.model, Mapping) else ("model",)
+
+
+def judge(workload: Workload) -> dict[str, float]:
+    """Return the program's metrics; each model is left in the mode, training or evaluation, that it was in.
+
+    Raises:
+        ConfigError: they are no mapping of names to numbers.
+    """
+    modules = [one for model in workload.models().values() for one in model.modules()]
+    modes = [one.training for one in modules]
+    assert workload.metrics is not None
+    try:
+        found = workload.metrics()
+    finally:
+        for one, mode in zip(modules, modes, strict=True):
+            one.training = mode
+    figures = {str(name): _number(value) for name, value in found.items()} if isinstance(found, Mapping) else {"": None}
+    numbers = {name: value for name, value in figures.items() if value is not None}
+    if len(numbers) < len(figures):
+        raise ConfigError(f"Workload metrics gave {found!r}: expected a mapping of names to numbers")
+    return numbers
+
+
+def rate_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
+    """Return the learning rate of the first parameter group that has one, as the record names it; empty without one."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    rate = next((rate for group in groups if (rate := _number(group.get("lr"))) is not None), None)
+    return {} if rate is None else {"learning_rate": rate}
+
+
+def _figures_of(result: Any) -> dict[str, float]:
+    """Return the other figures of a step that returned a mapping: each number, or tensor of one, by its name."""
+    if not isinstance(result, Mapping):
+        return {}
+    others = {str(name): _number(value) for name, value in result.items() if name not in _TAKEN}
+    return {name: value for name, value in others.items() if value is not None}
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, or what holds a single one, as such; None for all else, such as text or an array of several."""
+    if isinstance(value, torch.Tensor):
+        return float(value.detach()) if value.numel() == 1 and not value.is_complex() else None
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):  # an array of several
+        return None
+
+
+def _check_plain(program: str, name: str, state: Any) -> None:
+    """Refuse state that a checkpoint could keep and not give back: reading one executes nothing.
+
+    Raises:
+        ConfigError: something in it is neither a tensor nor a plain value.
+    """
+    buffer = io.BytesIO()
+    try:
+        torch.save(_without_tensors(state), buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"recipe={program}: the state_dict() of its {name} cannot be kept in a checkpoint, which holds tensors and "
+            f"plain values alone ({reason})"
+        ) from error
+
+
+def _without_tensors(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return torch.empty(0)
+    if isinstance(state, Mapping):
+        return {key: _without_tensors(value) for key, value in state.items()}
+    return [_without_tensors(one) for one in state] if isinstance(state, list | tuple) else state
+
+
+def _shared(one: Workload, other: Workload) -> Iterator[str]:
+    """Name what two programs have in common of what a step, or reading batches, changes."""
+    ours, theirs = one.holdings(), other.holdings()
+    held = {id(tensor) for tensor in (*theirs.parameters().values(), *theirs.buffers().values())}
+    yield from (name for name, tensor in {**ours.parameters(), **ours.buffers()}.items() if id(tensor) in held)
+    objects = {id(each) for each in (*theirs.optimizers.values(), *theirs.state)}
+    yield from (f"a {type(each).__name__}" for each in (*ours.optimizers.values(), *ours.state) if id(each) in objects)
+    generators = {id(each) for each in generators_of(other.batches)}
+    used_up = one.batches is other.batches and isinstance(one.batches, Iterator)
+    if used_up or any(id(each) in generators for each in generators_of(one.batches)):
+        yield "the batches"

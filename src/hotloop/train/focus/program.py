@@ -12,11 +12,11 @@ from hotloop.train.focus import losses
 from hotloop.train.focus.allocator import Focused, focus
 from hotloop.train.focus.context import BLOCK, Frame, by_block, fill, lay_out
 from hotloop.train.focus.networks import Gist, Lens, Reader
-from hotloop.train.optimizing import parameter_groups, schedule
+from hotloop.train.optimizing import Rate, parameter_groups, schedule
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -32,33 +32,6 @@ class Data(NamedTuple):
 
     train: Tensor
     validation: Tensor
-
-
-class Rate:
-    """The learning rate at each step, by a schedule; its state is the number of steps, which a checkpoint keeps.
-
-    Rate and weight decay are the settings', also where they have changed since the checkpoint was written. ``rate`` is
-    the highest, in units of the optimizer's; ``factor`` gives what it is multiplied by, by step from 0.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, rate: float, factor: Callable[[int], float]) -> None:
-        self._optimizer, self._rate, self._factor = optimizer, rate, factor
-        self._decays = [group["weight_decay"] for group in optimizer.param_groups]
-        self.steps = 0
-
-    def advance(self) -> None:
-        """Set the rate for the step that comes."""
-        for group, decay in zip(self._optimizer.param_groups, self._decays, strict=True):
-            group["lr"], group["weight_decay"] = self._rate * self._factor(self.steps), decay
-        self.steps += 1
-
-    def state_dict(self) -> dict[str, int]:
-        """Return what a checkpoint keeps."""
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where that was given."""
-        self.steps = state["steps"]
 
 
 class Controller:

@@ -1,0 +1,244 @@
+"""The task of a recipe that learns from rows: a model and its loss as a program, with what only our recipes have."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop.step import Workload
+from hotloop.train import dry, environment, failures
+from hotloop.train.average import Average
+from hotloop.train.batches import Epochs, one_of_each, shapes
+from hotloop.train.evaluate import evaluate, evaluating
+from hotloop.train.optimizing import Rate, parameter_groups, schedule
+from hotloop.train.task import Show, Task
+from hotloop.train.update import Update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hotloop.train.batches import Batch, Data
+    from hotloop.train.start import Start
+    from hotloop.train.task import Goal, Judge, Loss
+
+REHEARSED = 4
+"""Batches on which CUDA graphs are tried before they are turned on."""
+
+
+def _nothing(best: Mapping[str, float], measured: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG001 - a task's remarks
+    return ()
+
+
+class Supervised(Task):
+    """A model that learns from rows.
+
+    Precision, accumulated gradients, clipping, averages and the schedule are those of the group ``training``.
+
+    Args:
+        start: the run's settings.
+        name: of the recipe.
+        device: where it computes.
+        model: gives an output of a batch's inputs by name.
+        parts: the components by name, as `hotloop.compile` takes them; ``loss`` gives the mean loss of an output and
+            a batch's labels.
+        train, validation: the two sides of the split.
+        judge: makes what judges a validation, of the loss.
+        rows: what a row of the data is, in the plural.
+        per_row: what throughput counts besides rows, and how many of it a row holds: ``{"tokens": 128}``.
+        compiled: the components that a hot loop compiles; empty compiles all of the model.
+        average: keep an exponential moving average of what is trained, with this decay, and judge that.
+        remarks: says by what the best validation is to be judged, of its metrics and of the record's measurements.
+        fingerprint, goal, context, show, told: as for `Task`.
+    """
+
+    smaller = failures.SMALLER
+
+    def __init__(  # noqa: PLR0913 - what a recipe is made of
+        self,
+        start: Start,
+        name: str,
+        device: torch.device,
+        *,
+        model: torch.nn.Module,
+        parts: dict[str, Any],
+        train: Data,
+        validation: Data,
+        fingerprint: str,
+        judge: Callable[[Loss], Judge],
+        goal: Goal,
+        rows: str,
+        per_row: Mapping[str, int] | None = None,
+        context: Mapping[str, float] | None = None,
+        remarks: Callable[[Mapping[str, float], Mapping[str, Any]], Sequence[str]] = _nothing,
+        compiled: Sequence[str] = (),
+        average: float | None = None,
+        show: Show | None = None,
+        told: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self.training = training = start.settings.training
+        together, seed = training.gradient_accumulation, start.settings.run.seed
+        self.model, self.train, self.validation, self._judge = model, train, validation, judge
+        self.loader = Epochs(train, training.batch_size, seed, together)
+        size = min(training.batch_size, len(train))
+        taken = {"samples": size * together}
+        if start.dry:
+            dry.memory(model.parameters(), device)
+        self.fabric, self.scaler = environment.fabric(device, training.optimization)
+        self.optimizer = torch.optim.AdamW(parameter_groups(model, training.weight_decay), lr=training.learning_rate)
+        # The wrapper is for precision and device; checkpoints and compile deal with the model itself.
+        self.wrapped, stepping = self.fabric.setup(model, self.optimizer)
+        self.wrapped.train()
+        self.average = Average(model, average) if average is not None else None
+        self.update = Update(
+            self.fabric,
+            self.wrapped,
+            parts,
+            optimizer=stepping,
+            parameters=[one for one in model.parameters() if one.requires_grad],
+            max_norm=training.max_grad_norm,
+            scaler=self.scaler,
+            average=self.average,
+        )
+        super().__init__(
+            name=name,
+            workload=Workload(
+                {"model": model},
+                self.optimizer,
+                self.update.optimizer_step,
+                self.loader,
+                loss=self.loss,
+                metrics=self.metrics,
+                state=[one for one in (self.average, self.scaler) if one is not None],
+            ),
+            device=device,
+            goal=goal,
+            fingerprint=fingerprint,
+            per_step={**taken, **{what: taken["samples"] * many for what, many in (per_row or {}).items()}},
+            context={f"validation_{rows}": len(validation), **(context or {})},
+            remarks=lambda best, measured, _: remarks(best, measured) if best else (),
+            told=told or {},
+            show=show and Show(self._shown(show.make), show.every, show.end and self._shown(show.end)),
+            compiled={one: parts[one] for one in compiled},
+            sizes=shapes(train, training.batch_size, together),
+        )
+        self.parts = parts
+        steps = self.steps(training)
+        self.rate = Rate(self.optimizer, training.learning_rate, schedule(training, steps))
+        lagging = self.average.lagging(steps) if self.average else None
+        few = f"training.batch_size={training.batch_size}: batches are of the {size} rows to train on"
+        self.lines = [*([few] if size < training.batch_size else []), *([lagging] if lagging else [])]
+
+    # -- training --------------------------------------------------------------------------------------------------
+
+    def take(self, batch: Any, step: Callable[..., Any] | None) -> dict[str, float]:
+        """Do an optimizer step; returns the mean loss, and the gradients' norm before clipping."""
+        self.rate.advance()
+        moved = [one.to(self.device) for one in batch]
+        # One wait for the device a step, here, since nothing in a step may wait for it. A captured step is one piece,
+        # so its loss is looked at behind it, and the run ends then, before anything of these parameters is saved.
+        loss, norm = step(moved).tolist() if step else self._checked(moved)
+        return {"loss": loss, "gradient_norm": norm, "learning_rate": self.rate.now}
+
+    def _checked(self, batches: Sequence[Batch]) -> list[float]:
+        """Do an optimizer step, unless its loss or gradients are lost: that is seen before they are written.
+
+        Raises:
+            TrainingFailedError: they are.
+        """
+        found: list[float] = self.update.gradients(batches).tolist()
+        self._check(*found, applied=False)
+        self.update.apply()
+        return found
+
+    def check_figures(self, figures: Mapping[str, float]) -> None:
+        """Check a step's figures after the step."""
+        self._check(figures["loss"], figures["gradient_norm"], applied=True)
+
+    def _check(self, loss: float, norm: float, *, applied: bool) -> None:
+        # Gradients that overflow in float16 end only their step.
+        if not math.isfinite(loss) or (not math.isfinite(norm) and not self.update.overflows()):
+            self.update.drop()
+            raise failures.not_finite(loss, norm, self.rate.now, applied=applied)
+
+    def amount(self, batch: Any) -> int:
+        """Return the tokens of a step, padding included."""
+        return sum(one.tokens for one in batch)
+
+    def weights(self) -> list[float]:
+        """Return nothing: this step forgets no optimizer."""
+        return []
+
+    # -- between the steps -----------------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """Judge the model, or its average, on the validation side."""
+        with self._averaged():
+            judge = self._judge(self.parts["loss"])
+            return evaluate(self.wrapped, judge, self.validation, self.training.eval_batch_size, self.device)
+
+    def _averaged(self) -> contextlib.AbstractContextManager[None]:
+        return self.average.in_place() if self.average else contextlib.nullcontext()
+
+    def _shown(self, make: Callable[[int], Mapping[str, float]]) -> Callable[[int], Mapping[str, float]]:
+        def shown(step: int) -> Mapping[str, float]:
+            with self._averaged(), evaluating(self.wrapped):
+                return make(step)
+
+        return shown
+
+    def loss(self, batch: Sequence[Batch]) -> torch.Tensor:
+        """Return the loss of a step's first batch, without training on it."""
+        moved = batch[0].to(self.device)
+        found: torch.Tensor = self.parts["loss"](self.wrapped(**moved.inputs), moved.labels)
+        return found
+
+    def probe(self, batch: Any) -> Any:
+        """Compute the loss of a step's first batch, and return its tensors by name."""
+        with evaluating(self.wrapped):
+            self.loss(batch)
+        return {**batch[0].inputs, "labels": batch[0].labels}
+
+    # -- what fit asks for -----------------------------------------------------------------------------------------
+
+    def others(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps beside the model."""
+        kept = {
+            "optimizer": self.optimizer,
+            "rate": self.rate,
+            "model.average": self.average,
+            "scaler": self.scaler,
+        }
+        return {name: one for name, one in kept.items() if one is not None}
+
+    def ahead(self) -> Any:
+        """Return a step's batches of each size that stays apart."""
+        return one_of_each(self.train, self.training.batch_size, self.training.gradient_accumulation) or None
+
+    def trial(self, names: Sequence[str]) -> Workload:
+        """Return a copy of the training as it stands, on which the presets of these components are tried."""
+        batches = [self.train.take(rows).to(self.device) for rows in self.loader.order()[:REHEARSED]]
+        model, parts = copy.deepcopy((self.model, {name: self.parts[name] for name in names}))
+        model.train()
+        loss = parts.get("loss", self.parts["loss"])
+        optimizer = torch.optim.AdamW(parameter_groups(model, self.training.weight_decay))
+
+        def step(batch: Batch) -> torch.Tensor:
+            with self.fabric.autocast():
+                value: torch.Tensor = loss(model(**batch.inputs), batch.labels)
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            return value.detach()
+
+        def infer(batch: Batch) -> torch.Tensor:
+            model.eval()
+            with self.fabric.autocast():
+                output: torch.Tensor = model(**batch.inputs)
+            model.train()
+            return output
+
+        return Workload(parts, optimizer, step, batches, infer=infer)
