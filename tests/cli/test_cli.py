@@ -81,3 +81,28 @@ def test_a_shell_completes_commands(words, found, monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     run()
     assert set(capsys.readouterr().out.split()) == found
+
+
+@pytest.mark.parametrize("command", ["train", "verify"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def make()\n    pass\n", ['  File "{}", line 1', "SyntaxError: expected ':'"]),
+        (
+            "def scale():\n    return undefined\n\nscale()\n",
+            [
+                "Traceback (most recent call last):", '  File "{}", line 4, in <module>', '  File "{}", line 2, in scale',
+                "NameError: name 'undefined' is not defined",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_a_program_that_cannot_be_imported_is_shown_without_our_frames(tmp_path, capsys, command, text, said):
+    file = tmp_path / "a_program_that_fails.py"
+    file.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        hotloop.cli.main([command, f"{file}:make"])
+    assert ended.value.code == (1 if command == "train" else 3)
+    lines = capsys.readouterr().err.splitlines()
+    shown = [line for line in lines if line.startswith(("  File", "Trace")) or "Error: " in line]
+    assert shown == [line.format(file) for line in said]

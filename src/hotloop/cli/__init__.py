@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from hotloop.cli import bench, cache, doctor, evaluate, export, harness, hpo, presets, report, runs, train, verify
-from hotloop.cli.common import WRONG_USAGE, ProgramCommand
+from hotloop.cli.common import WRONG_USAGE, ProgramCommand, raised_by_file, show_raised
 from hotloop.errors import HotloopError
 
 app = typer.Typer(
@@ -81,4 +81,9 @@ def main(args: list[str] | None = None) -> NoReturn:
     except HotloopError as error:
         typer.echo(f"hotloop: {error}", err=True)
         sys.exit(2 if isinstance(error, WRONG_USAGE) else 1)
+    except Exception as error:
+        if not raised_by_file(error):
+            raise
+        show_raised(error)
+        sys.exit(1)
     sys.exit(0)

@@ -52,6 +52,26 @@ class ProgramCommand(typer.core.TyperCommand):
             typer.echo("\n".join([f" Settings of {name}", *(f"   {line}" for line in program.known(name).about()), ""]))
 
 
+def raised_by_file(error: BaseException) -> bool:
+    """Return whether a program's file raised an error as it was imported; its traceback then begins in the file."""
+    at = error.__traceback__
+    while at and at.tb_frame.f_code.co_name != "_load_module":
+        at = at.tb_next
+    if at is None:
+        return False
+    at = at.tb_next
+    while at and "importlib" in at.tb_frame.f_globals.get("__name__", ""):
+        at = at.tb_next
+    error.__traceback__ = at
+    return True
+
+
+def show_raised(error: BaseException) -> None:
+    """Show an exception of the user's as Python shows it."""
+    raised_by_file(error)
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
 @contextlib.contextmanager
 def users_program() -> Iterator[None]:
     """Run the user's program in the block; its prints go to stderr, since stdout is for our results.
@@ -72,7 +92,7 @@ def users_program() -> Iterator[None]:
         typer.echo(f"hotloop: {error}", err=True)
         raise typer.Exit(NO_RESULT) from error
     except (Exception, SystemExit) as error:
-        sys.excepthook(type(error), error, error.__traceback__)
+        show_raised(error)
         raise typer.Exit(NO_RESULT) from error
 
 
@@ -89,7 +109,7 @@ def checking() -> Iterator[None]:
         typer.echo(f"hotloop: {error}", err=True)
         raise typer.Exit(2) from error
     except (Exception, SystemExit) as error:
-        sys.excepthook(type(error), error, error.__traceback__)
+        show_raised(error)
         raise typer.Exit(2) from error
 
 
