@@ -315,6 +315,30 @@ def test_what_a_new_user_writes_is_answered_with_what_is_meant(named, overrides,
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("nan", "nan"), ("1e3", "1e3"), ("True", "True"), ("007", "007"), ("null", "null"), ("[a,b]", "[a,b]"),
+        ("a,b", "a,b"), ("a: b", "a: b"), ("['it\\']", "['it\\']"), ("'nan'", "nan"), ("plain", "plain"), ("", ""),
+        (r"['\\", r"['\\"),
+    ],
+)  # fmt: skip
+def test_a_text_setting_is_the_text_as_written(named, written, kept):
+    name = named("untyped")
+    settings = program.filled(configure.load([name, f"program.name={written}", "program.lr=1e-2"]))
+    assert settings.program == {"lr": 0.01, "steps": 3, "on": True, "name": kept}
+    again = program.filled(configure.from_dict(configure.to_dict(settings), [f"program.name={written}"]))
+    assert again.program == settings.program
+
+
+def test_null_is_nothing_where_a_text_setting_may_be_left_out(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("def make(kind: str = None, either: int | str = 1):\n    pass\n")
+    for written, kept in (("null", None), ("nan", "nan")):
+        settings = configure.load([f"{file}:make", f"program.kind={written}", "program.either=2"])
+        assert program.filled(settings).program == {"kind": kept, "either": 2}
+
+
 def test_a_preset_of_settings_is_a_file_of_the_group(named, tmp_path):
     (tmp_path / "groups" / "program").mkdir(parents=True)
     (tmp_path / "groups" / "program" / "big.yaml").write_text("width: 512\n")

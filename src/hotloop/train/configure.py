@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib.metadata
@@ -10,6 +11,7 @@ import re
 import shlex
 from importlib import resources
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
@@ -94,7 +96,8 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     choices, values = _user_file(path) if path and not folder else ({}, {})
     available = groups(folder)
     given = [*(f"{key}={value}" for key, value in choices.items()), *overrides]
-    texts = [text for one in given for text in own_program(one)]
+    named = next((name for one in reversed(given) if (name := program_name(one))), "")
+    texts = [text for one in given for text in own_program(_as_written(one, named))]
     lines = [_checked(text, available, of_program="recipe=workload" in texts) for text in texts]
     if folder:
         for file in folder.glob("*/*.yaml"):
@@ -192,6 +195,27 @@ def installed() -> dict[str, str]:
         if not re.fullmatch(r"[\w.]+:\w+", value):
             raise ConfigError(f"entry point {name} of {ENTRY_POINTS} is {value!r}: expected module:function")
     return found
+
+
+def _as_written(text: str, named: str) -> str:
+    """Quote the value of a program's text setting where it reads as a number, a list or null: text is as written."""
+    from hydra.errors import HydraException  # noqa: PLC0415 - optional, its presence was checked by the caller
+
+    key, _, value = text.partition("=")
+    if ":" not in named or not key.strip().lstrip("+").startswith(f"{GROUP}."):
+        return text
+    from hotloop.train.program import known  # noqa: PLC0415 - loads torch
+
+    setting = known(named).of(key.strip().lstrip("+").removeprefix(f"{GROUP}."))
+    kinds = set(schema.members(setting.kind)) if setting else set()
+    if kinds - {NoneType} != {str} or (NoneType in kinds and value.strip() == "null"):
+        return text
+    with contextlib.suppress(HydraException):  # what Hydra cannot read is text as well
+        if isinstance(_parsed(value), str):
+            return text
+    # A backslash stands for itself but in front of a quote.
+    quoted = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value.strip())
+    return f"{key}='{quoted}'"
 
 
 def program_name(text: str) -> str | None:
@@ -329,7 +353,7 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Setti
     from omegaconf import OmegaConf  # noqa: PLC0415 - optional, as in compose
 
     require("hydra", "Reading settings")
-    lines = [_checked(text, {}) for text in overrides]
+    lines = [_checked(_as_written(text, values["recipe"]["name"]), {}) for text in overrides]
     merged = OmegaConf.create(dict(values))
     for line in lines:
         _put(merged, line)
