@@ -324,7 +324,6 @@ class TestKey:
             ("optimizer", {"optimizers": torch.optim.AdamW([torch.zeros(1)])}),
             ("step", {"step": lambda x: x + 1}),
             ("precision", {"autocast": torch.bfloat16}),
-            ("preset", {"extra": {"preset": "inductor"}}),
         ],
     )
     def test_tells_which_part_differs(self, part, change):

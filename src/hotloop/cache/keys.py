@@ -51,7 +51,6 @@ def key_of(  # noqa: PLR0913 - each is one named part of the key
     step: Callable[..., Any] | None = None,
     autocast: torch.dtype | None = None,
     device: torch.device | str | None = None,
-    extra: Mapping[str, str] | None = None,
 ) -> Key:
     """Return the key under which the costs of a training step are stored.
 
@@ -67,7 +66,6 @@ def key_of(  # noqa: PLR0913 - each is one named part of the key
         step: the user's step function.
         autocast: the dtype of the step's autocast; None without one.
         device: where the step runs; unset is the first parameter's device.
-        extra: further parts by name, e.g. the preset's settings.
     """
     modules = [models] if isinstance(models, torch.nn.Module) else list(models)
     if device is None:
@@ -84,7 +82,6 @@ def key_of(  # noqa: PLR0913 - each is one named part of the key
             "hardware": _hardware(torch.device(device)),
             "versions": ", ".join(f"{name} {version}" for name, version in _versions().items()),
             "precision": _precision(autocast),
-            **(extra or {}),
         }
     )
 

@@ -49,7 +49,6 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     limits: Limits,
     *,
     spread: Mapping[str, Difference] | None = None,
-    compare_random: bool = True,
     wide: Mapping[str, torch.Tensor | None] | None = None,
     updated: Collection[str] = (),
     ready: Ready = alone,
@@ -65,7 +64,6 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         reference: runs the step as it is compared with; its outcome stays.
         limits: how far the two may be apart.
         spread: the difference of the reference from itself, by tensor, if its kernels are not deterministic.
-        compare_random: require that both draw the same numbers from the same streams.
         wide: the values of the step in more bits (`hotloop.step.prove.wide_reference`), which both are compared with.
         updated: the parameters that a recording is judged by with its own gradients, whatever noise is in these
             (`hotloop.step.audit.findings.AuditFindings.updated`).
@@ -99,7 +97,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
             at_start.restore()
             raise CandidateFailedError from error
     random = RandomState([program.device])
-    moved = tuple(program.rng_usage.own(random.moved_since(after))) if compare_random else ()
+    moved = tuple(program.rng_usage.own(random.moved_since(after)))
     comparisons, failed = {}, ""
     try:
         with program.holdings.still():
