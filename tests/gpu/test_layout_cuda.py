@@ -71,20 +71,19 @@ class Run:
             self.losses.append(self._step(x, y))
         return self
 
-    def laid_out(self):
+    def untouched(self):
         tensors = [self.weight, self.optimizer.state[self.weight]["momentum_buffer"]]
-        return [not one.is_contiguous() for one in tensors]
+        return all(one.is_contiguous() for one in tensors)
 
 
 @pytest.mark.parametrize("run", ["channels_last", "channels_last+graph"])
 @pytest.mark.parametrize("program", ["small", "volumes", "resnet50", "inception"])
-def test_it_is_proven_and_put_back(program, run):
+def test_it_is_proven_and_leaves_the_model_as_it_is(program, run):
     ours = Run(run, program).train(24)
     assert ours.loop.tier.name == run, ours.loop.status()
     assert ours.loop.last_ran() == (run, "run"), ours.loop.status()
-    assert ours.laid_out() == [True, True]
+    assert ours.untouched()
     ours.loop.close()
-    assert ours.laid_out() == [False, False]
     assert all(torch.isfinite(loss) for loss in ours.losses)
 
 
@@ -95,20 +94,6 @@ def test_float32_trains_as_eager(fused, monkeypatch):
     ours = Run("channels_last+graph", "small", fused=fused, bf16=False).train(24)
     torch.testing.assert_close(torch.stack(ours.losses), torch.stack(eager.losses), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.model.state_dict(), eager.model.state_dict(), rtol=1e-3, atol=1e-5)
-
-
-def test_a_checkpoint_written_in_it_is_taken_by_a_fused_optimizer():
-    """That refuses state of other strides than its weight's."""
-    ours = Run("channels_last+graph", "small").train(16)
-    plain = Run("eager", "small")
-    plain.model.load_state_dict(ours.model.state_dict())
-    plain.optimizer.load_state_dict(ours.optimizer.state_dict())
-    plain.train(2)
-    ours.optimizer.load_state_dict(plain.optimizer.state_dict())
-    ours.model.load_state_dict(plain.model.state_dict())
-    ours.train(8)
-    assert ours.loop.last_ran()[0] == "channels_last+graph"
-    assert ours.laid_out() == [True, True]
 
 
 def test_auto_times_it_by_turns_and_keeps_both_recordings(monkeypatch):

@@ -13,7 +13,7 @@ class SlowerLayout(Rule):
     problems = (
         Problem(
             rule="slower_layout",
-            symptom="the layout of the convolutions' weights makes a step slower",
+            symptom="the layout that convolutions compute in makes a step slower",
             cause="on a GPU convolutions in half precision compute channels last, and transpose what goes in and what "
             "comes out",
             cost="the difference at every step",

@@ -1,4 +1,4 @@
-"""What a loop's tiers change of the models: code and layout are installed, removed, and set aside for eager steps."""
+"""What a loop's tiers change of the models: code is installed, removed, and set aside for eager steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from hotloop.compiling.control import (
 )
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control.component import Entry
-from hotloop.step.layout import Layout
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
@@ -81,19 +80,13 @@ def _entries(model: torch.nn.Module) -> list[Entry]:
 
 
 class Compiled:
-    """The code that is compiled at present for a loop's models, and the layout of their convolutions' weights.
+    """The code that is compiled at present for a loop's models.
 
     Args:
         models: by name.
-        optimizers: of their parameters.
-
-    Attributes:
-        layout: of the weights, as the tier in force asks for it.
     """
 
-    def __init__(
-        self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, torch.optim.Optimizer] | None = None
-    ) -> None:
+    def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
         self.models = {name: getattr(model, "_orig_mod", model) for name, model in models.items()}
         others = any(_is_others(model) for model in self.models.values())
         whys = [why for model in models.values() if (why := precompiled(model)) is not None]
@@ -106,13 +99,12 @@ class Compiled:
         self.given = bool(whys)
         """The user compiled a model before the loop got it: that code stays as it is."""
         self.tier = Tier("as-given" if self.given else "eager")
-        """The tier whose code and layout are in force."""
+        """The tier whose code is in force."""
         self._as_given = dict(models) if self.given else {}
         self.static = False
         """Whether each shape gets code of its own, where torch would make sizes that vary dynamic."""
         self._kept: dict[str, list[Installed]] = {}
         self._compiles: Callable[[], int] = int
-        self.layout = Layout(self.models.values(), (optimizers or {}).values())
 
     def runs_compiled(self) -> bool:
         """Return whether compiled code is in force."""
@@ -135,7 +127,6 @@ class Compiled:
         """
         if tier.base == self.base or self.given:
             return
-        self.layout.switch(tier.channels_last)
         if self.tier.compiles:
             self._kept[self.base] = [Installed(model) for model in self.models.values()]
         if tier.base in self._kept:
@@ -203,7 +194,6 @@ class Compiled:
     def remove(self) -> None:
         """Leave the models as they were given, and forget the compiled code."""
         self._kept.clear()
-        self.layout.close()
         if self.given:
             return
         if self.tier.compiles:
@@ -221,7 +211,7 @@ class Compiled:
         if self.given:
             yield
             return
-        with paused(self.models.values()), self.layout.aside():
+        with paused(self.models.values()):
             yield
 
     def status(self) -> Status:

@@ -12,6 +12,7 @@ from torch.func import functional_call, grad
 
 import hotloop
 from hotloop import presets
+from hotloop._torch import versions
 
 ROWS = torch.linspace(-1, 1, 8).reshape(2, 4)
 
@@ -159,6 +160,7 @@ def test_what_others_compile_is_not_a_components_account(recwarn):
     assert (status(model).state, status(model).compiles, status(model).causes) == ("compiled", 1, ())
 
 
+@pytest.mark.skipif(versions.check() < (2, 12), reason="two compiles at once crash torch 2.11, hotloop or not")
 def test_calls_from_other_threads_are_counted():
     models = [hotloop.compile(Net(), "aot_eager") for _ in range(3)]
     threads = [threading.Thread(target=lambda m=m: [m(ROWS) for _ in range(10)]) for m in models]

@@ -1,10 +1,9 @@
-"""A loop whose tier lays convolutions' weights out channels last: strides change, names, values and checkpoints do not."""
+"""A loop whose tier computes convolutions channels last: in the step alone, and nothing of the model changes."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import io
 
 import pytest
 import torch
@@ -12,11 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
+from hotloop._torch.module import get_entry
 from hotloop.errors import ConfigError
-from hotloop.step.layout import Layout
+from hotloop.step import layout
 from hotloop.testing import captured_step_emulation
 
-GIVEN, LAID_OUT = (27, 9, 3, 1), (27, 1, 9, 3)
 WAYS = ["channels_last", "channels_last+graph"]
 
 
@@ -62,9 +61,14 @@ class Run:
             self.losses.append(self._step(x, y, index % self._every == self._every - 1).item())
         return self
 
-    def strides(self):
-        state = self.optimizer.state[self.model[0].weight].values()
-        return [self.model[0].weight.stride(), *(one.stride() for one in state if one.dim() > 1)]
+    def assert_untouched(self):
+        """Nothing of the model, its gradients or its optimizer has another layout, or anything of ours."""
+        state = [one for entry in self.optimizer.state.values() for one in entry.values()]
+        for one in (*self.model.parameters(), *self.model.state_dict().values(), *state):
+            assert one.is_contiguous()
+            assert one.grad is None or one.grad.is_contiguous()
+        assert not [module for module in self.model.modules() if get_entry(module) is not None]
+        assert not [module for module in self.model.modules() if module._forward_pre_hooks]
 
 
 @contextlib.contextmanager
@@ -80,34 +84,57 @@ def assert_alike(ours, theirs):
         torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-5)
 
 
+class Looks(nn.Module):
+    """Notes the layouts that it meets."""
+
+    def __init__(self):
+        super().__init__()
+        self.met = []
+
+    def forward(self, x):
+        self.met.append(x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous())
+        return x
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("run", WAYS)
-def test_it_trains_as_eager_does_and_close_puts_the_strides_back(run, optimizer):
+def test_it_trains_as_eager_does_and_leaves_the_model_as_it_is(run, optimizer):
     eager = Run("eager", optimizer=optimizer).train(30)
     with stand_in(run):
         ours = Run(run, optimizer=optimizer)
-        first = ours.model[0].weight
-        ours.train(30)
+        for _ in range(30):
+            ours.train(1).assert_untouched()
         assert ours.loop.tier.name == run
         assert ours.loop.last_ran() == (run, "run")
-        assert set(ours.strides()) == {LAID_OUT}
         ours.loop.close()
-    assert set(ours.strides()) == {GIVEN}
-    assert ours.model[0].weight is first
     assert_alike(ours, eager)
 
 
+def test_convolutions_return_it_while_the_block_runs():
+    model, x = build(), torch.randn(4, 3, 8, 8)
+    model[1], model[3] = Looks(), Looks()
+    with layout.channels_last(model.modules()):
+        model(x)
+    model(x)
+    assert model[1].met == model[3].met == [True, False]
+
+
+def test_a_step_that_raises_leaves_nothing_behind():
+    ours = Run("channels_last").train(12)
+    with pytest.raises(RuntimeError, match="expected input"):
+        ours._step(torch.randn(4, 5, 8, 8), torch.zeros(4, dtype=torch.int64), True)
+    ours.assert_untouched()
+    assert ours.train(2).loop.tier.name == "channels_last"
+
+
 @pytest.mark.parametrize("run", WAYS)
-def test_gradients_that_are_accumulated_follow_their_weights(run):
-    eager = Run("eager", every=3).train(36)
+def test_gradients_that_are_accumulated_are_eagers(run):
+    eager = Run("eager", every=3).train(35)
     with stand_in(run):
         ours = Run(run, every=3).train(35)
-        assert ours.model[0].weight.grad.stride() == LAID_OUT
-        ours.loop.close()
-        assert ours.model[0].weight.grad.stride() == GIVEN
-    eager_before = Run("eager", every=3).train(35)
-    torch.testing.assert_close(ours.model[0].weight.grad, eager_before.model[0].weight.grad, rtol=1e-4, atol=1e-5)
-    assert ours.losses == pytest.approx(eager.losses[:35], rel=1e-4)
+        ours.assert_untouched()
+    torch.testing.assert_close(ours.model[0].weight.grad, eager.model[0].weight.grad, rtol=1e-4, atol=1e-5)
+    assert_alike(ours, eager)
 
 
 @pytest.mark.parametrize("run", WAYS)
@@ -116,57 +143,9 @@ def test_volumes_are_laid_out_too(run):
     eager = Run("eager", copy.deepcopy(model), shape=(2, 3, 6, 6, 6)).train(20)
     with stand_in(run):
         ours = Run(run, model, shape=(2, 3, 6, 6, 6)).train(20)
-        assert model[0].weight.is_contiguous(memory_format=torch.channels_last_3d)
-        assert not model[0].weight.is_contiguous()
+        assert ours.loop.tier.name == run
+        ours.assert_untouched()
     assert_alike(ours, eager)
-
-
-@pytest.mark.parametrize("run", WAYS)
-def test_a_checkpoint_written_in_it_goes_on_in_plain_torch_and_back(run):
-    whole = Run("eager").train(40)
-    with stand_in(run):
-        ours = Run(run).train(20)
-        file = io.BytesIO()
-        torch.save({"model": ours.model.state_dict(), "optimizer": ours.optimizer.state_dict()}, file)
-        assert set(ours.strides()) == {LAID_OUT}
-    file.seek(0)
-    saved = torch.load(file)
-    # torch's fused optimizers do not check strides on a CPU: state of other strides than the weight's trains wrongly.
-    assert {one.stride() for one in saved["optimizer"]["state"][0].values() if one.dim() > 1} == {GIVEN}
-
-    plain = Run("eager")
-    plain.model.load_state_dict(saved["model"])
-    plain.optimizer.load_state_dict(saved["optimizer"])
-    plain._data, plain.losses = ours._data, list(ours.losses)
-    state = ours._data.get_state()
-    assert_alike(plain.train(20), whole)
-
-    with stand_in(run):
-        back = Run(run)
-        back._data = torch.Generator().manual_seed(5)
-        back.train(12)  # in the layout by now: what is loaded has other strides
-        file.seek(0)
-        saved = torch.load(file)  # anew: an optimizer takes what it loads as its own
-        back.model.load_state_dict(saved["model"])
-        back.optimizer.load_state_dict(saved["optimizer"])
-        assert set(back.strides()) == {LAID_OUT}
-        back._data.set_state(state)
-        back.losses = list(ours.losses)
-        assert_alike(back.train(20), whole)
-
-
-def test_a_copy_of_the_weights_is_the_weights():
-    ours, eager = Run("channels_last"), Run("eager")
-    averages = []
-    for run in (ours, eager):
-        decay = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-        average = torch.optim.swa_utils.AveragedModel(run.model, multi_avg_fn=decay)
-        for _ in range(12):
-            run.train(1)
-            average.update_parameters(run.model)
-        averages.append(average)
-    for mine, other in zip(averages[0].state_dict().values(), averages[1].state_dict().values(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-5)
 
 
 def test_weights_that_the_program_replaces_are_used_and_left_alone():
@@ -197,34 +176,37 @@ def test_one_module_in_two_places_is_laid_out_once():
     assert ours.loop.tier.name == "channels_last"
 
 
-def in_one_memory():
-    model = build()
+def in_one_memory(model):
     flat = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
     torch.nn.utils.vector_to_parameters(flat, model.parameters())
-    return model
 
 
-def of_a_subclass():
+def of_a_subclass(model):
     class Own(nn.Parameter):
         pass
 
-    model = build()
     model[0].weight = Own(model[0].weight.data)
-    return model
 
 
-def with_two_owners():
-    model = build()
+def with_two_owners(model):
     model.register_buffer("mirror", model[0].weight.data, persistent=False)
-    return model
+
+
+@pytest.mark.parametrize("change", [in_one_memory, of_a_subclass, with_two_owners])
+def test_weights_of_any_kind_may_be_behind_it(change):
+    ours, eager = Run("channels_last", build(), "sgd"), Run("eager", build(), "sgd")
+    change(ours.model)
+    change(eager.model)
+    for run in (ours, eager):
+        run.optimizer.param_groups[0]["params"] = list(run.model.parameters())
+        run.train(20)
+    assert ours.loop.tier.name == "channels_last"
+    assert_alike(ours, eager)
 
 
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (in_one_memory, "0.weight is a part of a larger memory"),
-        (of_a_subclass, "0.weight is a Own of 4 dimensions, with memory of its own kind"),
-        (with_two_owners, "0.weight shares its memory with another parameter or buffer"),
         (lambda: build().to(memory_format=torch.channels_last), "the convolutions' weights are channels last already"),
         (
             lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)),
@@ -240,7 +222,7 @@ def test_what_cannot_be_laid_out_runs_as_it_is_with_the_reason(make, why, caplog
     assert why in caplog.text
 
 
-def test_a_step_that_needs_the_strides_is_declined_and_they_come_back():
+def test_a_step_that_needs_the_strides_is_declined_with_its_line():
     class Viewed(nn.Module):
         def forward(self, x):
             return x.view(len(x), -1)
@@ -248,7 +230,6 @@ def test_a_step_that_needs_the_strides_is_declined_and_they_come_back():
     ours = Run("channels_last", nn.Sequential(*build()[:3], Viewed(), nn.Linear(96, 4)))
     ours.train(6)
     assert ours.loop.tier.name == "eager"
-    assert set(ours.strides()) == {GIVEN}
     why = next(tier.why for tier in ours.loop.status().tiers if tier.name == "channels_last")
     assert "view size is not compatible" in why
 
@@ -258,18 +239,6 @@ def test_an_unknown_layout_is_refused_with_the_names_that_there_are():
         Run("channels_first")
     with pytest.raises(ConfigError, match=r"run 'channels_last\+graph': whole steps can be captured on a GPU only"):
         Run("channels_last+graph")
-
-
-def test_state_that_is_quantised_is_left_as_it_is():
-    ours = Run("eager").train(2)
-    for entry in ours.optimizer.state.values():
-        entry["quantised"] = torch.zeros(1, dtype=torch.uint8)
-    ours.optimizer.state[ours.model[0].weight]["quantised"] = torch.zeros(6, 3, 3, 3, dtype=torch.uint8)
-    layout = Layout([ours.model], [ours.optimizer])
-    assert "keeps state of a weight in torch.uint8" in layout.why_not()
-    with pytest.raises(RuntimeError, match=r"torch\.uint8"):
-        layout.switch(True)
-    assert ours.model[0].weight.stride() == GIVEN
 
 
 def test_other_random_numbers_than_eagers_are_no_layout():
@@ -283,38 +252,43 @@ def test_other_random_numbers_than_eagers_are_no_layout():
         torch.manual_seed(3)
         run.train(12)
     assert ours.loop.tier.name == "eager"
-    assert set(ours.strides()) == {GIVEN}
     assert_alike(ours, eager)
-
-
-def test_weights_of_one_name_in_two_models_are_both_laid_out():
-    first, second = (
-        build()[:2],
-        nn.Sequential(nn.Conv2d(6, 6, 3, bias=False), *build()[5:6], nn.Flatten(), nn.Linear(6, 4)),
-    )
-    layout = Layout([first, second])
-    layout.switch(True)
-    assert [model[0].weight.stride() for model in (first, second)] == [(27, 1, 9, 3), (54, 1, 18, 6)]
-    layout.close()
-    assert [model[0].weight.stride() for model in (first, second)] == [(27, 9, 3, 1), (54, 9, 3, 1)]
 
 
 def test_kernels_of_one_channel_are_in_both_layouts():
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 6, 1))
-    assert Layout([model]).why_not() == ""
-    assert "already" in Layout([model.to(memory_format=torch.channels_last)]).why_not()
+    assert layout.why_not(model.modules()) == ""
+    assert "already" in layout.why_not(model.to(memory_format=torch.channels_last).modules())
 
 
-def test_what_the_layout_in_force_needs_no_more_is_freed():
-    ours = Run("channels_last").train(8)
-    places = ours.loop.context.compiled.layout._places.values()
-    assert places
-    assert not [place for place in places if place.memory[False] is not None]
+def test_what_is_no_batch_of_pictures_stays_as_it_is():
+    one, lazy = nn.Conv2d(3, 6, 3), nn.LazyConv2d(6, 3)
+    assert layout.why_not([one, lazy]) == ""
+    with layout.channels_last([one, lazy]):
+        assert one(torch.randn(3, 8, 8)).is_contiguous()
+        assert one(input=torch.randn(2, 3, 8, 8)).is_contiguous()
+        assert lazy(torch.randn(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last)
+    assert get_entry(one) is get_entry(lazy) is None
 
 
-def test_without_the_optimizer_the_layout_is_refused(caplog):
-    """A fused optimizer computes wrongly, on a CPU without a word, where its state has other strides than the weight."""
-    model = build()
-    loop = hotloop.Loop(model, run="channels_last")
-    assert loop.tier.name == "eager"
-    assert "give the loop the optimizer" in caplog.text
+def test_what_an_interrupted_end_leaves_is_removed_by_the_next():
+    one = nn.Conv2d(3, 6, 3)
+    block = layout.channels_last([one])
+    block.__enter__()  # and never ended
+    with layout.channels_last([one]):
+        pass
+    assert get_entry(one) is None
+
+
+def test_what_the_user_compiled_stays_compiled():
+    one = nn.Conv2d(3, 6, 3)
+    one.compile(backend="eager")
+    before = get_entry(one)
+    with layout.channels_last([one]):
+        assert get_entry(one) is before
+    assert get_entry(one) is before
+
+
+def test_without_an_optimizer_it_is_the_same():
+    loop = hotloop.Loop(build(), run="channels_last")
+    assert loop.tier.name == "channels_last"

@@ -157,8 +157,7 @@ class _Examination:
 
     def _lay_out(self, ways: Ways) -> list[Way]:
         """On a GPU, run some eager steps with convolutions channels last: libraries set up what they need for it."""
-        optimizers = self._workload.holdings().optimizers.values()
-        way = ways.laid_out(optimizers) if self._device.type == "cuda" else None
+        way = ways.laid_out() if self._device.type == "cuda" else None
         if way is None:
             return []
         try:

@@ -18,11 +18,11 @@ from hotloop.compiling.control import compile as compile_in_place
 from hotloop.errors import ConfigError
 from hotloop.events import Compiled
 from hotloop.measure import interval, typical
-from hotloop.step.layout import Layout
+from hotloop.step import layout
 from hotloop.step.tiers import CHANNELS_LAST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hotloop.events import Event
     from hotloop.step.workload import Workload
@@ -148,16 +148,15 @@ class Ways:
         with paused(self.models.values()), torch.compiler.set_stance("force_eager"):
             yield
 
-    def laid_out(self, optimizers: Iterable[torch.optim.Optimizer]) -> Way | None:
-        """Return the program eager with its convolutions' weights channels last; None where that changes nothing."""
-        layout = Layout(self.models.values(), optimizers)
-        if layout.why_not():
+    def laid_out(self) -> Way | None:
+        """Return the program eager with its convolutions channels last; None where that changes nothing."""
+        modules = [module for model in self.models.values() for module in model.modules()]
+        if layout.why_not(modules):
             return None
 
         @contextlib.contextmanager
         def running() -> Iterator[None]:
-            with self._eagerly(), contextlib.closing(layout):
-                layout.switch(True)
+            with self._eagerly(), layout.channels_last(modules):
                 yield
 
         return Way(CHANNELS_LAST, running)

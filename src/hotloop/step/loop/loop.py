@@ -140,7 +140,7 @@ class Loop:
         self._declared_shapes = check_shapes(shapes, batches)
         self._sentinel_share = share_of(sentinel)
         holdings = Holdings(models, optimizers, others)
-        device, compiled = device_of(holdings), Compiled(models, optimizers)
+        device, compiled = device_of(holdings), Compiled(models)
         self._buckets, self._batches = Buckets(buckets or {}), batches
         check_batches(batches)
         if self._buckets.without_sizes and batches is None:

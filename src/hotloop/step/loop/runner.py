@@ -13,6 +13,7 @@ from hotloop.step.audit.argument_gradients import gradients_of
 from hotloop.step.audit.auditor import StepAuditor
 from hotloop.step.calls.shapes import Shapes
 from hotloop.step.context import DecoratedStep
+from hotloop.step.layout import channels_last
 from hotloop.step.loop.agreed import AgreedStep
 from hotloop.step.loop.call_kind import StepCall
 from hotloop.step.loop.capturing import Capturing
@@ -96,10 +97,15 @@ class StepRunner:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         """Run the step once, in a tier or on the way to it; return the step's result."""
+        if tier.channels_last:
+            with channels_last(self.context.parts.modules()):
+                return self._run(args, kwargs, tier)
+        return self._run(args, kwargs, tier)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         step, context = self.step, self.context
         step.doing, step.ran = "run", tier.name
         self.shapes.mark(args, kwargs)
-        context.compiled.layout.match()
         run = functools.partial(step.program.step, *args, **kwargs)
         if self._agreed is not None:
             return self._agreed.run(run, tier, self.shapes.note(args, kwargs), (args, kwargs))

@@ -46,11 +46,8 @@ class Transitions:
             elif isinstance(action, Release):
                 for runner in self._runners:
                     runner.capturing.release(action.tier.base)
-                self._context.compiled.layout.drop_other()
                 if not self._context.progress.tier.graph:
                     self._optimizers.return_step_counts()
-        if not self.policy.chooses:  # no turns will be taken between two layouts
-            self._context.compiled.layout.drop_other()
         self._context.progress.in_trial = self.policy.turn() is not None
         self._context.progress.preparing = self.policy.preparing
 
@@ -58,8 +55,6 @@ class Transitions:
         """From the next step on, run in a tier, or on the way to it."""
         before = self._context.progress.tier
         self.try_tier(tier)
-        if not self.policy.preparing:
-            self._context.compiled.layout.drop_other()
         if before.graph and not tier.graph:
             self._optimizers.return_step_counts()
         if before != tier:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hotloop.compiling.apply import sharded_flat
 from hotloop.errors import ConfigError
+from hotloop.step import layout
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.fixed import Fixed
 from hotloop.step.tiers import Tier, tier_of_setting
@@ -66,10 +67,8 @@ def _check_capture(context: Context, run: str, tier: Tier) -> None:
 
 
 def _check_layout(context: Context, tier: Tier) -> Tier:
-    """Return a tier in which convolutions' weights can be laid out as it asks; say why where it is another one."""
-    why = context.compiled.layout.why_not() if tier.channels_last else ""
-    if tier.channels_last and not context.compiled.layout.has_optimizers:
-        why = "state of an optimizer that the loop does not know keeps its strides: give the loop the optimizer"
+    """Return the tier, or the one without the layout where that is of no use, and say why."""
+    why = layout.why_not(context.parts.modules()) if tier.channels_last else ""
     if not why:
         return tier
     below = dataclasses.replace(context.base_tier, graph=tier.graph)
@@ -93,7 +92,8 @@ def _agreed(context: Context, tier: Tier | None, processes: int) -> Tier:
         decided(f"{tier.name}: {why}", {})
         tier = base
     if tier.channels_last:
-        decided(f"{tier.name}: {several}, whose buckets of gradients have their own layout: call model.to() before", {})
+        how = "this layout is proven in one alone: call model.to(memory_format=torch.channels_last) before"
+        decided(f"{tier.name}: {several}, and {how}", {})
         tier = dataclasses.replace(base, graph=tier.graph)
     if tier.graph:
         decided(f"{tier.name}: {several}: steps with collectives are not captured", {})
