@@ -1,4 +1,4 @@
-"""The layout of convolutions: eager, and what `auto` makes of a run with and without the tiers that lay convolutions out.
+"""The layout of convolutions: eager, and what `auto` makes of a run with and without the tiers of another layout.
 
 usage: python -m benchmarks.layout [--workloads resnet50,inception] [--ways ...] [--steps 1000] [--out FILE] [--cpu]
 
