@@ -9,9 +9,8 @@ from training_fixtures import overrides, tiny_encoder
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError, HotloopError
-from hotloop.train import account, checkpoint, compiling, fit, optimizing, start, supervised
+from hotloop.train import account, checkpoint, compiling, fit, start, supervised
 from hotloop.train.search import before
-from hotloop.train.settings import TrainingSettings
 from hotloop.train.supervised import Supervised
 
 
@@ -264,20 +263,6 @@ def test_a_file_of_settings_does_not_go_with_resuming(tmp_path, train):
     train(training__max_steps=1)
     with pytest.raises(ConfigError, match=r"does not go with run\.resume"):
         start.prepare([f"run.resume={tmp_path / 'run'}"], tmp_path / "run" / "settings.yaml")
-
-
-def test_the_rate_rises_and_falls_linearly(prepare):
-    settings = prepare(training__warmup_fraction=0.2).settings.training
-    assert isinstance(settings, TrainingSettings)
-    factor = optimizing.schedule(settings, 10)
-    assert [round(factor(step), 3) for step in range(11)] == [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0]
-
-
-def test_biases_and_norms_do_not_decay():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))
-    decayed, others = optimizing.parameter_groups(model, 0.1)
-    assert (decayed["weight_decay"], [p.ndim for p in decayed["params"]]) == (0.1, [2])
-    assert (others["weight_decay"], [p.ndim for p in others["params"]]) == (0.0, [1, 1, 1])
 
 
 @pytest.mark.parametrize(("logger", "written"), [("csv", "metrics.csv"), ("tensorboard", "events.out.tfevents*")])

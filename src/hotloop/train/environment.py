@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hotloop.errors import ConfigError
 from hotloop.train.optional import require
-
-if TYPE_CHECKING:
-    from hotloop.train.settings import OptimizationSettings
 
 
 def seed(number: int) -> None:
@@ -51,12 +48,12 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
-def fabric(device: torch.device, chosen: OptimizationSettings) -> tuple[Any, torch.amp.GradScaler | None]:
+def fabric(device: torch.device, precision: str) -> tuple[Any, torch.amp.GradScaler | None]:
     """Return Fabric for a device and a precision, and what scales the losses of float16."""
     module = require("lightning.fabric", "hotloop train")
     where = {"accelerator": device.type, "devices": [device.index or 0] if device.type == "cuda" else 1}
-    if not chosen.use_fp16:
-        return module.Fabric(**where, precision="bf16-mixed" if chosen.use_bf16 else "32-true"), None
+    if precision != "16-mixed":
+        return module.Fabric(**where, precision=precision), None
     # By a plugin of our own: by its name alone, Fabric computes in bfloat16 on a CPU instead.
     scaler = torch.amp.GradScaler(device.type)
     plugin = require("lightning.fabric.plugins", "hotloop train").MixedPrecision("16-mixed", device.type, scaler)

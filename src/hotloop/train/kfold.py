@@ -41,7 +41,7 @@ from hotloop.train.schema import build
 from hotloop.train.search import space
 from hotloop.train.search.nested import check
 from hotloop.train.search.preparing import prepared
-from hotloop.train.settings import STILL_COMPARABLE, Settings
+from hotloop.train.settings import DECISIVE, STILL_COMPARABLE, Settings
 from hotloop.train.turn import folder_held
 from hotloop.train.within import Within
 
@@ -144,7 +144,7 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
     )
     old, new = _flat(configure.to_dict(before)), _flat(configure.to_dict(now))
     for name in dict.fromkeys([*old, *new]):
-        free = any(f"{name}.".startswith(f"{one}.") for one in STILL_COMPARABLE) and name != "run.seed"
+        free = any(f"{name}.".startswith(f"{one}.") for one in STILL_COMPARABLE) and name not in DECISIVE
         if not free and old.get(name) != new.get(name):
             raise ConfigError(
                 f"{name} cannot change while a cross-validation is resumed ({old.get(name)!r} to {new.get(name)!r}): "

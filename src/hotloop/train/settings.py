@@ -195,7 +195,12 @@ class TrainingSettings(Group):
     batch_size: int = Field(ge=1)
     eval_batch_size: int = Field(ge=1)
     gradient_accumulation: int = Field(ge=1)
+    optimizer: Literal[
+        "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "SGD"
+    ] = "AdamW"
+    optimizer_options: Mapping[str, Any] = {}
     learning_rate: float = Field(gt=0)
+    schedule: Literal["linear", "cosine", "constant", "one_cycle", "wsd"] = "linear"
     warmup_fraction: float = Field(ge=0, le=1)
     weight_decay: float = Field(ge=0)
     max_grad_norm: float | None = Field(gt=0)
@@ -330,6 +335,7 @@ class RunSettings(Group):
 
     seed: int = Field(ge=0, le=2**32 - 1)
     device: str
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"] | None = None
     folder: str | None
     resume: str | None
     on_full_disk: Literal["continue", "wait"]
@@ -346,7 +352,8 @@ STILL_COMPARABLE = (
     "training.checkpoint_every_steps",
 )  # fmt: skip
 """Settings, or groups of them, that may change while a search or a cross-validation goes on: its runs stay comparable.
-Of the group ``run`` all but its seed."""
+Of the group ``run`` all but `DECISIVE`."""
+DECISIVE = ("run.seed", "run.precision")
 
 
 class Settings(Group):
@@ -366,6 +373,23 @@ class Settings(Group):
     hpo: HpoSettings
     run: RunSettings
     program: Mapping[str, Any] = {}
+
+    @property
+    def precision(self) -> str:
+        """What steps compute in: ``run.precision``, or what ``use_bf16`` and ``use_fp16`` are short for."""
+        short = self.training.optimization
+        return self.run.precision or ("bf16-mixed" if short.use_bf16 else "16-mixed" if short.use_fp16 else "32-true")
+
+    @model_validator(mode="after")
+    def check_precision(self) -> Self:
+        """Refuse a precision and the short form of another."""
+        for name, means in (("use_bf16", "bf16-mixed"), ("use_fp16", "16-mixed")):
+            if getattr(self.training.optimization, name) and self.precision != means:
+                raise ConfigError(
+                    f"run.precision={self.precision} and training.optimization.{name}=true, which is short for "
+                    f"{means}: leave one out"
+                )
+        return self
 
     @model_validator(mode="after")
     def check(self) -> Self:

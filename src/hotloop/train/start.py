@@ -30,6 +30,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "what is trained, or what it is to learn, would be another": (
         "model", "digits", "language", "diffusion", "focus", "training.freeze_embeddings", "program",
     ),
+    "the checkpoint has the state of the former": ("training.optimizer", "training.optimizer_options"),
 }  # fmt: skip
 """Settings, and groups of them, that a resumed run cannot change, by the reason."""
 COMPARED = ("data.path", "data.on_bad_rows", "pictures.path", "pictures.skip_bad", "pictures.min_size")

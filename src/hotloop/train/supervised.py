@@ -7,19 +7,19 @@ import copy
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hotloop.step import Workload
 from hotloop.train import dry, environment, failures
 from hotloop.train.average import Average
 from hotloop.train.batches import Epochs, one_of_each, shapes
 from hotloop.train.evaluate import evaluate, evaluating
-from hotloop.train.optimizing import Rate, parameter_groups, schedule
+from hotloop.train.optimizing import Rate, make_optimizer, parameter_groups, schedule
 from hotloop.train.task import Show, Task
 from hotloop.train.update import Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    import torch
 
     from hotloop.train.batches import Batch, Data
     from hotloop.train.start import Start
@@ -87,8 +87,8 @@ class Supervised(Task):
         taken = {"samples": size * together}
         if start.dry:
             dry.memory(model.parameters(), device)
-        self.fabric, self.scaler = environment.fabric(device, training.optimization)
-        self.optimizer = torch.optim.AdamW(parameter_groups(model, training.weight_decay), lr=training.learning_rate)
+        self.fabric, self.scaler = environment.fabric(device, start.settings.precision)
+        self.optimizer = make_optimizer(training, parameter_groups(model, training.weight_decay))
         # The wrapper is for precision and device; checkpoints and compile deal with the model itself.
         self.wrapped, stepping = self.fabric.setup(model, self.optimizer)
         self.wrapped.train()
@@ -224,7 +224,7 @@ class Supervised(Task):
         model, parts = copy.deepcopy((self.model, {name: self.parts[name] for name in names}))
         model.train()
         loss = parts.get("loss", self.parts["loss"])
-        optimizer = torch.optim.AdamW(parameter_groups(model, self.training.weight_decay))
+        optimizer = make_optimizer(self.training, parameter_groups(model, self.training.weight_decay))
 
         def step(batch: Batch) -> torch.Tensor:
             with self.fabric.autocast():

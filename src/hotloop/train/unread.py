@@ -29,16 +29,25 @@ READS: Mapping[str, tuple[str, ...]] = {
 }
 """Those of `SOME` that each recipe reads: settings, or groups of them."""
 NOT_READ: Mapping[str, tuple[str, ...]] = {
-    "focus": ("training.gradient_accumulation", "training.optimization.use_fp16", "compile.components.loss"),
+    "focus": (
+        "training.gradient_accumulation",
+        "training.optimization.use_fp16",
+        "run.precision",
+        "compile.components.loss",
+    ),
     "workload": (
         "run.device",
+        "run.precision",
         *(
             f"training.{name}"
             for name in (
                 "batch_size",
                 "eval_batch_size",
                 "gradient_accumulation",
+                "optimizer",
+                "optimizer_options",
                 "learning_rate",
+                "schedule",
                 "warmup_fraction",
                 "weight_decay",
                 "max_grad_norm",

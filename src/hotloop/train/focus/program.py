@@ -12,7 +12,7 @@ from hotloop.train.focus import losses
 from hotloop.train.focus.allocator import Focused, focus
 from hotloop.train.focus.context import BLOCK, Frame, by_block, fill, lay_out
 from hotloop.train.focus.networks import Gist, Lens, Reader
-from hotloop.train.optimizing import Rate, parameter_groups, schedule
+from hotloop.train.optimizing import Rate, make_optimizer, parameter_groups, schedule
 
 if TYPE_CHECKING:
     import contextlib
@@ -55,9 +55,7 @@ class Controller:
         )
         networks = torch.nn.ModuleList([self.model, self.gist, self.lens])
         self.parameters = list(networks.parameters())
-        self.optimizer = torch.optim.AdamW(
-            parameter_groups(networks, self.training.weight_decay), lr=self.training.learning_rate
-        )
+        self.optimizer = make_optimizer(self.training, parameter_groups(networks, self.training.weight_decay))
         steps = min(len(self.loader) * self.training.num_epochs, self.training.max_steps or 2**62)
         self.rate = Rate(self.optimizer, self.training.learning_rate, schedule(self.training, steps))
         self.last: dict[str, float] = {}
@@ -133,7 +131,7 @@ class Controller:
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of the step's precision."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.optimization.use_bf16)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16-mixed")
 
     # -- between the steps -----------------------------------------------------------------------------------------
 

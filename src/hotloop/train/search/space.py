@@ -38,6 +38,8 @@ CHANGES_CODE = (
     "training.freeze_embeddings",
     "training.optimization.use_bf16",
     "training.optimization.use_fp16",
+    "training.optimizer",
+    "training.optimizer_options",
     "compile",
     GROUP,
 )

@@ -20,7 +20,7 @@ from hotloop.train.search import samplers, space
 from hotloop.train.search.given import given
 from hotloop.train.search.storage import Storage
 from hotloop.train.search.trial import folds_of, settings_of, study_name
-from hotloop.train.settings import STILL_COMPARABLE
+from hotloop.train.settings import DECISIVE, STILL_COMPARABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -292,7 +292,7 @@ def comparable(settings: Settings) -> dict[str, Any]:
     kept = {
         key: value
         for key, value in flat.items()
-        if key == "run.seed" or not any(f"{key}.".startswith(f"{one}.") for one in free)
+        if key in DECISIVE or not any(f"{key}.".startswith(f"{one}.") for one in free)
     }
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain
