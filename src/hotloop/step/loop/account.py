@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SAMPLES = 200
 """Times kept of each tier: enough for a median, few enough to follow a run that changes."""
+_MANY = 64
+"""After so many steps without a step of an optimizer, the status says so; accumulation takes fewer for an update."""
 _EVERY_STEP = 2_000
 _THINNED = 20
 """From step `_EVERY_STEP` on, one in so many steps is written down, unless something happens in it."""
@@ -182,6 +184,8 @@ class Account:
         eager_seconds = policy.eager_seconds
         if eager_seconds is None and self._base in self.tiers:
             eager_seconds = self.tiers[self._base].seconds
+        done = sum(tier.steps for tier in self.tiers.values())
+        forgotten = done >= _MANY and loop.context.holdings.optimizers and not loop.context.writes.ever
         return LoopStatus(
             asked=policy.asked,
             tier=goal if loop.bypassed and not loop.closed else running,
@@ -197,6 +201,7 @@ class Account:
             compiled=tuple(loop.context.compiled.status().compile_lines()),
             sentinels=loop.sentinels,
             closed=loop.closed,
+            without_update=done if forgotten and not loop.closed else 0,
         )
 
     def _tier(self, name: str, account: TierAccount, running: str, unproven: str, loop: LoopView) -> TierStatus:

@@ -49,6 +49,7 @@ class LoopStatus(Shown):
         compiled: of each compiled component, how often its graphs broke, how often it was recompiled, and where.
         sentinels: of each decorated step, how often it was also run eagerly and compared, and what was found.
         closed: the loop was closed: ``tier`` is what it ended in, and steps run eager from then on.
+        without_update: many steps after which none of the loop's optimizers has stepped yet; 0 where one has.
     """
 
     asked: str
@@ -65,6 +66,7 @@ class LoopStatus(Shown):
     compiled: tuple[str, ...] = ()
     sentinels: tuple[SentinelStatus, ...] = ()
     closed: bool = False
+    without_update: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as plain JSON data."""
@@ -82,7 +84,9 @@ class LoopStatus(Shown):
             milliseconds = "" if tier.step_seconds is None else f"{1e3 * tier.step_seconds:.2f}"
             table.add_row(tier.name, tier.state, f"{tier.steps:,}", milliseconds, Text(tier.why))
         saved = round(self.seconds_saved, 1) + 0.0  # -0.0 reads oddly
-        notes = [f"saved {saved:.1f} s so far, {self.prepare_seconds:.1f} s spent on preparing and proving"]
+        many = f"no optimizer of the loop has stepped in {self.without_update:,} steps: "
+        notes = [f"{many}call optimizer.step(), unless the step updates by hand"] if self.without_update else []
+        notes += [f"saved {saved:.1f} s so far, {self.prepare_seconds:.1f} s spent on preparing and proving"]
         notes += [f"undone: {self.undone} steps"] if self.undone else []
         notes += [*self.compiled, *map(str, self.sentinels)]
         notes += [f"recorded anew: {reason}" for reason in self.dropped[-3:]]

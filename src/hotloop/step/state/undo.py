@@ -170,16 +170,19 @@ class StepStart:
 
 
 class WriteWatch:
-    """A watch for the first optimizer step since the step began: from then on the step cannot be undone."""
+    """A watch for the first optimizer step since the step began: from then on the step cannot be undone.
+
+    ``ever`` says whether an optimizer has stepped at all.
+    """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        self.begun = False
+        self.begun = self.ever = False
         watched = list(optimizers)
         self._undo_hooks = [self._enable_hooks(optimizer) for optimizer in watched]
         self._handles = [optimizer.register_step_pre_hook(self._began) for optimizer in watched]
 
     def _began(self, *_: Any) -> None:
-        self.begun = True
+        self.begun = self.ever = True
 
     def close(self) -> None:
         """Stop watching."""
