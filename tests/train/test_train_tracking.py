@@ -21,15 +21,9 @@ from hotloop.train.within import Within
 
 
 def mlflow():
-    """MLflow's client, or a skip that says why."""
-    try:
-        import sqlalchemy  # noqa: F401
-        from lightning.pytorch.loggers.mlflow import _MLFLOW_AVAILABLE
-        from mlflow.tracking import MlflowClient
-    except ImportError as error:
-        pytest.skip(f"MLflow cannot be imported here: {error}")
-    if not _MLFLOW_AVAILABLE:
-        pytest.skip(f"Lightning does not find MLflow: {_MLFLOW_AVAILABLE}")
+    """MLflow's client."""
+    from mlflow.tracking import MlflowClient
+
     return MlflowClient
 
 
@@ -72,8 +66,62 @@ def test_compile_facts_are_logged_with_the_metrics(tmp_path, run):
     assert {"loss", "learning_rate", "validation_f1"} <= last.keys()
 
 
+def test_several_loggers_get_the_same_each_so_many_steps(tmp_path, run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(run__logger="[csv,tensorboard]", run__log_every=2)
+    folder = tmp_path / "run" / "logs" / "start-1"
+    with (folder / "metrics.csv").open() as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file) if row["loss"]]
+    seen = EventAccumulator(str(folder))
+    seen.Reload()
+    assert steps == [one.step for one in seen.Scalars("loss")] == [2]
+    assert [one.step for one in seen.Scalars("validation_f1")] == [3]
+    assert len(record.load(tmp_path / "run")["steps"]) == 3
+    assert record.load(tmp_path / "run")["measurements"]["logging_step_ms"] > 0
+
+
+def test_a_slow_logger_holds_up_no_step_and_gets_all(tmp_path, run, monkeypatch):
+    heard, may_go_on = [], threading.Event()
+
+    class Slow:
+        def log_metrics(self, figures, step):
+            assert may_go_on.wait(60)
+            heard.append(step)
+
+        def finalize(self, how):
+            heard.append(how)
+
+    act = fit._Fitting.step
+
+    def step(self, batches):
+        act(self, batches)
+        if self.position.step == 3:  # all steps are done, and nothing was passed on yet
+            assert not heard
+            may_go_on.set()
+
+    monkeypatch.setattr(fit._Fitting, "step", step)
+    monkeypatch.setattr(tracking, "_csv", lambda *_: Slow())
+    monkeypatch.setattr(tracking, "_tell_running", lambda *_: None)
+    assert run(run__logger="csv").status == "finished"
+    assert [step for step in heard if step in (1, 2)] == [1, 2]
+    assert heard[-1] == "success"
+
+
+def test_a_logger_that_cannot_begin_ends_those_before_it(run, monkeypatch):
+    heard = []
+
+    def refuse(*_):
+        raise RuntimeError("no server at http://nowhere")
+
+    monkeypatch.setattr(tracking, "_csv", lambda *_: types.SimpleNamespace(finalize=heard.append))
+    monkeypatch.setattr(tracking, "_mlflow", refuse)
+    with pytest.raises(ConfigError, match=r"run\.logger=mlflow cannot begin"):
+        run(run__logger="[csv,mlflow]")
+    assert heard == ["failed"]
+
+
 def test_tensorboard_has_the_words_too(tmp_path, run):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run(run__logger="tensorboard")
@@ -84,6 +132,7 @@ def test_tensorboard_has_the_words_too(tmp_path, run):
     assert any("running" in tag for tag in tags["tensors"])
 
 
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore")  # SQLAlchemy deprecates what MLflow does
 def test_mlflow_nests_study_trial_and_fold_in_one_store(tmp_path, run):
     client = mlflow()(f"sqlite:///{tmp_path}/mlflow.db")
@@ -105,6 +154,7 @@ def test_mlflow_nests_study_trial_and_fold_in_one_store(tmp_path, run):
     assert leaf.data.params["training/batch_size"] == "4"
 
 
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore")  # as above
 def test_a_resumed_run_is_the_same_run_of_mlflows(tmp_path, run):
     client = mlflow()(f"sqlite:///{tmp_path}/run/mlflow.db")
@@ -114,6 +164,7 @@ def test_a_resumed_run_is_the_same_run_of_mlflows(tmp_path, run):
     assert [one.step for one in client.get_metric_history(only.info.run_id, "loss")] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore")  # as above
 def test_studies_of_one_name_are_told_apart_by_their_folders(tmp_path, run):
     client = mlflow()(f"sqlite:///{tmp_path}/mlflow.db")
@@ -145,6 +196,7 @@ assert os.environ.get("MLFLOW_TRACKING_URI") == before
 """
 
 
+@pytest.mark.campaign
 def test_two_workers_may_open_a_fresh_store_of_mlflows_at_once(tmp_path):
     mlflow()
     from training_fixtures import overrides
@@ -230,8 +282,8 @@ recipes.load("criteria").train(dataclasses.replace(begun, within=Within(study="s
 """
 
 
+@pytest.mark.campaign
 def test_weights_and_biases_groups_by_study(tmp_path, prepare):
-    pytest.importorskip("wandb", reason="wandb is not installed")
     from training_fixtures import overrides
 
     # In a process of its own: wandb keeps a service running, and reads its mode from the environment.

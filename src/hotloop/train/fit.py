@@ -225,7 +225,7 @@ class _Fitting:
         self.account.step(entry, events)
         self.account.observed(self.position.step, self.compiling.unrecorded(events))
         self.display.step(entry)
-        self.tracking.log(found, self.position.step)
+        self.tracking.step(found, self.position.step)
 
     def new_events(self) -> list[Event]:
         """Return what was observed since this was last asked."""
@@ -338,7 +338,8 @@ class _Fitting:
         status, figures = self.compiling.status(), self.compiling.figures()
         if self.ready_seconds:
             figures["before_step_ms"] = 1000 * statistics.median(self.ready_seconds)
-        self.account.settle(status, environment.peak_memory(self.task.device), figures)
+        memory = environment.peak_memory(self.task.device)
+        self.account.settle(status, memory, {**figures, **self.tracking.cost()})
         self.tracking.compiled(status, figures, self.position.step)
 
     def outcome(self, status: str) -> Outcome:

@@ -330,6 +330,9 @@ class HpoSettings(Group):
         return self
 
 
+Logger = Literal["csv", "tensorboard", "mlflow", "wandb"]
+
+
 class RunSettings(Group):
     """The run itself: seed, device, folder, resuming and loggers."""
 
@@ -339,9 +342,16 @@ class RunSettings(Group):
     folder: str | None
     resume: str | None
     on_full_disk: Literal["continue", "wait"]
-    logger: Literal["none", "csv", "tensorboard", "mlflow", "wandb"]
+    logger: Literal["none", "csv", "tensorboard", "mlflow", "wandb"] | tuple[Logger, ...]
+    log_every: int = Field(ge=1)
     tracking: str | None
     project: str | None
+
+    @property
+    def loggers(self) -> tuple[str, ...]:
+        """The loggers, each once."""
+        named = (self.logger,) if isinstance(self.logger, str) else self.logger
+        return tuple(dict.fromkeys(name for name in named if name != "none"))
 
 
 GROUP = "program"

@@ -6,8 +6,12 @@ A run's own record has everything in any case. So a logger that fails is said on
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
+import queue
+import threading
+import time
 import uuid
 import zlib
 from pathlib import Path
@@ -19,7 +23,7 @@ from hotloop.train.optional import require
 from hotloop.train.turn import turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hotloop.record import RunRecord
     from hotloop.train.start import Start
@@ -29,6 +33,8 @@ FOLDER = "logs"
 EXTRA = "tracking"
 _PARENT, _NAME = "mlflow.parentRunId", "mlflow.runName"
 _PLACE, _STORE = "hotloop.folder", "MLFLOW_TRACKING_URI"
+_WAITING = 10_000
+"""How much may wait for a slow viewer; a run that logs faster than that waits as well."""
 _OPENED_SECONDS = 300
 """How long a run waits while others open a store: its tables may be made first, on a slow disk."""
 _ENDED = {
@@ -40,8 +46,17 @@ _ENDED = {
 """How a run ended, in the words of Lightning's loggers (what it does not know is MLflow's own), and as an exit code."""
 
 
+@dataclasses.dataclass
+class _Viewer:
+    """A logger that was begun, by its name; one that has failed is given nothing more."""
+
+    name: str
+    logger: Any
+    failed: bool = False
+
+
 class Tracking:
-    """Passes a run's figures on to the logger of ``run.logger``.
+    """Passes a run's figures on to the loggers of ``run.logger``, in a thread of its own: none holds up a step.
 
     Args:
         start: the run's settings, folder, and what it is within.
@@ -49,31 +64,41 @@ class Tracking:
         say: prints a line.
 
     Raises:
-        ConfigError: the logger refuses to begin: no server, nobody logged in.
+        ConfigError: a logger refuses to begin: no server, nobody logged in.
         MissingExtraError: its package is not installed.
     """
 
     def __init__(self, start: Start, record: RunRecord, say: Callable[[str], None]) -> None:
-        self._say, self._logger, self.name = say, None, start.settings.run.logger
+        self._say, self._every = say, start.settings.run.log_every
         self._compiled: dict[str, Any] = {}
-        if self.name == "none":
-            return
-        make = {"csv": _csv, "tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}[self.name]
+        self._waiting: queue.Queue[Callable[[_Viewer], None] | None] = queue.Queue(_WAITING)
+        self._steps, self._seconds = 0, 0.0
+        self._viewers: list[_Viewer] = []
         version = f"start-{record.document['starts']}"
         try:
-            self._logger = make(start, version)
-        except (MissingExtraError, ConfigError):
+            for name in start.settings.run.loggers:
+                self._viewers.append(_Viewer(name, _begun(name, start, version)))
+        except BaseException:
+            self._pass_on_all([lambda one: one.logger.finalize("failed")])
             raise
-        except Exception as error:  # each has classes of its own for a server that is away, or nobody logged in
-            text = " ".join(str(error).split())[:300]
-            raise ConfigError(
-                f"run.logger={self.name} cannot begin: {type(error).__name__}: {text}. Mend it, or choose another "
-                "run.logger"
-            ) from error
+        self._thread = threading.Thread(target=self._pass_on, name="hotloop-loggers", daemon=True)
+        if self._viewers:
+            self._thread.start()
+
+    def step(self, figures: Mapping[str, float], step: int) -> None:
+        """Pass figures of a training step on, where it is one that is logged."""
+        if not self._viewers:
+            return
+        began = time.perf_counter()
+        if step % self._every == 0:
+            self.log(figures, step)
+        self._steps += 1
+        self._seconds += time.perf_counter() - began
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Pass figures of a step on."""
-        self._do(lambda logger: logger.log_metrics(dict(figures), step=step))
+        """Pass figures on."""
+        known = dict(figures)
+        self._do(lambda one: one.logger.log_metrics(known, step=step))
 
     def compiled(self, components: Mapping[str, Mapping[str, Any]], figures: Mapping[str, Any], step: int) -> None:
         """Pass on what runs, and what compiling cost and saved, where that has changed.
@@ -93,8 +118,12 @@ class Tracking:
         if now == self._compiled:
             return
         self._compiled = now
-        self._do(lambda logger: logger.log_metrics(known, step=step))
-        self._do(lambda logger: _tell_running(self.name, logger, running, step))
+        self.log(known, step)
+        self._do(lambda one: _tell_running(one.name, one.logger, running, step))
+
+    def cost(self) -> dict[str, float]:
+        """Return the milliseconds that logging has cost the run's thread a step; empty where nothing is logged."""
+        return {"logging_step_ms": 1000 * self._seconds / self._steps} if self._steps else {}
 
     def close(self, status: str) -> None:
         """Write what is still in memory, and end the run there.
@@ -103,21 +132,57 @@ class Tracking:
             status: how it ended, as its record has it.
         """
         word, code = _ENDED[status]
-        if self.name == "wandb":
-            self._do(lambda logger: logger.experiment.summary.update({"status": status}))
-        self._do(lambda logger: logger.finalize(word))
-        if self.name == "wandb":
-            self._do(lambda logger: logger.experiment.finish(exit_code=code, quiet=True))
 
-    def _do(self, act: Callable[[Any], None]) -> None:
-        if self._logger is None:
-            return
-        try:
-            act(self._logger)
-        except Exception as error:  # noqa: BLE001 - no viewer is worth the run
-            self._logger = None
-            text = " ".join(str(error).split())[:200]
-            self._say(f"run.logger={self.name} fails ({type(error).__name__}: {text}); the run goes on without it")
+        def end(one: _Viewer) -> None:
+            if one.name == "wandb":
+                one.logger.experiment.summary.update({"status": status})
+            one.logger.finalize(word)
+            if one.name == "wandb":
+                one.logger.experiment.finish(exit_code=code, quiet=True)
+
+        if self._viewers:
+            self._waiting.put(end)
+            self._waiting.put(None)
+            self._thread.join()
+
+    def _do(self, act: Callable[[_Viewer], None]) -> None:
+        if self._viewers:
+            self._waiting.put(act)
+
+    def _pass_on(self) -> None:
+        """Pass on what waits, until the run has ended."""
+        self._pass_on_all(iter(self._waiting.get, None))
+
+    def _pass_on_all(self, acts: Iterable[Callable[[_Viewer], None]]) -> None:
+        for act in acts:
+            for one in self._viewers:
+                if one.failed:
+                    continue
+                try:
+                    act(one)
+                except Exception as error:  # noqa: BLE001 - no viewer is worth the run
+                    one.failed = True
+                    why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                    self._say(f"run.logger={one.name} fails ({why}); the run goes on without it")
+
+
+def _begun(name: str, start: Start, version: str) -> Any:
+    """Return a logger that has begun.
+
+    Raises:
+        ConfigError: it refuses.
+        MissingExtraError: its package is not installed.
+    """
+    make = {"csv": _csv, "tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}[name]
+    try:
+        return make(start, version)
+    except (MissingExtraError, ConfigError):
+        raise
+    except Exception as error:  # each has classes of its own for a server that is away, or nobody logged in
+        text = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"run.logger={name} cannot begin: {type(error).__name__}: {text}. Mend it, or choose another run.logger"
+        ) from error
 
 
 def _tell_running(name: str, logger: Any, running: str, step: int) -> None:

@@ -183,14 +183,14 @@ RULES = (
     Rule(
         ("run.tracking",),
         ("run.logger",),
-        lambda one: one.run.logger == "mlflow",
+        lambda one: "mlflow" in one.run.loggers,
         "only mlflow has a server or a store",
         refused=False,
     ),
     Rule(
         ("run.project",),
         ("run.logger",),
-        lambda one: one.run.logger in ("mlflow", "wandb"),
+        lambda one: bool({"mlflow", "wandb"} & {*one.run.loggers}),
         "only mlflow and wandb have projects",
         refused=False,
     ),
