@@ -37,6 +37,10 @@ class Root:
     """How often it was compiled in the recomputation of a checkpointed forward."""
     failures: list[FrameEager] = dataclasses.field(default_factory=list)
     """What tracing gave up; the next component that shares the root reports it as well."""
+    in_parts: bool = False
+    """Python runs between its graphs."""
+    sharded: bool = False
+    """It calls a module of FSDP2's, whose hooks stay outside."""
     open: bool = False
     """Takes batches of any size: the size is made dynamic from the first compile on."""
 
@@ -215,7 +219,8 @@ def roots_for(  # noqa: PLR0913 - what a compile is keyed by
         function = root_function(name, module=module, inlined=inlined)
         # FSDP's hooks, which gather and free parameters, stay outside: dynamo compiles the forward between them.
         traced = plain_call() if sharded else function
-        return Root(function, torch.compile(traced, backend=backend, dynamic=dynamic, fullgraph=fullgraph))
+        compiled = torch.compile(traced, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+        return Root(function, compiled, sharded=sharded)
 
     if private_to is not None:
         return Roots(SharedRoots(make), by_size=dynamic is None)

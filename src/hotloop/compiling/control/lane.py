@@ -11,9 +11,9 @@ from hotloop import events as ev
 from hotloop._torch import cudagraphs, dynamo
 from hotloop._torch.autograd import in_backward
 from hotloop._torch.checkpoint import region_probe
-from hotloop._torch.module import eager_call, module_of
+from hotloop._torch.module import eager_call
 from hotloop.compiling.apply.roots import Roots, roots_for
-from hotloop.compiling.control.call import Before, TargetCall
+from hotloop.compiling.control.call import TargetCall
 from hotloop.compiling.fallback import Ladder, LadderBackend, first_available
 from hotloop.compiling.fallback.lifetime import steps
 from hotloop.compiling.observe import Tally, active, collector, explain
@@ -37,8 +37,9 @@ _STAND_IN = (
     "torch.compile hands this line another value than eager does, under any preset: move what makes the value into a "
     "function under @torch.compiler.disable, and the rest compiles"
 )
-_EARLY = 8
-"""Calls at the beginning before which the module's state is noted: dynamo's stand-ins make them fail, if any."""
+_REPEATED = (
+    ". The call was put back and repeated: what it did beside its module and arguments (a file, say) it did twice"
+)
 _SHAPES = 16
 """Different shapes of arguments that are counted apart, for each component and mode."""
 
@@ -156,14 +157,12 @@ class Lane:
         call = TargetCall(
             tally=self.tally, skips_rendezvous=self.skips_rendezvous, root=root, target=target, args=args, kwargs=kwargs
         )
-        if not self.tally.executed and self.tally.calls < _EARLY:
-            call.before = Before.of(module_of(target))
         self.tally.calls += 1
         previous = active.tally, active.call
         active.tally, active.call = self.tally, call
         refused: Exception | None = None
         try:
-            result = root.compiled(target, *args, **kwargs)
+            result = call.run()
         except Exception as error:
             if not self._is_refusal(call, error):
                 raise
@@ -234,8 +233,8 @@ class Lane:
         """Return whether tracing or compiling raised the error, where eager can be asked instead.
 
         A bug in dynamo may raise any exception. The user's code may fail where dynamo hands it another value than torch
-        does: eager is asked as long as no graph has run. Any other error is the user's own, or compiled code failed as
-        it ran.
+        does: eager is asked if all that the call changed can be put back. Any other error is the user's own, or
+        compiled code failed as it ran.
         """
         if isinstance(error, CompiledRunError):  # a part of the step may have run: only its owner can run it eagerly
             return False
@@ -246,12 +245,23 @@ class Lane:
         elif raised.is_limit_flag or raised.is_no_failure:
             refused = False
         elif not (raised.is_compile_error or raised.in_tracing):
-            refused = call.may_fail_on_stand_in(error)
+            refused = self._may_fail_on_stand_in(call, error)
         else:
             refused = not call.reached_graph() or not self.tally.suppress
         if not refused:
             self._forgive_user_error(call)
         return refused
+
+    def _may_fail_on_stand_in(self, call: TargetCall, error: Exception) -> bool:
+        """Return whether dynamo may have handed the program a value that raised this, and the call can be repeated."""
+        if not isinstance(error, TypeError | AttributeError) or not (call.root.in_parts or call.before):
+            return False
+        if lost := call.lost():
+            error.add_note(
+                f"hotloop: component {self.tally.component!r} has not asked eager whether it raises this too, since "
+                f"the call cannot be repeated: {lost}. HOTLOOP_DISABLE=1 shows it. If eager does not: {_STAND_IN}"
+            )
+        return not lost
 
     def _settle(self) -> None:
         """Restore torch's settings after a compile in this call, and read what happened."""
@@ -272,8 +282,8 @@ class Lane:
         broke = self.config.fullgraph and raised.is_graph_break
         result = None
         on_stand_in = not (raised.is_compile_error or raised.in_tracing)
-        if on_stand_in and call.before is not None:
-            call.before.restore()  # code before the graph break has run
+        if call.before is not None:
+            call.before.restore()  # a part of the call may have run
         try:
             if strict or broke:
                 call.raise_as_eager()
@@ -290,10 +300,8 @@ class Lane:
             self._ran_eager(call)
         else:
             event = call.stays_eager(error)
-            if on_stand_in:  # dynamo hands such a value over in any mode
-                for lane in self.lanes:
-                    lane.eager = True
-                event = dataclasses.replace(event, hint=_STAND_IN)
+            if on_stand_in:
+                event = dataclasses.replace(event, hint=_STAND_IN + _REPEATED)
             self._go_eager(event)
         return result
 

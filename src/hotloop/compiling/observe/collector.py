@@ -86,6 +86,8 @@ class Collector:
             self._owners.popitem(last=False)
         if active.tally is NOBODY:
             return
+        if of_a_frame:
+            active.call.compiles()
         if active.window is not None:  # of the component around this one, which may have asked for other settings
             active.window.close()
         unguarded_requires_grad = check() == (2, 11)  # that torch does not guard it by itself
@@ -123,6 +125,7 @@ class Collector:
     def _read_breaks(self) -> None:
         with self._lock:
             for entry in self._reader.breaks() if self._reader is not None else ():
+                active.call.breaks()
                 self.emit(explain.break_event(entry, active.tally.component or None), active.tally)
 
     def emit(self, event: ev.Event, tally: Tally | None = None) -> None:

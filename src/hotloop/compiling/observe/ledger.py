@@ -205,6 +205,12 @@ class Call:
     def __post_init__(self) -> None:
         self._executed, self._failed = self.tally.executed, len(self.tally.failures)
 
+    def compiles(self) -> None:
+        """Learn that dynamo is about to trace a frame in the call."""
+
+    def breaks(self) -> None:
+        """Learn of a graph break in the call."""
+
     def reached_graph(self) -> bool:
         """Return whether a graph has run in the call."""
         return self.tally.executed != self._executed
