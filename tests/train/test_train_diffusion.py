@@ -1,6 +1,7 @@
 """The parts of the diffusion trainer one by one: noise and its weights, tokens, validation, what a checkpoint holds."""
 
 import math
+import types
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hotloop.train.diffusion.denoiser import mean_square
 from hotloop.train.diffusion.noise import Noise, offset
 from hotloop.train.diffusion.output import _whole
 from hotloop.train.diffusion.validation import LEAST, Fixed, MeanError
-from hotloop.train.update import Update
+from hotloop.train.supervised import Supervised
 
 
 def make_noise(prediction="epsilon", gamma=None, **more):
@@ -269,6 +270,4 @@ def test_shapes_that_stay_apart_make_the_batches_of_one_step_alike():
 @pytest.mark.parametrize(("scale", "goes_on"), [(2.0, True), (0.5, False), (None, False)])
 def test_gradients_that_overflow_end_the_run_only_where_the_scale_is_not_to_blame(scale, goes_on):
     scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
-    one = Update(None, nn.Linear(1, 1), {}, optimizer=optimizer, parameters=[], max_norm=None, scaler=scaler)
-    assert one.overflows() is goes_on
+    assert Supervised.overflows(types.SimpleNamespace(scaler=scaler)) is goes_on

@@ -7,6 +7,8 @@ import copy
 import math
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hotloop.step import Workload
 from hotloop.train import dry, environment, failures
 from hotloop.train.average import Average
@@ -14,12 +16,9 @@ from hotloop.train.batches import Epochs, one_of_each, shapes
 from hotloop.train.evaluate import evaluate, evaluating
 from hotloop.train.optimizing import Rate, make_optimizer, parameter_groups, schedule
 from hotloop.train.task import Show, Task
-from hotloop.train.update import Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    import torch
 
     from hotloop.train.batches import Batch, Data
     from hotloop.train.start import Start
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
 
 REHEARSED = 4
 """Batches on which CUDA graphs are tried before they are turned on."""
-
-
-def _nothing(best: Mapping[str, float], measured: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG001 - a task's remarks
-    return ()
 
 
 class Supervised(Task):
@@ -73,7 +68,7 @@ class Supervised(Task):
         rows: str,
         per_row: Mapping[str, int] | None = None,
         context: Mapping[str, float] | None = None,
-        remarks: Callable[[Mapping[str, float], Mapping[str, Any]], Sequence[str]] = _nothing,
+        remarks: Callable[[Mapping[str, float], Mapping[str, Any]], Sequence[str]] = lambda *_: (),
         compiled: Sequence[str] = (),
         average: float | None = None,
         show: Show | None = None,
@@ -90,25 +85,17 @@ class Supervised(Task):
         self.fabric, self.scaler = environment.fabric(device, start.settings.precision)
         self.optimizer = make_optimizer(training, parameter_groups(model, training.weight_decay))
         # The wrapper is for precision and device; checkpoints and compile deal with the model itself.
-        self.wrapped, stepping = self.fabric.setup(model, self.optimizer)
+        self.wrapped, self._stepping = self.fabric.setup(model, self.optimizer)
         self.wrapped.train()
         self.average = Average(model, average) if average is not None else None
-        self.update = Update(
-            self.fabric,
-            self.wrapped,
-            parts,
-            optimizer=stepping,
-            parameters=[one for one in model.parameters() if one.requires_grad],
-            max_norm=training.max_grad_norm,
-            scaler=self.scaler,
-            average=self.average,
-        )
+        self._trained = [one for one in model.parameters() if one.requires_grad]
+        self._max_norm = training.max_grad_norm or math.inf
         super().__init__(
             name=name,
             workload=Workload(
                 {"model": model},
                 self.optimizer,
-                self.update.optimizer_step,
+                self.optimizer_step,
                 self.loader,
                 loss=self.loss,
                 metrics=self.metrics,
@@ -149,20 +136,57 @@ class Supervised(Task):
         Raises:
             TrainingFailedError: they are.
         """
-        found: list[float] = self.update.gradients(batches).tolist()
+        found: list[float] = self.gradients(batches).tolist()
         self._check(*found, applied=False)
-        self.update.apply()
+        self.apply()
         return found
+
+    def optimizer_step(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """Do an optimizer step. Nothing in it waits for the device; gives what `gradients` gives."""
+        found = self.gradients(batches)
+        self.apply()
+        return found
+
+    def gradients(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """Sum the batches' gradients up, and clip them.
+
+        Returns:
+            The mean loss and the gradients' norm before clipping: shape (2,), float32, on the batches' device.
+        """
+        total = torch.zeros((), device=batches[0].labels.device)
+        for batch in batches:
+            # A loss that is a function is replaced in `parts` once it is compiled.
+            loss = self.parts["loss"](self.wrapped(**batch.inputs), batch.labels) / len(batches)
+            self.fabric.backward(loss)
+            total += loss.detach()
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self._trained, self._max_norm)
+        return torch.stack([total, norm])
+
+    def apply(self) -> None:
+        """Step the optimizer, drop the gradients, and take the parameters into the average."""
+        self._stepping.step()
+        self._stepping.zero_grad()
+        if self.average is not None:
+            self.average.update()
 
     def check_figures(self, figures: Mapping[str, float]) -> None:
         """Check a step's figures after the step."""
         self._check(figures["loss"], figures["gradient_norm"], applied=True)
 
     def _check(self, loss: float, norm: float, *, applied: bool) -> None:
-        # Gradients that overflow in float16 end only their step.
-        if not math.isfinite(loss) or (not math.isfinite(norm) and not self.update.overflows()):
-            self.update.drop()
+        if not math.isfinite(loss) or (not math.isfinite(norm) and not self.overflows()):
+            self.optimizer.zero_grad()
             raise failures.not_finite(loss, norm, self.rate.now, applied=applied)
+
+    def overflows(self) -> bool:
+        """Say whether gradients that are not finite are float16's overflow, for which the scaler leaves steps out.
+
+        While it looks for its scale that is usual; where even gradients that were scaled down are not finite, it is not
+        the scale.
+        """
+        return self.scaler is not None and self.scaler.get_scale() >= 1
 
     def amount(self, batch: Any) -> int:
         """Return the tokens of a step, padding included."""

@@ -90,10 +90,6 @@ class Show:
         return self.make if self.every is not None and step % self.every == 0 else None
 
 
-def _nothing(best: Mapping[str, float], measured: Mapping[str, Any], components: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG001 - a task's remarks
-    return ()
-
-
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Task:
     """A program to train; `Supervised` makes the task of a recipe that learns from rows.
@@ -127,7 +123,7 @@ class Task:
     fingerprint: str = ""
     per_step: Mapping[str, int] = dataclasses.field(default_factory=dict)
     context: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    remarks: Callable[[Mapping[str, float], Mapping[str, Any], Mapping[str, Any]], Sequence[str]] = _nothing
+    remarks: Callable[[Mapping[str, float], Mapping[str, Any], Mapping[str, Any]], Sequence[str]] = lambda *_: ()
     told: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     lines: Sequence[str] = ()
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
