@@ -446,6 +446,35 @@ def test_classes_of_the_main_script_are_compiled(tmp_path):
     assert "state='compiled', causes=()" in said
 
 
+WITH_AN_OPERATOR = """
+import torch, a_library
+from hotloop.cache import BackgroundCompile, Recorder
+
+@torch.library.custom_op("hotloop_test_main::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2.0
+
+model = a_library.Twice(8, 8)
+with Recorder({"model": model}) as recorder:
+    model(torch.randn(4, 8))
+child = BackgroundCompile.start(recorder.request({"preset": "aot_eager"}))
+while child.poll() == "running":
+    pass
+print(child.poll())
+"""
+
+
+def test_an_operator_of_the_main_script_is_not_in_the_child_which_says_nothing_of_the_compile(tmp_path):
+    (tmp_path / "a_library.py").write_text(
+        "import torch\n\nclass Twice(torch.nn.Linear):\n"
+        "    def forward(self, x):\n        return torch.ops.hotloop_test_main.twice(super().forward(x))\n"
+    )
+    said = in_main(tmp_path, WITH_AN_OPERATOR)
+    assert "Failed(" in said
+    assert "hotloop_test_main" in said
+    assert "unable=True" in said
+
+
 @pytest.mark.campaign
 @pytest.mark.inductor
 def test_the_main_script_finds_all_that_the_child_compiled(tmp_path):
@@ -462,7 +491,7 @@ def recorded(net, *args, **settings):
 
 def test_what_the_model_raises_in_the_child_is_the_reason():
     child = BackgroundCompile.start(recorded(Fails(2, 2), torch.ones(1, 2), preset="aot_eager"))
-    assert wait(child) == Failed("ValueError: two lines")
+    assert wait(child) == Failed("ValueError: two lines", unable=True)
 
 
 def test_caches_that_are_off_are_the_reason(monkeypatch):
@@ -477,6 +506,7 @@ def test_a_preset_that_fails_in_the_child_is_a_reason_though_a_lower_one_would_d
     outcome = wait(BackgroundCompile.start(recorded(Net(), torch.randint(40, (8, 4)))))
     assert isinstance(outcome, Failed), outcome
     assert "compiler" in outcome.reason.lower()
+    assert not outcome.unable
 
 
 @pytest.mark.parametrize("factory", ["cache_models:make", f"{Path(__file__).parent / 'cache_models.py'}:make"])

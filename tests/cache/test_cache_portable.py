@@ -9,6 +9,7 @@ import pytest
 import torch
 from cache_models import HoldsWeightsInReduce, Net
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from hotloop.cache import BackgroundUnavailableError
 from hotloop.cache.portable import BY_VALUE_BYTES, Packer, build, globals_of, outline, unpack
@@ -159,6 +160,35 @@ def test_a_class_that_cannot_be_imported_travels_by_value_with_the_globals_that_
     net.load_state_dict(made.state_dict())
     given = torch.ones(1, 2)
     assert torch.equal(made(given), net(given))
+
+
+DATA = torch.empty(0, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("held", [lambda rows: rows, lambda rows: {"train": [rows]}, TensorDataset])
+def test_data_that_code_names_counts_though_tensors_travel_without_contents(monkeypatch, held):
+    class Inner(nn.Linear):
+        def forward(self, x):
+            def inner(y):
+                return y + len(DATA)
+
+            return inner(super().forward(x))
+
+    net = Inner(2, 2)
+    monkeypatch.setitem(globals(), "DATA", held(torch.empty(63 * 2**20, dtype=torch.uint8)))
+    through(net)
+    monkeypatch.setitem(globals(), "DATA", held(torch.empty(65 * 2**20, dtype=torch.uint8)))
+    with pytest.raises(BackgroundUnavailableError, match=r"more than 64 MiB .*or its code names them as a global"):
+        through(net)
+
+
+def test_a_model_that_code_names_counts_as_weights(monkeypatch):
+    class Inner(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + DATA(x)
+
+    monkeypatch.setitem(globals(), "DATA", nn.Linear(2, 9 * 2**20, device="meta"))
+    through(Inner(2, 2))
 
 
 def test_globals_of_a_module_that_is_not_there_are_those_of_an_empty_one(monkeypatch):

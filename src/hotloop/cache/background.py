@@ -61,9 +61,13 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """The outcome of a child that failed, was stopped, or took too long; ``reason`` is for people."""
+    """The outcome of a child that failed, was stopped, or took too long; ``reason`` is for people.
+
+    ``unable`` says that the program's own code raised in the child. It runs here, so that says nothing of the compile.
+    """
 
     reason: str
+    unable: bool = False
 
 
 Outcome = Literal["running"] | Done | Failed
@@ -175,7 +179,9 @@ class BackgroundCompile:
         text = os.pread(self._report.fileno(), os.fstat(self._report.fileno()).st_size, 0)
         if text.endswith(b"}\n"):  # else the child was killed while it wrote
             facts = json.loads(text)
-            return Failed(facts["failed"]) if "failed" in facts else Done(**{**facts, "causes": tuple(facts["causes"])})
+            if "failed" in facts:
+                return Failed(facts["failed"], facts.get("unable", False))
+            return Done(**{**facts, "causes": tuple(facts["causes"])})
         if code < 0:
             name = signal.Signals(-code).name
             hint = "; the machine may be out of memory" if name == "SIGKILL" else ""

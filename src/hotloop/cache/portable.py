@@ -10,6 +10,7 @@ may branch on it (a mask, a table of positions, a counter); larger tensors are r
 from __future__ import annotations
 
 import dataclasses
+import dis
 import importlib
 import io
 import pickle
@@ -211,18 +212,29 @@ def build(tensors: Tensors) -> list[torch.Tensor]:
 
 
 class _Bounded(io.BytesIO):
-    """A file in memory that refuses to grow: a class of the main script may name a whole data set."""
+    """A file in memory that refuses to grow: a class of the main script may name a whole data set.
+
+    Tensors that such code names count too, though they travel without their contents: the child makes them anew.
+    """
+
+    left = MAX_BYTES
+
+    def take(self, nbytes: int) -> None:
+        """Count bytes; raise OverflowError where they are too many."""
+        self.left -= nbytes
+        if self.left < 0:
+            raise OverflowError
 
     def write(self, data: Any, /) -> int:
-        if self.tell() + memoryview(data).nbytes > MAX_BYTES:
-            raise OverflowError
+        self.take(memoryview(data).nbytes)
         return super().write(data)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, file: io.BytesIO, name: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(self, file: _Bounded, name: Callable[[torch.Tensor], Any]) -> None:
         super().__init__(file, protocol=5)
-        self._name = name
+        self._file, self._name = file, name
+        self._counted: set[int] = set()
 
     @classmethod
     def dumps(cls, value: Any, what: str, name: Callable[[torch.Tensor], Any]) -> bytes:
@@ -251,7 +263,33 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if isinstance(obj, types.FunctionType):  # dynamo looks a function's globals up in its module, by name
             known = obj.__globals__
             self.globals_ref.setdefault(id(known), _Globals(known.get("__name__", "__main__")))
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if reduced is not NotImplemented and isinstance(obj, types.FunctionType):  # it travels by value
+            for name in _global_names(obj.__code__):
+                self._file.take(self._data_in(obj.__globals__.get(name)))
+        return reduced
+
+    def _data_in(self, value: Any) -> int:
+        """Return the bytes of tensors that a global holds and that were not counted yet; weights are no data."""
+        if id(value) in self._counted or isinstance(value, torch.nn.Module | type | types.ModuleType):
+            return 0
+        if isinstance(value, torch.Tensor):
+            self._counted.add(id(value))
+            return value.numel() * value.element_size()
+        if isinstance(value, dict):
+            inside: Any = value.values()
+        elif isinstance(value, list | tuple | set):
+            inside = value
+        else:
+            inside = getattr(value, "__dict__", {}).values()
+        self._counted.add(id(value))
+        return sum(map(self._data_in, list(inside)))
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Return the globals that a function's code reads, the functions in it included."""
+    inner = (_global_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}.union(*inner)
 
 
 class _Globals(dict[str, Any]):

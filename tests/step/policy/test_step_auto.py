@@ -244,6 +244,17 @@ def test_a_background_compile_that_fails_is_a_declined_tier_with_its_reason(chil
 
 
 @pytest.mark.inductor
+def test_a_program_that_does_not_run_in_the_child_is_compiled_in_the_foreground(child):
+    """A custom operator that the main script registers is not there in the child, say."""
+    child.outcome = Failed("AttributeError: '_OpNamespace' 'mine' object has no attribute 'twice'", unable=True)
+    ours = train("auto", 80, {**TIMES, "eager": 1.0, "full": 0.4}, total=1_000_000, prepared=with_recorder)
+    assert child.started
+    assert f"background unavailable: {child.outcome.reason}" in ours[2].status().decisions
+    assert "full" not in ours[2].policy.candidates.declined
+    assert ours[2].status().tier == "full"
+
+
+@pytest.mark.inductor
 def test_a_background_compile_that_cannot_start_says_so_and_training_goes_on(child, caplog):
     def refuse(request, *, limit_seconds):
         raise BackgroundUnavailableError("class Net lives in __main__")

@@ -165,6 +165,9 @@ class Background:
         name, self._child, self.tier = self.tier, None, None
         assert name is not None
         self.failed = None
+        if not isinstance(outcome, Done) and outcome.unable:
+            self._refuse(outcome.reason)
+            return True
         if not isinstance(outcome, Done):
             self.failed = name, outcome.reason
             self._context.reports.say_once(f"{name}: the background compile failed: {outcome.reason}")

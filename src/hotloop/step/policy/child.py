@@ -24,6 +24,7 @@ from hotloop.cache.ambient import apply_process_settings, caches_compiles
 from hotloop.cache.portable import build, unpack
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import status
+from hotloop.errors import HotloopError
 from hotloop.step.workload import load_factory
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def main(argument: Mapping[str, Any]) -> None:
         facts = _compile(Request.loads(text), argument["memory"])
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent goes on and reports it
         reason = str(error).strip().partition("\n")[0] or "no message"
-        facts = {"failed": f"{type(error).__name__}: {reason}"[:_REASON_LENGTH]}
+        unable = not isinstance(error, HotloopError | torch.OutOfMemoryError)
+        facts = {"failed": f"{type(error).__name__}: {reason}"[:_REASON_LENGTH], "unable": unable}
     else:
         if "failed" not in facts:
             facts["seconds"] = time.monotonic() - began
