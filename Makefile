@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: setup
-	$(BIN)/hotloop train recipe=criteria
+	$(BIN)/hotloop train recipe=criteria training.optimization.use_torch_compile=auto
 
 test: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not campaign" tests

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -164,6 +165,17 @@ def test_runs_that_share_the_code_share_its_cost():
     assert decision.action == "prepare"
     assert decision.reason.endswith(" steps: 192 steps left, shared by about 100 runs like this one")
     assert decision.numbers["later_runs"] == 99.0
+
+
+@pytest.mark.parametrize("option", [GRAPH, changed(FULL, chance=1.0)])
+def test_a_short_run_is_told_how_long_one_has_to_be(option):
+    short = Standing(step=8, total_steps=12, eager_seconds=0.036)
+    stays = decide(short, [option])
+    needed = int(re.search(r"it takes about ([\d,]+) to pay$", stays.reason).group(1).replace(",", ""))
+    credit = 1e3  # the promise does not bind here
+    for more, action in ((-1, {"stay"}), (1, {"try", "prepare"})):
+        run = changed(short, total_steps=8 + needed + more, carried_seconds=credit)
+        assert decide(run, [option]).action in action
 
 
 def test_what_is_captured_serves_one_run_only():

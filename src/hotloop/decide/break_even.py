@@ -23,6 +23,7 @@ timed beside the base tier, and only left if the base tier is faster now.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from hotloop.decide import guard
@@ -218,10 +219,12 @@ class _Boundary:
             why = "nothing on offer is expected to be faster"
             if nearest is not None:
                 shared = known.horizon.shared if nearest.option.again_seconds is not None else ""
+                needed = nearest.pays_from + math.ceil((nearest.option.background_seconds or 0.0) / known.step)
+                alone = f": it takes about {needed:,} to pay" if not nearest.later else ""
                 why = (
                     f"{nearest.option.tier} would save {milliseconds(nearest.saving)} a step and takes "
                     f"{seconds(nearest.cost)} to prepare and prove, which does not pay within the "
-                    f"{known.horizon}{shared}"
+                    f"{known.horizon}{shared}{alone}"
                 )
         # Often enough to see a tier that became slower, seldom enough to cost nothing: every quarter of the run so far,
         # at most every five seconds.

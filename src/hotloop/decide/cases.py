@@ -48,6 +48,12 @@ class Case:
         return math.ceil(min(1e18, self.cost / self.saving)) if self.saving > 0 else 0
 
     @property
+    def pays_from(self) -> int:
+        """The fewest steps, in force, for which `pays` holds without later runs."""
+        needed = PAYS[self.option.source] * self.cost / max(1e-18, self.option.chance * self.saving)
+        return math.floor(min(1e18, needed)) + 1
+
+    @property
     def effort(self) -> float:
         """Seconds until it is in force."""
         return self.cost + (self.option.background_seconds or 0.0)
