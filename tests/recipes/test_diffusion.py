@@ -357,7 +357,7 @@ def test_auto_owns_the_step_and_compiles_the_unet_alone(train):
             r"compile\.components\.unett: no such component; expected one of unet, text_encoder, vae, loss",
         ),
         (["pictures.size=20"], r"pictures\.size=20 is no multiple of pictures\.step=8.*: 16 and 24 are"),
-        (["model.name=x"], r"recipe=diffusion does not read model\.name='x'"),
+        (["model.name=x"], r"recipe=diffusion has no model\.name: it has"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_by_name(train, settings, said):

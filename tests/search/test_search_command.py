@@ -151,13 +151,13 @@ OWN = ["recipe=program.py:make", "hpo.space.training.num_epochs.int=[1,3]"]
         (["recipe=program.py:make"], r"hpo\.space is empty: .*training\.num_epochs"),
         (
             ["recipe=program.py:make", "hpo.space.training.learning_rate.log=[1e-5,1e-3]"],
-            r"does not read training\.learning_rate, .*hpo\.space\.training\.learning_rate=null",
+            r"hpo\.space\.training\.learning_rate: a program of your own has no training\.learning_rate: it has training",
         ),
         (
             [*OWN, "hpo.metric=mishits", "recipe.goal=min:mishits"],
             r"would maximize mishits: set hpo\.direction=minimize",
         ),
-        ([*OWN, "hpo.trial.data.sample_size=9"], r"does not read data\.sample_size=9"),
+        ([*OWN, "hpo.trial.data.sample_size=9"], r"hpo\.trial\.data\.sample_size: a program of your own has no data"),
         (["best"], r"runs/criteria/search holds no study"),
         (["best", "recipe=digits", "hpo.name=mine"], r"runs/digits/mine holds no study"),
         (["best", "--fast"], r"runs/criteria/fast holds no study"),

@@ -40,7 +40,7 @@ def put(place, name, image=None, caption="a red square", **options):
 
 
 def load(place, *overrides):
-    usual = ["data.sample_size=null", "pictures=folder", "pictures.size=64", "pictures.step=16", "pictures.min_size=32",
+    usual = ["recipe=diffusion", "data.sample_size=null", "pictures=folder", "pictures.size=64", "pictures.step=16", "pictures.min_size=32",
              "training.batch_size=2"]  # fmt: skip
     return pictures.load(configure.load([*usual, f"pictures.path={place}", *overrides]))
 

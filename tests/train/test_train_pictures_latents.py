@@ -61,7 +61,7 @@ def _small_parts(monkeypatch):
 
 @pytest.fixture
 def digits():
-    return pictures.load(configure.load(["data.sample_size=50"]))
+    return pictures.load(configure.load(["recipe=diffusion", "data.sample_size=50"]))
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_other_pictures_or_captions_are_encoded_anew(digits, cache):
     latents.encode_pictures(digits, Encoder(), cache()[0])
     for other in (["data.sample_size=51"], ["data.sample_size=50", "run.seed=1"]):
         encoder, (made, said, _) = Encoder(), cache()
-        latents.encode_pictures(pictures.load(configure.load(other)), encoder, made)
+        latents.encode_pictures(pictures.load(configure.load(["recipe=diffusion", *other])), encoder, made)
         assert encoder.shapes
         assert said[0] == "Cache of latents: a new one, since this is not as it was the last time: pictures"
         latents.encode_pictures(digits, encoder, cache()[0])  # is the last again
@@ -174,7 +174,7 @@ def encode(pixels):
     small = torch.nn.functional.avg_pool2d(pixels, 8)
     return small * 0.5, small * 0.5 - 1
 cache = stored.Cache(folder=Path(sys.argv[1]), key={"vae": "a"}, dtype=torch.float32, batch_size=8)
-latents.encode_pictures(pictures.load(configure.load(["data.sample_size=50"])), encode, cache)
+latents.encode_pictures(pictures.load(configure.load(["recipe=diffusion", "data.sample_size=50"])), encode, cache)
 """
 
 
@@ -289,7 +289,8 @@ def folder_of(tmp_path):
         Image.new("RGB", (wide, 64), (index, 2 * index, 90)).save(place / f"{index:02}.png")
         (place / f"{index:02}.txt").write_text(f"picture {index % 3}")
     return pictures.load(configure.load([
-        "data.sample_size=null", "pictures=folder", f"pictures.path={place}", "pictures.size=64", "pictures.step=16",
+        "recipe=diffusion", "data.sample_size=null", "pictures=folder", f"pictures.path={place}", "pictures.size=64",
+        "pictures.step=16",
         "pictures.min_size=32", "training.batch_size=4",
     ]))  # fmt: skip
 

@@ -12,7 +12,7 @@ from hotloop.train.pictures import grid, recognise
 
 @pytest.fixture(scope="module")
 def digits():
-    return pictures.load(configure.load(["data.sample_size=600"]))
+    return pictures.load(configure.load(["recipe=diffusion", "data.sample_size=600"]))
 
 
 def test_a_sheet_has_each_picture_over_its_caption(tmp_path):

@@ -18,7 +18,7 @@ from hotloop.train.pictures import embedded, fashion, loading
 
 
 def load(*overrides):
-    return pictures.load(configure.load(["data.sample_size=null", *overrides]))
+    return pictures.load(configure.load(["recipe=diffusion", "data.sample_size=null", *overrides]))
 
 
 def idx(values, *shape, kind=8):
@@ -117,26 +117,21 @@ def test_whatever_the_bytes_idx_is_read_or_refused(tmp_path_factory, data, packe
         (["pictures=folder"], r"pictures\.path is not set"),
         (["pictures.size=8", "pictures.step=16"], r"pictures\.size=8 is less than pictures\.step=16"),
         (["pictures.source=web"], "expected digits or fashion-mnist or folder"),
-        (["recipe=digits", "pictures.size=32"], None),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(overrides, message):
-    from hotloop.recipes import digits
-    from hotloop.train import unread
-
-    if message:
-        with pytest.raises(ConfigError, match=message):
-            configure.load(overrides)
-    else:
-        with pytest.raises(ConfigError, match=r"recipe=digits does not read pictures\.size=32"):
-            unread.refuse(configure.load(overrides), digits.READS)
+    with pytest.raises(ConfigError, match=message):
+        configure.load(["recipe=diffusion", *overrides])
 
 
 def test_a_bucket_needs_a_batch_on_the_training_side():
-    assert loading.needed(configure.load(["training.batch_size=8", "data.validation_fraction=0.2"])) == 10
-    assert loading.needed(configure.load(["training.batch_size=8", "kfold.n_splits=2"])) == 16
+    assert (
+        loading.needed(configure.load(["recipe=diffusion", "training.batch_size=8", "data.validation_fraction=0.2"]))
+        == 10
+    )
+    assert loading.needed(configure.load(["recipe=diffusion", "training.batch_size=8", "kfold.n_splits=2"])) == 16
     together = ["training.batch_size=4", "training.gradient_accumulation=2", "kfold.n_splits=2"]
-    assert loading.needed(configure.load(together)) == 16
+    assert loading.needed(configure.load(["recipe=diffusion", *together])) == 16
 
 
 def test_folds_hold_out_each_picture_once():

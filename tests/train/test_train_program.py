@@ -296,7 +296,7 @@ def test_help_lists_the_settings_of_the_program(named):
 
 
 def test_settings_of_a_program_go_with_no_recipe(named, tmp_path):
-    with pytest.raises(ConfigError, match=r"recipe=digits does not read program\.lr=1: leave it out"):
+    with pytest.raises(ConfigError, match=r"recipe=digits has no program\.lr: it has"):
         run("train", "recipe=digits", "program.lr=1", f"run.folder={tmp_path / 'run'}")
 
 

@@ -161,20 +161,21 @@ def test_the_baselines_of_text_without_surprise_are_near_nothing():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["recipe=digits", "data.negatives=sibling"], "digits does not read data.negatives='sibling'"),
-        (["recipe=digits", "language.layers=2"], "does not read language.layers=2"),
-        (["recipe=language", "model.name=x", "model.max_length=8"], "does not read model.name='x', model.max_length=8"),
-        (["recipe=criteria", "digits.layers=2"], "criteria does not read digits.layers=2"),
-        (["recipe=digits", "training.freeze_embeddings=true"], "does not read training.freeze_embeddings=True"),
-        (["recipe=language", "recipe.goal=max:loss"], "does not read recipe.goal='max:loss'"),
+        (["recipe=digits", "data.negatives=sibling"], ["recipe=digits has no data.negatives: it has data.sample_size"]),
+        (["recipe=digits", "language.layers=2"], ["recipe=digits has no language.layers"]),
+        (
+            ["recipe=language", "model.name=x", "model.max_length=8"],
+            ["no model.name: it has model.dropout", "no model.max_l"],
+        ),
+        (["recipe=criteria", "digits.layers=2"], ["recipe=criteria has no digits.layers"]),
+        (["recipe=digits", "training.freeze_embeddings=true"], ["has no training.freeze_embeddings"]),
+        (["recipe=language", "recipe.goal=max:loss"], ["has no recipe.goal"]),
     ],
 )
-def test_settings_that_a_recipe_does_not_read_are_refused(tmp_path, settings, message):
-    begun = start.prepare([*settings, f"run.folder={tmp_path / 'run'}"])
+def test_settings_that_a_recipe_does_not_read_are_refused(settings, message):
     with pytest.raises(ConfigError) as caught:
-        recipes.load(begun.settings.recipe.name).train(begun)
-    assert message in str(caught.value)
-    assert not (tmp_path / "run").exists()
+        start.prepare(settings)
+    assert all(one in str(caught.value) for one in message)
 
 
 def test_a_recipe_brings_its_defaults_and_the_user_has_the_last_word():

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from hotloop.errors import ConfigError
-from hotloop.train import configure, documentation, schema, start
+from hotloop.train import conf_files, configure, documentation, grammar, schema, start
+from hotloop.train.scope import RECIPES
 from hotloop.train.settings import Settings
 
 
@@ -32,35 +33,107 @@ def test_overrides_and_group_choices_are_applied():
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("text", "value"),
     [
-        ["recipe=digits", "run.folder='it\\'s, a run'", "training.num_epochs=7"],
-        ["training.num_epochs=7", "recipe=digits", "training.learning_rate=1e-3", "training.num_epochs=8"],
-        ["hpo=fast", "hpo.space.training.learning_rate.log=[1e-5,1e-3]", "hpo.space.training.batch_size=null"],
-        ["run.folder=${recipe.name}/here", "+training.max_steps=4", "training.num_epochs=${training.max_steps}"],
-        ["training.num_epochs=9", "~training.weight_decay=0.01", "training.weight_decay=0.5", "run.tracking=there"],
+        ("3", 3), ("-1_000", -1000), ("007", "007"), ("1e-3", 0.001), ("2.", 2.0), (".5", 0.5), ("-inf", -float("inf")),
+        ("true", True), ("False", False), ("NULL", None), ("", ""), (" a b ", "a b"), ("http://h:5/x?y=z", "http://h:5/x?y=z"),
+        ("'3'", "3"), ("'it\\'s'", "it's"), ('"a,b"', "a,b"), (r"'a\b\\'", "a\\b\\"), (r"C:\data", r"C:\data"), (r"a\,b", "a,b"),
+        ("[16, 32]", [16, 32]), ("[]", []), ("[a b,'c,d',[1]]", ["a b", "c,d", [1]]), ("{}", {}),
+        ("{base: triton, options: {shape_padding:true}}", {"base": "triton", "options": {"shape_padding": True}}),
+        ("{'a b': [1,null]}", {"a b": [1, None]}), ("${run.seed}/x", "${run.seed}/x"),
+    ],
+)  # fmt: skip
+def test_values_are_read_as_hydra_reads_them(text, value):
+    assert grammar.parse(text) == value
+    assert type(grammar.parse(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", ["[1", "1]", "{a}", "{a: 1", "1,2", "f(x)", "'a", "a'b", "[1 2,,]", "{: 1}", "'a'b"])
+def test_what_cannot_be_read_is_said(text):
+    with pytest.raises(ConfigError, match=r"run\.folder=.* (cannot be read|names several values)"):
+        configure.load([f"run.folder={text}"])
+
+
+def test_later_lines_win_and_choices_lie_below_values():
+    lines = [
+        "training.num_epochs=7",
+        "recipe=digits",
+        "+training.max_steps=4",
+        "training.num_epochs=${training.max_steps}",
+    ]
+    found = configure.load([*lines, "run.folder=${recipe.name}/here", "~hpo.space.training.batch_size"])
+    assert (found.training.num_epochs, found.training.max_steps, found.run.folder) == (4, 4, "digits/here")
+    assert found.training.eval_batch_size == 128, "the recipe chooses training=digits"
+    assert set(found.hpo.space["training"]) == {"learning_rate", "weight_decay", "warmup_fraction"}
+    assert configure.load(["hpo=fast", "recipe=digits"]).hpo.trial["training"]["num_epochs"] == 10
+    assert configure.load(["recipe=digits", "training=language"]).training.num_epochs == 6
+    assert configure.load().training.num_epochs == 1, "nothing may stay behind"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run.folder=${run.sed}", "${run.sed} names no setting"),
+        ("run.folder=a/${run.folder}", "${run.folder} refers to itself"),
     ],
 )
-def test_values_on_top_of_choices_are_as_hydra_composes_all_of_it(lines):
-    """Twice, the second time on what was kept of the choices, which neither has changed."""
-    import hydra
-    from omegaconf import OmegaConf
-
-    known = configure.groups()
-    whole = [line if line[0] in "+~" or line.split("=")[0] in known else f"++{line}" for line in lines]
-    choices = [line for line in lines if line.split("=")[0] in known]
-    before = configure.compose(choices)
-    with hydra.initialize_config_module(configure.CONF, version_base="1.3"):
-        expected = OmegaConf.to_container(hydra.compose("config", overrides=whole), resolve=True)
-    for _ in range(2):
-        assert configure.compose(lines) == expected
-    assert configure.compose(choices) == before
+def test_a_reference_that_leads_nowhere_is_refused(line, said):
+    with pytest.raises(ConfigError) as caught:
+        configure.load([line])
+    assert said in str(caught.value)
 
 
-def test_what_only_hydra_can_judge_is_judged_behind_the_values_before_it():
-    with pytest.raises(ConfigError, match=r"An item is already at 'training\.max_steps'"):
-        configure.load(["training.max_steps=4", "+training.max_steps=5"])
-    assert configure.load(["+training.max_steps=5", "training.max_steps=4"]).training.max_steps == 4
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["recipe=digits", "data.path=x"], "recipe=digits has no data.path: it has data.sample_size, data.validation_fraction"),
+        (["recipe=digits", "data=csv"], "data=csv sets data.source: recipe=digits has no data.source: it has data.sample_size"),
+        (["recipe=digits", "pictures=folder"], "recipe=digits has no pictures: it has recipe, data, model, digits, training"),
+        (["digits.layers=2"], "recipe=criteria has no digits.layers: it has recipe, data, model, training"),
+        (["recipe=digits", "recipe.goal=max:f1"], "recipe=digits has no recipe.goal: it has recipe.name"),
+        (["recipe=focus", "training.optimization.use_fp16=true"], "recipe=focus has no training.optimization.use_fp16: it has"),
+        (["recipe=a.py:make", "training.batch_size=3"], "a program of your own has no training.batch_size: it has training.num"),
+        (["recipe=a.py:make", "run.device=cpu"], "a program of your own has no run.device: it has run.seed"),
+        (["recipe=a.py:make", "lr=3"], "unknown setting lr: did you mean"),
+        (["program.lr=3"], "recipe=criteria has no program.lr: it has"),
+    ],
+)  # fmt: skip
+def test_a_recipe_has_no_settings_but_those_that_it_reads(lines, said):
+    with pytest.raises(ConfigError) as caught:
+        configure.load(lines)
+    assert said in str(caught.value)
+
+
+def test_what_a_recipe_does_not_read_is_neither_written_nor_missed():
+    settings = configure.load(["recipe=focus"])
+    plain = configure.to_dict(settings)
+    assert not {"digits", "pictures", "model", "program"} & set(plain)
+    assert set(plain["data"]) == {"validation_fraction"}
+    assert settings.training.gradient_accumulation == 1, "code that all recipes share finds the default"
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_settings_of_an_earlier_version_are_taken(recipe, tmp_path):
+    """It wrote down the settings of all recipes, those that the run's own did not read as they were by default."""
+    whole = conf_files.composed({"recipe": recipe})
+    old = {name: conf_files.resolved(value, whole) for name, value in whole.items()}
+    if recipe == "workload":
+        old["recipe"]["name"] = f"{tmp_path / 'program.py'}:make"
+    assert configure.from_dict(old) == configure.from_dict(configure.to_dict(configure.from_dict(old)))
+    assert "digits" in old
+    (tmp_path / "settings.yaml").write_text(conf_files.to_yaml(old))
+    assert configure.load(config=tmp_path / "settings.yaml") == configure.from_dict(old)
+    old["focus"]["layers"], old["digits"]["layers"] = 7, 7
+    (tmp_path / "settings.yaml").write_text(conf_files.to_yaml(old))
+    with pytest.raises(ConfigError, match=r"has no (focus|digits)"):
+        configure.load(config=tmp_path / "settings.yaml")
+
+
+def test_written_settings_are_read_back_as_they_were(tmp_path):
+    lines = ["run.folder='1e-3'", "run.tracking='2024-01-02'", "run.project='null'", "training.learning_rate=1e-5"]
+    settings = configure.load(lines)
+    (tmp_path / "settings.yaml").write_text(configure.to_yaml(settings))
+    assert configure.load(config=tmp_path / "settings.yaml") == settings
 
 
 @pytest.mark.parametrize(
@@ -107,8 +180,8 @@ def test_full_graphs_are_asked_for_with_compiling_alone():
 
 
 def test_all_wrong_values_are_named_at_once():
-    with pytest.raises(ConfigError, match=r"batch_size=0(.|\n)*weight_decay=-1"):
-        configure.load(["training.batch_size=0", "training.weight_decay=-1"])
+    with pytest.raises(ConfigError, match=r"delimiter='ab'(.|\n)*batch_size=0(.|\n)*weight_decay=-1"):
+        configure.load(["training.batch_size=0", "training.weight_decay=-1", "data.delimiter=ab"])
 
 
 def test_a_file_of_settings_lies_between_defaults_and_overrides(tmp_path):
@@ -137,18 +210,6 @@ def test_a_folder_of_groups_adds_choices(tmp_path):
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "long.yaml").write_text("defaults: [default, _self_]\nnum_epochs: 9\n")
     assert configure.load(["training=long"], tmp_path).training.num_epochs == 9
-
-
-def test_a_callers_own_hydra_is_left_as_it_was(tmp_path):
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
-
-    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
-        before = GlobalHydra.instance().hydra
-        configure.load()
-        assert GlobalHydra.instance().hydra is before
-    configure.load()
-    assert not GlobalHydra.instance().is_initialized()
 
 
 def test_settings_survive_being_plain():

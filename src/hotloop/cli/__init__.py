@@ -14,7 +14,21 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from hotloop.cli import bench, cache, doctor, evaluate, export, harness, hpo, presets, report, runs, train, verify
+from hotloop.cli import (
+    bench,
+    cache,
+    doctor,
+    evaluate,
+    export,
+    harness,
+    hpo,
+    presets,
+    report,
+    runs,
+    settings,
+    train,
+    verify,
+)
 from hotloop.cli.common import WRONG_USAGE, ProgramCommand, raised_by_file, show_raised
 from hotloop.errors import HotloopError
 
@@ -63,6 +77,7 @@ app.command()(export.export)
 app.command()(export.predict)
 app.add_typer(runs.app, name="runs", help="List, show, compare and remove runs, cross-validations and searches.")
 app.command("presets")(presets.show)
+app.command()(settings.settings)
 app.add_typer(cache.app, name="cache", help="Show what is kept of compiles, clear what is stale, export and import it.")
 
 

@@ -82,7 +82,8 @@ def predict(
         )
     document = export.of_run(run, checkpoint)[1]
     settings = configure.from_dict(document["settings"])
-    rows = predict.read(data, settings.data.delimiter)
+    delimiter = getattr(settings.data, "delimiter", ",")  # a program has no settings of data
+    rows = predict.read(data, delimiter)
     recipe: Any = recipes.load(settings.recipe.name)
     if not hasattr(recipe, "predictor"):
         raise ConfigError(
@@ -91,7 +92,7 @@ def predict(
     with contextlib.redirect_stdout(sys.stderr):  # what the program prints
         function = recipe.predictor(settings, export.weights(document)[0])
         found = predict.predictions(rows, function, batch_size)
-    text = predict.written(found, (out or data).suffix, settings.data.delimiter)
+    text = predict.written(found, (out or data).suffix, delimiter)
     if out is None:
         typer.echo(text, nl=False)
         return

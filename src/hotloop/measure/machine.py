@@ -32,7 +32,7 @@ def record_folder(folder: str | os.PathLike[str] | None) -> Path | None:
 def describe(device: torch.device) -> dict[str, Any]:
     """Return what a reader needs to know to compare this run with another."""
     names = (
-        "lightning", "transformers", "tokenizers", "diffusers", "peft", "torchmetrics", "hydra-core", "scikit-learn",
+        "lightning", "transformers", "tokenizers", "diffusers", "peft", "torchmetrics", "pydantic", "scikit-learn",
         "triton", "numpy",
     )  # fmt: skip
     packages = {}

@@ -21,7 +21,6 @@ from hotloop.train import (
     environment,
     icd10,
     opening,
-    unread,
 )
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
@@ -48,8 +47,6 @@ COMPONENTS = ("model", "loss")
 """What can be compiled: the encoder with its head, and the loss."""
 GOAL = Goal("f1")
 """What says which validation is the best."""
-READS = unread.READS["criteria"]
-"""The settings that it reads, of those that only some recipes do."""
 
 
 def train(start: Start, console: Console | None = None) -> Outcome:
@@ -63,7 +60,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    opening.begin(settings, display, READS)
+    opening.begin(settings, display)
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
@@ -121,7 +118,6 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     Raises:
         ConfigError: the weights do not fit the model that the settings name.
     """
-    unread.refuse(settings, READS)
     split = load_pairs(settings)
     loaded = encoder.load(settings.model.name, weights=False)
     checkpoint.fit_weights(loaded.model, weights["model"], settings.model.name)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.measure import machine
-from hotloop.train import checkpoint, compiling, dry, environment, opening, unread
+from hotloop.train import checkpoint, compiling, dry, environment, opening
 from hotloop.train import evaluate as evaluation
 from hotloop.train.diffusion import autoencoder, encoded, lora, networks, output, tokens
 from hotloop.train.diffusion.denoiser import VOCABULARY, Denoiser, mean_square
@@ -52,8 +52,6 @@ COMPONENTS = ("unet", "text_encoder", "vae", "loss")
 """What can be compiled: the three networks, of the VAE what encodes, and the loss."""
 GOAL = Goal("loss", maximize=False)
 """What says which validation is the best."""
-READS = unread.READS["diffusion"]
-"""The settings that it reads, of those that only some recipes do."""
 
 
 class Made(NamedTuple):
@@ -75,7 +73,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    opening.begin(settings, display, READS)
+    opening.begin(settings, display)
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
@@ -153,7 +151,6 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     Raises:
         ConfigError: the weights do not fit the model that the settings describe.
     """
-    unread.refuse(settings, READS)
     weights = weights["model"]
     pictures, device = load_pictures(settings), environment.choose_device(settings.run.device)
     rows = split(pictures, settings)

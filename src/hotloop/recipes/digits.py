@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from hotloop.errors import DataError
 from hotloop.measure import machine
-from hotloop.train import batches, checkpoint, compiling, encoder, environment, opening, unread
+from hotloop.train import batches, checkpoint, compiling, encoder, environment, opening
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.export import Made
@@ -41,8 +41,6 @@ COMPONENTS = ("model", "loss")
 """What can be compiled: the vision transformer, and the loss."""
 GOAL = Goal("accuracy")
 """What says which validation is the best."""
-READS = unread.READS["digits"]
-"""The settings that it reads, of those that only some recipes do."""
 CLASSES, PIXELS, BRIGHTEST = 10, 8, 16
 
 
@@ -77,7 +75,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    opening.begin(settings, display, READS)
+    opening.begin(settings, display)
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
@@ -135,7 +133,6 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     Raises:
         ConfigError: the weights do not fit the model that the settings describe.
     """
-    unread.refuse(settings, READS)
     images, model = load_images(settings), make_model(settings)
     checkpoint.fit_weights(model, weights["model"], "digits")
     device = environment.choose_device(settings.run.device)

@@ -18,7 +18,7 @@ from hotloop.errors import DataError
 from hotloop.measure import machine
 from hotloop.recipes.language import Tokens
 from hotloop.step import Workload
-from hotloop.train import compiling, configure, environment, opening, unread
+from hotloop.train import compiling, configure, environment, opening
 from hotloop.train.display import Display
 from hotloop.train.export import Made
 from hotloop.train.fit import fit
@@ -43,8 +43,6 @@ COMPONENTS = ("model", "gist", "lens")
 """What can be compiled, each with presets of its own for training and for inference."""
 GOAL = Goal("loss", maximize=False)
 """What says which validation is the best: the loss of what follows held-out texts, with the lens."""
-READS, NOT_READ = unread.READS["focus"], unread.NOT_READ["focus"]
-"""The settings that it reads, of those that only some recipes do, and those that it does not, though others do."""
 OVERLAP = 4
 """Each token stands in so many pieces of its document."""
 TINY = (
@@ -68,7 +66,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    opening.begin(settings, display, READS, NOT_READ)
+    opening.begin(settings, display)
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
@@ -123,7 +121,6 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     Raises:
         ConfigError: the weights do not fit the networks that the settings describe.
     """
-    unread.refuse(settings, READS, NOT_READ)
     device = environment.choose_device(settings.run.device)
     tokens, data = windows(settings, texts.load(settings))
     workload = workload_of(Controller(settings, tokens.count, data, device))

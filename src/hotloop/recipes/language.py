@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from hotloop.errors import DataError
 from hotloop.measure import machine
-from hotloop.train import batches, checkpoint, compiling, encoder, environment, opening, unread
+from hotloop.train import batches, checkpoint, compiling, encoder, environment, opening
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.export import Made
@@ -45,8 +45,6 @@ COMPONENTS = ("model", "loss")
 """What can be compiled: the GPT-2, and the loss."""
 GOAL = Goal("loss", maximize=False)
 """What says which validation is the best."""
-READS = unread.READS["language"]
-"""The settings that it reads, of those that only some recipes do."""
 SHORT = 40
 """Paragraphs of fewer characters (headings, "Example:") are no quotations, and may stand in several topics."""
 OVERLAP = 2
@@ -84,7 +82,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    opening.begin(settings, display, READS)
+    opening.begin(settings, display)
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
@@ -141,7 +139,6 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     Raises:
         ConfigError: the weights do not fit the model that the settings describe.
     """
-    unread.refuse(settings, READS)
     text = load_text(settings)
     tokens = Tokens(text.train, settings.language.vocabulary)
     held_out, model = tokens.sides(text, settings.language.context)[1], make_model(settings, tokens.count)

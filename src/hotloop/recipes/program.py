@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError
 from hotloop.measure import machine
 from hotloop.step.loop.arguments import device_of
-from hotloop.train import compiling, configure, environment, folds, opening, program, unread
+from hotloop.train import compiling, configure, environment, folds, opening, program
 from hotloop.train.display import Display
 from hotloop.train.export import Made, example_of
 from hotloop.train.fit import fit
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from hotloop.train.fold import Fold
     from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
-
-READS, NOT_READ = unread.READS["workload"], unread.NOT_READ["workload"]
-"""What it reads of the settings that only some recipes do, and what the program itself decides."""
 
 
 AGAIN = "program.py"
@@ -56,7 +53,6 @@ class Program:
 
     COMPONENTS: tuple[str, ...] = ()  # known once it was made
     GOAL: Goal | None = None
-    READS: tuple[str, ...] = READS
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -73,7 +69,7 @@ class Program:
         settings, display = start.settings, Display(console)
 
         # What can be refused is refused here, before anything of the program runs.
-        opening.begin(settings, display, READS, NOT_READ)
+        opening.begin(settings, display)
         goal = goal_of(settings)
 
         # The program. The seed comes first, for its weights. What can be compiled of it, it says itself.
@@ -117,7 +113,6 @@ class Program:
         fold = fold_of(settings)
         assert fold is not None
         if self._first is None:
-            unread.refuse(settings, READS, NOT_READ)
             environment.seed(settings.run.seed)
             program.load(self.name).make(settings.program, fold)
             self._first = fold
@@ -132,7 +127,6 @@ class Program:
         Raises:
             ConfigError: the weights are of another program, or it has no metrics.
         """
-        unread.refuse(settings, READS, NOT_READ)
         workload = self.loaded(settings, weights)
         if workload.metrics is None:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Settings from the command line: Hydra composes the groups in ``conf/``, a file of the user's own, and overrides."""
+"""Settings from the command line: the groups in ``conf/``, a file of the user's own, and overrides."""
 
 from __future__ import annotations
 
@@ -6,43 +6,61 @@ import contextlib
 import copy
 import functools
 import importlib.metadata
-import math
 import re
 import shlex
-from importlib import resources
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
-from hotloop.train import schema
-from hotloop.train.optional import require
+from hotloop.train import conf_files, grammar, schema
+from hotloop.train.conf_files import groups
+from hotloop.train.scope import RECIPES, has
 from hotloop.train.settings import GROUP, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-CONF = "hotloop.train.conf"
 ENTRY_POINTS = "hotloop.recipes"
 """The group of entry points, ``name = "module:function"``, by which a package ships a program as a recipe."""
-_USER_NODE = "hotloop_user_file"
-BEGIN, END = "# The settings of a run. The file is whole where its last line is three dots.", "..."
-_MOST_NODES = 100_000
-"""Values in a YAML file once its aliases are replaced: YAML takes few lines to make billions of them."""
 
 
 def load(overrides: Sequence[str] = (), config: str | Path | None = None) -> Settings:
     """Compose the settings of a run.
 
     Args:
-        overrides: ``a.b=c`` and group choices (``data=csv``), in Hydra's grammar; later ones win.
+        overrides: ``a.b=c`` and group choices (``data=csv``); later ones win.
         config: a YAML file whose settings lie between the defaults and the overrides, or a folder of groups
             (``data/mine.yaml``) that adds choices.
 
     Raises:
         ConfigError: an override, a key, a group choice or a value that cannot be used, with what was expected.
     """
-    return schema.build(Settings, compose(overrides, config))
+    return build(compose(overrides, config))
+
+
+def build(values: Mapping[str, Any]) -> Settings:
+    """Make the settings of plain values, those of their recipe.
+
+    Raises:
+        ConfigError: listing every setting that is unknown, missing, of a wrong type or out of its range.
+    """
+    return schema.build(model(_recipe(values)), values)
+
+
+@functools.cache
+def model(recipe: str) -> type[Settings]:
+    """Return the model of a recipe's settings, with its defaults, and with what each is for."""
+    usual = schema.build(Settings, _resolved(conf_files.composed({"recipe": recipe})))
+    name = f"recipe={recipe}" if recipe != "workload" else "a program of your own"
+    return schema.of_recipe(Settings, name, functools.partial(has, recipe), usual, conf_files.comments())
+
+
+def _recipe(values: Mapping[str, Any]) -> str:
+    """Return the choice of the group ``recipe`` that settings are of; a name that there is none of is refused later."""
+    own = values.get("recipe")
+    name = recipe_choice(str(own.get("name"))) if isinstance(own, dict) else ""
+    return name if name in RECIPES else "criteria"
 
 
 def load_search(overrides: Sequence[str] = (), config: str | Path | None = None) -> Settings:
@@ -70,93 +88,115 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
                 at.pop(last, None)
             elif own or last in at:
                 at[last] = None
-    return schema.build(Settings, composed)
-
-
-def groups(folder: Path | None = None) -> dict[str, list[str]]:
-    """Return the groups and their choices, those of the user's own folder included."""
-    found: dict[str, set[str]] = {}
-    package = resources.files("hotloop.train") / "conf"
-    for root in [package, *([folder] if folder else [])]:
-        for group in root.iterdir():
-            if group.is_dir():
-                names = (file.name for file in group.iterdir())
-                found.setdefault(group.name, set()).update(name[:-5] for name in names if name.endswith(".yaml"))
-    return {name: sorted(choices) for name, choices in sorted(found.items()) if choices}
+    return build(composed)
 
 
 def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> dict[str, Any]:
-    """Compose the settings as plain data, before their types are checked."""
-    hydra = require("hydra", "Reading settings")
-    require("omegaconf", "Reading settings")
+    """Compose the settings as plain data, before their types are checked: those that the recipe has."""
     path = Path(config) if config else None
     if path and not path.exists():
         raise ConfigError(f"--config {path}: no such file or folder")
     folder = path if path and path.is_dir() else None
-    choices, values = _user_file(path) if path and not folder else ({}, {})
+    for file in folder.glob("*/*.yaml") if folder else ():
+        conf_files.read(file)
+    written = conf_files.read(path) if path and not folder else {}
     available = groups(folder)
-    given = [*(f"{key}={value}" for key, value in choices.items()), *overrides]
+    given = [*(f"{key}={name}" for key, name in written.items() if isinstance(name, str)), *overrides]
     named = next((name for one in reversed(given) if (name := program_name(one))), "")
-    texts = [text for one in given for text in own_program(_as_written(one, named))]
-    lines = [_checked(text, available, of_program="recipe=workload" in texts) for text in texts]
-    if folder:
-        for file in folder.glob("*/*.yaml"):
-            _read(file)
-        lines.append(f"hydra.searchpath=[file://{folder.resolve()}]")
-    if values:
-        from hydra.core.config_store import ConfigStore  # noqa: PLC0415 - optional, its presence was checked above
+    lines = [_choice(text, available) for one in given for text in own_program(_as_written(one, named))]
+    chosen = [line.partition("=")[::2] for line in lines if line.partition("=")[0] in available]
+    choices = {group: _chosen(group, name.strip(), available) for group, name in chosen}
+    own = {name: value for name, value in written.items() if not isinstance(value, str)}
+    if "recipe" in own and "recipe" not in choices:
+        choices["recipe"] = _recipe(own)
+    whole = conf_files.composed(choices, folder)
+    recipe = model(_recipe(whole))
+    usual = conf_files.composed({"recipe": choices["recipe"]} if "recipe" in choices else {})
+    for group, name in choices.items():
+        if group not in recipe.model_fields:
+            raise ConfigError(schema.unknown(recipe, group))
+        # Defaults, and what a search sets for trials, are for any recipe.
+        sets = conf_files.own(group, name, folder) if group not in ("recipe", "hpo") and name != "default" else {}
+        if lacks := next(schema.lacking(sets, recipe, usual), None):
+            raise ConfigError(f"{group}={name} sets {lacks}: {schema.unknown(recipe, lacks)}")
+    values: dict[str, Any] = schema.trimmed(whole, recipe)
+    conf_files.merge(values, schema.trimmed(own, recipe, same=whole))
+    return _put(values, (text for text in lines if text.partition("=")[0] not in available), recipe, available)
 
-        ConfigStore.instance().store(name=_USER_NODE, node=values, group="user", package="_global_")
-        lines.insert(0, f"+user={_USER_NODE}")
-    return _compose(hydra, lines, known=not path)
+
+def resumed(overrides: Sequence[str], config: str | Path | None = None) -> Path | None:
+    """Return the folder that ``run.resume`` names; what else is said is then of the settings in it."""
+    path = Path(config) if config else None
+    written = conf_files.read(path).get("run") if path and path.is_file() else None
+    found = written.get("resume") if isinstance(written, dict) else None
+    for text in overrides:
+        if text.lstrip("+").startswith("run.resume="):
+            _, found = _read(text, Settings, ())
+    return None if found is None else Path(str(found))
 
 
-def _compose(hydra: Any, lines: list[str], *, known: bool) -> dict[str, Any]:
-    """Compose the lines; ``known`` says that no file or folder of the user's own has a part in it."""
-    from hydra.errors import HydraException  # noqa: PLC0415 - optional, its presence was checked by the caller
-    from omegaconf import OmegaConf  # noqa: PLC0415
-    from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
+def _choice(text: str, available: Mapping[str, Sequence[str]]) -> str:
+    """Return the choice of a recipe for ``recipe.name=RECIPE``, as resumed runs name it; any other text as it is."""
+    key, _, name = text.partition("=")
+    return f"recipe={name}" if key == "recipe.name" and name in available["recipe"] else text
 
-    OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
-    # Hydra takes choices first, wherever they stand, and a third of a second to find and merge what they name. Values
-    # behind the last that it has to judge (``+`` is an error where there is a value, ``~`` where there is none) are put
-    # on top of what it made of the same choices before.
-    choices = [line for line in lines if line[0] not in "+~"]
-    values = [line for line in lines if line[0] in "+~"]
-    judged = max((at for at, line in enumerate(values, 1) if not line.startswith("++")), default=0)
-    chosen = _chosen if known else _chosen.__wrapped__
+
+def _chosen(group: str, asked: str, available: Mapping[str, Sequence[str]]) -> str:
+    """Check a choice; where there is none of this name, say what may be chosen: not what others stand on."""
+    if asked in available[group]:
+        return asked
+    known = set(available[group]) - {"default"} or {"default"}
+    if group != "recipe":
+        raise ConfigError(f"{group}={asked}: no such choice; {schema.nearest(asked, known)}")
+    near = schema.nearest(asked, {*known, *installed()} - {"workload"})
+    raise ConfigError(f"recipe={asked}: no such choice; {near} (a program of your own: recipe=FILE.py:function)")
+
+
+def _put(
+    values: dict[str, Any], overrides: Iterable[str], recipe: type[Settings], available: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Put overrides on top of values; ``available`` names the groups that could be chosen of instead."""
+    values = copy.deepcopy(values)
+    wrong = []
+    for text in overrides:
+        try:
+            key, value = _read(text, recipe, available)
+        except ConfigError as error:
+            wrong.append(str(error))
+            continue
+        *parents, last = key.split(".")
+        at = values
+        for part in parents:
+            if not isinstance(at.get(part), dict):
+                at[part] = {}
+            at = at[part]
+        if text.startswith("~"):
+            at.pop(last, None)
+        else:
+            conf_files.merge(at, {last: value})
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return _resolved(values)
+
+
+def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: conf_files.resolved(value, values) for name, value in values.items()}
+
+
+def _read(text: str, recipe: type[Settings], available: Iterable[str]) -> tuple[str, Any]:
+    """Read an override, whose key is checked against the recipe's settings; a ``+`` before it says nothing."""
+    key, equals, value = text.partition("=")
+    key = key.strip().lstrip("+~")
+    if not equals and not text.startswith("~"):
+        function = f"; a program is named with its function, {text}:make" if text.endswith(".py") else ""
+        raise ConfigError(f"override {text!r}: expected <setting>=<value>, such as training.num_epochs=3{function}")
+    if schema.at(recipe, key) is None:
+        own = {f"{GROUP}.{key}"} if GROUP in recipe.model_fields and "." not in key else set()
+        raise ConfigError(schema.unknown(recipe, key, also={*available, *own}))
     try:
-        composed = copy.deepcopy(chosen(hydra, (*choices, *values[:judged])))
-        for line in values[judged:]:
-            _put(composed, line)
-        plain = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"settings cannot be composed: {error}") from error
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
-
-
-@functools.lru_cache(maxsize=32)
-def _chosen(hydra: Any, lines: tuple[str, ...]) -> Any:
-    from hydra.core.global_hydra import GlobalHydra  # noqa: PLC0415 - optional, its presence was checked by the caller
-
-    callers = GlobalHydra.instance().hydra  # Hydra keeps one global state, and a caller of ours may be using it
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_module(CONF, version_base="1.3"):
-            return hydra.compose("config", overrides=list(lines))
-    finally:
-        GlobalHydra.instance().clear()
-        if callers:
-            GlobalHydra.instance().initialize(callers)
-
-
-def _put(config: Any, line: str) -> None:
-    """Put the value of an override, ``a.b=c`` in Hydra's grammar, into a configuration."""
-    from omegaconf import OmegaConf  # noqa: PLC0415 - optional, its presence was checked by the caller
-
-    key, text = line.lstrip("+~").split("=", 1)
-    OmegaConf.update(config, key.strip(), _parsed(text), force_add=True)
+        return key, grammar.parse(value)
+    except ValueError as error:
+        raise ConfigError(f"override {text!r} {error}") from error
 
 
 def resume(folder: str | Path) -> str:
@@ -164,7 +204,7 @@ def resume(folder: str | Path) -> str:
     text = str(folder)
     if re.fullmatch(r"[\w./+@-]+", text, re.ASCII):
         return f"run.resume={text}"
-    # In Hydra's grammar a backslash is one of its own, unless a quote comes behind it.
+    # A backslash is one of its own, unless a quote comes behind it.
     quoted = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
     return f"run.resume='{quoted}'"
 
@@ -172,11 +212,6 @@ def resume(folder: str | Path) -> str:
 def again(folder: str | Path, verb: str = "train") -> str:
     """Return the command, as it is typed into a shell, that goes on with a run or a cross-validation."""
     return f"hotloop {verb} {shlex.quote(resume(folder))}"
-
-
-def folder_name(recipe: str) -> str:
-    """Return the name of the folder for a recipe's runs and studies: ``train.py-make`` of ``/my/train.py:make``."""
-    return re.sub(r"[^\w.-]+", "-", recipe.replace("\\", "/").rsplit("/", 1)[-1])
 
 
 def recipe_choice(name: str) -> str:
@@ -199,8 +234,6 @@ def installed() -> dict[str, str]:
 
 def _as_written(text: str, named: str) -> str:
     """Quote the value of a program's text setting where it reads as a number, a list or null: text is as written."""
-    from hydra.errors import HydraException  # noqa: PLC0415 - optional, its presence was checked by the caller
-
     key, _, value = text.partition("=")
     if ":" not in named or not key.strip().lstrip("+").startswith(f"{GROUP}."):
         return text
@@ -210,8 +243,8 @@ def _as_written(text: str, named: str) -> str:
     kinds = set(schema.members(setting.kind)) if setting else set()
     if kinds - {NoneType} != {str} or (NoneType in kinds and value.strip() == "null"):
         return text
-    with contextlib.suppress(HydraException):  # what Hydra cannot read is text as well
-        if isinstance(_parsed(value), str):
+    with contextlib.suppress(ValueError):  # what cannot be read is text as well
+        if isinstance(grammar.parse(value), str):
             return text
     # A backslash stands for itself but in front of a quote.
     quoted = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value.strip())
@@ -242,97 +275,6 @@ def own_program(text: str) -> list[str]:
     return ["recipe=workload", f"recipe.name='{quoted}'"]
 
 
-def _choices(group: str, asked: str, available: list[str]) -> str:
-    """Say what may be chosen: not the choices that others stand on."""
-    known = set(available) - {"default"} or {"default"}
-    if group != "recipe":
-        return schema.nearest(asked, known)
-    named = {*known, *installed()} - {"workload"}
-    return f"{schema.nearest(asked, named)} (a program of your own: recipe=FILE.py:function)"
-
-
-def _checked(text: str, available: Mapping[str, list[str]], *, of_program: bool = False) -> str:
-    """Check one override's key against the settings, and give it in the form that Hydra takes for new keys too.
-
-    ``of_program`` says that a program is named, whose own settings an unknown key may mean.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser  # noqa: PLC0415 - checked by the caller
-    from hydra.errors import HydraException  # noqa: PLC0415
-
-    if "=" not in text:
-        function = f"; a program is named with its function, {text}:make" if text.endswith(".py") else ""
-        raise ConfigError(f"override {text!r}: expected <setting>=<value>, such as training.num_epochs=3{function}")
-    key = text.split("=", 1)[0].strip().lstrip("+~")
-    value = text.split("=", 1)[1].strip()
-    if key in available:
-        if value not in available[key]:
-            raise ConfigError(f"{key}={value}: no such choice; {_choices(key, value, available[key])}")
-        return f"{key}={value}"
-    if schema.at(Settings, key) is None:
-        own = {f"{GROUP}.{key}"} if of_program and "." not in key else set()
-        raise ConfigError(schema.unknown(Settings, key, also={*available, *own}))
-    try:
-        parsed = OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        raise ConfigError(f"override {text!r} cannot be read (quote text that has special signs): {error}") from error
-    if parsed.is_sweep_override():
-        raise ConfigError(f"override {text!r} names several values: one run takes one")
-    return text if text[:1] in "+~" else f"++{text}"
-
-
-def _user_file(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """Read a file of settings: a group given as text (``data: csv``) is a choice, all else are values."""
-    loaded = _read(path)
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"--config {path}: expected a mapping of settings, found {type(loaded).__name__}")
-    names = set(Settings.model_fields)
-    for key in map(str, loaded):
-        if key not in names:
-            raise ConfigError(f"--config {path}: unknown setting {key}: {schema.nearest(key, names)}")
-    choices = {str(key): value for key, value in loaded.items() if isinstance(value, str)}
-    return choices, {str(key): value for key, value in loaded.items() if not isinstance(value, str)}
-
-
-def _check_text(text: str) -> None:
-    """Check a YAML file of settings before it is read.
-
-    Raises:
-        ConfigError: it is torn, or its aliases would fill the memory, or hold themselves.
-    """
-    import yaml  # noqa: PLC0415 - comes with omegaconf
-
-    if not text.strip() or (text.startswith(BEGIN) and not text.endswith(f"{END}\n")):
-        raise ConfigError("the file is torn, as a full disk or a power cut leaves it: its end is missing")
-    sizes: dict[int, float] = {}
-
-    def size(node: Any) -> float:
-        if id(node) not in sizes:
-            sizes[id(node)] = math.inf  # while its own parts are counted
-            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
-            inner = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
-            sizes[id(node)] = 1 + sum(map(size, inner))
-        return sizes[id(node)]
-
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root is not None and size(root) > _MOST_NODES:
-        raise ConfigError(f"its aliases (&name, *name) make more than {_MOST_NODES:,} values: write out what is meant")
-
-
-def _read(path: Path) -> Any:
-    """Read a YAML file of settings.
-
-    Raises:
-        ConfigError: it cannot be read, is torn, or its aliases make more of it than settings are.
-    """
-    from omegaconf import OmegaConf  # noqa: PLC0415 - optional, its presence was checked by the caller
-
-    try:
-        _check_text(path.read_text(encoding="utf-8"))
-        return OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:  # yaml and omegaconf raise classes of their own; each means the same here
-        raise ConfigError(f"--config {path} cannot be read as YAML: {error}") from error
-
-
 def to_dict(settings: Settings) -> dict[str, Any]:
     """Return settings as plain data: what the record, the checkpoints and ``settings.yaml`` hold."""
     return settings.model_dump(mode="json")
@@ -340,29 +282,19 @@ def to_dict(settings: Settings) -> dict[str, Any]:
 
 def to_yaml(settings: Settings) -> str:
     """Return settings as a YAML file that ``--config`` takes."""
-    omegaconf = require("omegaconf", "Writing settings")
-    return str(omegaconf.OmegaConf.to_yaml(omegaconf.OmegaConf.create(to_dict(settings))))
+    return conf_files.to_yaml(to_dict(settings))
 
 
 def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Settings:
     """Rebuild settings from `to_dict`'s data, with overrides on top.
 
+    An earlier version wrote down the settings of all recipes: those that the run's own does not have are left out.
+
     Raises:
         ConfigError: as `load`.
     """
-    from omegaconf import OmegaConf  # noqa: PLC0415 - optional, as in compose
-
-    require("hydra", "Reading settings")
-    lines = [_checked(_as_written(text, values["recipe"]["name"]), {}) for text in overrides]
-    merged = OmegaConf.create(dict(values))
-    for line in lines:
-        _put(merged, line)
-    plain = OmegaConf.to_container(merged, resolve=True)
-    assert isinstance(plain, dict)
-    return schema.build(Settings, {str(key): value for key, value in plain.items()})
-
-
-def _parsed(text: str) -> Any:
-    from hydra.core.override_parser.overrides_parser import OverridesParser  # noqa: PLC0415 - checked by the caller
-
-    return OverridesParser.create().parse_override(f"value={text}").value()
+    recipe = model(_recipe(values))
+    kept = schema.trimmed(values, recipe)
+    if overrides:
+        kept = _put(kept, [_as_written(text, values["recipe"]["name"]) for text in overrides], recipe)
+    return build(schema.trimmed(kept, model(_recipe(kept))))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import json
+import re
 import sys
-import typing
 from importlib import resources
+from typing import TYPE_CHECKING, Any
 
-from hotloop.train import configure, schema, start
-from hotloop.train.settings import Settings
+from hotloop.train import conf_files, configure, program, schema, start
+from hotloop.train.scope import RECIPES, has
+from hotloop.train.settings import GROUP, Settings
 
-if typing.TYPE_CHECKING:
+if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 HEAD = """# Settings of `hotloop train`
@@ -24,15 +27,22 @@ hotloop train data=csv data.path=pairs.csv model=bge-reranker
 hotloop train train.py:make program.lr=3e-4
 ```
 
-- Values are in Hydra's grammar: quote text that has special signs, `'data.delimiter=";"'`; lists are `[16,32]`,
-  mappings `{base: inductor, options: {shape_padding: true}}`, nothing is `null`.
+- Values are written as in Hydra: quote text that has special signs, `'data.delimiter=";"'`; lists are `[16,32]`,
+  mappings `{base: inductor, options: {shape_padding: true}}`, nothing is `null`;
+  `${run.seed}` is another setting's value, `~hpo.space.model` takes out what is there.
+- A recipe has the settings that it reads, and no others: `recipe=digits data.path=x` is an error. The column `recipes`
+  says whose a setting is, where not all have it; `workload` stands for a program of your own.
 - A wrong name is answered with the nearest ones, a wrong value with what was expected.
 - `--config FILE` takes a YAML file of settings that lie between these defaults and the command line (the
   `settings.yaml` in a run's folder is one); a group given as text there is a choice (`data: csv`). `--config FOLDER`
   takes a folder of groups of your own, such as `training/long.yaml`, as further choices.
 - `program.NAME=VALUE` sets a parameter of a program of your own ([recipes.md](program.md#its-settings));
   `hotloop train FILE.py:make --help` lists them.
-- `--show` prints the settings that a command would run with.
+- `--show` prints the settings that a command would run with; `hotloop settings recipe=NAME` (or `FILE.py:make`) lists
+  all that there are, with their values.
+- `hotloop settings --schema recipe=NAME > schema.json` writes JSON Schema. With the first line
+  `# yaml-language-server: $schema=schema.json` in a file for `--config`, editors complete its settings, show what they
+  are for, and mark what is wrong.
 - `hotloop train run.resume=FOLDER` goes on with a run that was interrupted; further settings go on top of its own, as
   far as [they may change](#when-a-run-is-resumed).
 - `hotloop kfold` is `hotloop train kfold.n_splits=5`: a cross-validation ([kfold.md](kfold.md)).
@@ -40,43 +50,38 @@ hotloop train train.py:make program.lr=3e-4
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A setting as its YAML file has it: dotted name within the group, the text of its value, and the comment above."""
-
-    name: str
-    value: str
-    comment: str
-
-
-def entries(text: str) -> Iterator[Entry]:
-    """Read the keys of a YAML file with the comments above them; only block mappings of our own plain kind."""
-    path: list[tuple[int, str]] = []
-    comment: list[str] = []
-    for line in text.splitlines():
-        stripped = line.strip()
-        if stripped.startswith("#"):
-            comment.append(stripped.lstrip("# "))
-        elif not stripped:
-            comment = []
-        else:
-            indent = len(line) - len(line.lstrip())
-            while path and path[-1][0] >= indent:
-                path.pop()
-            key, _, value = stripped.partition(":")
-            path.append((indent, key))
-            yield Entry(".".join(part for _, part in path), value.strip(), " ".join(comment))
-            comment = []
-
-
 def render() -> str:
     """Return the whole page."""
     order = list(Settings.model_fields)
-    choices = configure.groups()
+    choices = conf_files.groups()
     parts = [HEAD]
     for group, names in sorted(choices.items(), key=lambda item: order.index(item[0])):
         parts.append(_section(group, names))
     return "\n".join([*parts, *_resumed()])
+
+
+def rows(settings: Settings) -> Iterator[tuple[str, str, str, str]]:
+    """Yield each setting: its name, its value as it is written in YAML, what it may be, and what it is for."""
+    values, model = configure.to_dict(settings), type(settings)
+    for name in schema.names(model):
+        setting = schema.at(model, name)
+        if setting and not setting.is_group and name != GROUP:
+            value: Any = functools.reduce(lambda at, part: at[part], name.split("."), values)
+            yield name, json.dumps(value), setting.takes, conf_files.comments().get(name, "")
+
+
+def json_schema(settings: Settings) -> dict[str, Any]:
+    """Return the JSON Schema of a file for ``--config``, for the recipe, or the program, of some settings."""
+    found = type(settings).model_json_schema()
+    found["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    if GROUP in found["properties"] and ":" in settings.recipe.name:
+        own = program.known(settings.recipe.name).json_schema()
+        found.setdefault("$defs", {}).update(own.pop("$defs", {}))
+        found["properties"][GROUP] = own
+    choices = conf_files.groups()
+    for group, given in found["properties"].items():  # text is a choice
+        found["properties"][group] = {"anyOf": [given, {"enum": choices[group]}]}
+    return found
 
 
 def _resumed() -> list[str]:
@@ -126,7 +131,7 @@ def _choice(group: str, name: str, *, described: bool) -> list[str]:
     if not described:
         return [about, "", *_rows(group, name)]
     within = "" if "@package _global_" in text else f"{group}."
-    values = (one for one in entries(text) if one.value and not one.name.startswith("defaults"))
+    values = (one for one in conf_files.entries(text) if one.value and not one.name.startswith("defaults"))
     sets = ", ".join(f"`{within}{one.name}={one.value}`" for one in values)
     return [f"- `{group}={name}`: {about}{f' Sets {sets}.' if sets else ''}", ""]
 
@@ -138,21 +143,28 @@ def _about(group: str, name: str) -> str:
 
 
 def _rows(group: str, name: str) -> list[str]:
-    rows = ["| setting | default | takes | what it is for |", "|---|---|---|---|"]
-    if not any(entries(_read(group, name))):  # the settings are the user's
-        rows.append(f"| `{group}.<name>` | | any value | {_about(group, name)} |")
-    for entry in entries(_read(group, name)):
+    rows = ["| setting | default | takes | recipes | what it is for |", "|---|---|---|---|---|"]
+    if not any(conf_files.entries(_read(group, name))):  # the settings are the user's
+        rows.append(f"| `{group}.<name>` | | any value | {_recipes(group)} | {_about(group, name)} |")
+    for entry in conf_files.entries(_read(group, name)):
         path = f"{group}.{entry.name}"
         setting = schema.at(Settings, path)
         if setting and setting.is_group:
             continue
         takes = setting.takes if setting else ""
         if entry.value:
-            cells = (f"`{path}`", f"`{entry.value}`", takes, entry.comment)
+            cells = (f"`{path}`", f"`{entry.value}`", takes, _recipes(path), entry.comment)
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         elif entry.comment:
-            rows.append(f"| `{path}.<name>` | | {takes} | {entry.comment} |")
+            rows.append(f"| `{path}.<name>` | | {takes} | {_recipes(path)} | {entry.comment} |")
     return [*rows, ""]
+
+
+def _recipes(path: str) -> str:
+    """Name the recipes that have a setting, or that can search it; empty where all can."""
+    bare = re.sub(r"^hpo\.(trial|space)\.", "", path)
+    found = [one for one in RECIPES if has(one, bare)]
+    return ", ".join(found) if len(found) < len(RECIPES) else ""
 
 
 def _read(group: str, name: str) -> str:

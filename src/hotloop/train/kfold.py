@@ -14,7 +14,6 @@ import gc
 import importlib
 import sys
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,33 +24,35 @@ from hotloop.report import folds as report
 from hotloop.train import (
     checkpoint,
     compiling,
+    conf_files,
     configure,
     environment,
     folds,
+    idle,
     kfold_state,
     program,
     start,
-    unread,
 )
 from hotloop.train.display import Display, figures
 from hotloop.train.interrupt import wished
 from hotloop.train.kfold_state import State
 from hotloop.train.outcome import CHECKED
-from hotloop.train.schema import build
+from hotloop.train.scope import DECISIVE, STILL_COMPARABLE
 from hotloop.train.search import space
 from hotloop.train.search.nested import check
 from hotloop.train.search.preparing import prepared
-from hotloop.train.settings import DECISIVE, STILL_COMPARABLE, Settings
 from hotloop.train.turn import folder_held
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import Console
 
     from hotloop.train.outcome import Outcome
     from hotloop.train.recipe import Recipe
+    from hotloop.train.settings import Settings
 
 SPLITS = 5
 """Folds of a plain ``hotloop kfold``."""
@@ -96,10 +97,9 @@ class Ended:
 
 def with_splits(overrides: Sequence[str], config: str | Path | None = None) -> list[str]:
     """Return the overrides of ``hotloop kfold``: those given, and `SPLITS` folds where nothing says how many."""
-    composed = configure.compose(overrides, config)
-    if composed["run"]["resume"] is None and composed["kfold"]["n_splits"] is None:
-        return [*overrides, f"kfold.n_splits={SPLITS}"]
-    return list(overrides)
+    if configure.resumed(overrides, config) or configure.compose(overrides, config)["kfold"]["n_splits"] is not None:
+        return list(overrides)
+    return [*overrides, f"kfold.n_splits={SPLITS}"]
 
 
 def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> Study | None:
@@ -109,19 +109,15 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
         ConfigError: settings that cannot be used or would do nothing, a folder that holds another run, or one that
             cannot be resumed.
     """
-    composed = configure.compose(overrides, config)
-    resumed = composed["run"]["resume"]
-    if resumed is not None:  # what fits together is the resumed settings' affair, and not that of the defaults
-        return (
-            _resume(Path(str(resumed)), overrides, config) if report.is_cross_validation(Path(str(resumed))) else None
-        )
-    settings = program.filled(build(Settings, composed))
+    if resumed := configure.resumed(overrides, config):
+        return _resume(resumed, overrides, config) if report.is_cross_validation(resumed) else None
+    settings = program.filled(configure.load(overrides, config))
     kfold = settings.kfold
     if kfold.n_splits is None or (kfold.fold is not None and kfold.inner_trials is None):
         return None
     if kfold.inner_trials:
         settings = prepared(configure.load_search(overrides, config))
-    unread.refuse_idle(settings, space.varied(settings) if kfold.inner_trials else ())
+    idle.refuse_idle(settings, space.varied(settings) if kfold.inner_trials else ())
     return Study(settings, start.new_folder(settings))
 
 
@@ -135,7 +131,7 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
     before = configure.from_dict(document["settings"])
     start.write_settings(start.Start(before, folder, open=held))
     changed = [one for one in overrides if not start.is_about_folder(one)]
-    choices = any(one.split("=")[0].strip() in configure.groups() for one in changed)
+    choices = any(one.split("=")[0].strip() in conf_files.groups() for one in changed)
     # The same command may be given again, choices of groups included; those are known where settings are composed.
     now = (
         configure.load(changed, folder / start.SETTINGS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotloop.train import unread
+from hotloop.train import idle
 from hotloop.train.compiling import PREFIX
 
 if TYPE_CHECKING:
@@ -17,16 +17,9 @@ if TYPE_CHECKING:
     from hotloop.train.start import Start
 
 
-def begin(settings: Settings, display: Display, reads: Sequence[str], beside: Sequence[str] = ()) -> None:
-    """Before any work: refuse settings that the recipe does not read, and say which of the others do nothing.
-
-    ``reads`` and ``beside`` as for `unread.refuse`.
-
-    Raises:
-        ConfigError: settings that were changed and are not read.
-    """
-    unread.refuse(settings, reads, beside)
-    for line in unread.remarks(settings):
+def begin(settings: Settings, display: Display) -> None:
+    """Say, before any work, which settings do nothing."""
+    for line in idle.remarks(settings):
         display.say(line)
 
 
@@ -45,8 +38,8 @@ def write(start: Start, told: Mapping[str, Sequence[str]], record: RunRecord, di
     gone = record.cut(start.resume.get("record", record.lengths()) if start.resume else {}, step)
     if steps := gone.get("steps"):
         display.say(f"The record leaves out {steps} steps that were done after step {step}: they are done again")
-    record.update("settings", **unread.only_read(settings))
-    remarks = unread.remarks(settings)
+    record.update("settings", **idle.only_read(settings))
+    remarks = idle.remarks(settings)
     found = {**told, **({"settings": remarks} if remarks else {})}
     record.update("told", **{subject: "\n".join(lines).splitlines() for subject, lines in found.items()})
 

@@ -232,6 +232,10 @@ class Program:
             f"{function}() has no parameters; give it one, such as {function}({name.rpartition('.')[2]}: float = 1.0)"
         )
 
+    def json_schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the settings."""
+        return {**self._adapter.json_schema(), "additionalProperties": False}
+
     def _checked(self, values: Mapping[str, Any]) -> Any:
         if wrong := self.problems(values) or [text for text, _ in self._refused(values)]:
             raise ConfigError("\n".join(wrong))

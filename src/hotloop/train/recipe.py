@@ -25,7 +25,6 @@ class Recipe(Protocol):
 
     COMPONENTS: tuple[str, ...]
     GOAL: Goal | None
-    READS: tuple[str, ...]
 
     def train(self, start: Start, console: Console | None = None) -> Outcome:
         """Train from the start, or from where the run stopped."""

@@ -7,9 +7,10 @@ import difflib
 import enum
 import functools
 import json
+import re
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from hotloop.errors import ConfigError
 from hotloop.train.optional import require
@@ -20,7 +21,7 @@ import pydantic  # noqa: E402 - where it is missing, the line above says how to 
 from pydantic.dataclasses import dataclass  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pydantic.fields import FieldInfo
 
@@ -163,9 +164,78 @@ def _expected(setting: Setting, path: str, value: Any) -> str:
     return f"{path}={shown(value)}: expected {setting.takes}"
 
 
+def of_recipe(  # noqa: PLR0913, PLR0917 - what there is, what of it, and how it is described
+    model: type[M], name: str, has: Callable[[str], bool], usual: M, about: Mapping[str, str], prefix: str = ""
+) -> type[M]:
+    """Return the model of a recipe's settings: what the recipe does not read is no setting in it, but a constant.
+
+    Args:
+        model: all settings that there are.
+        name: what the recipe is called in messages.
+        has: says of a setting, by its dotted name, whether the recipe reads it.
+        usual: the defaults; of a setting that the recipe does not read, the constant.
+        about: what each setting is for.
+        prefix: stands before the names of a nested model.
+    """
+    changed: dict[str, Any] = {}
+    for field, one in fields(model).items():
+        path, value, kind = f"{prefix}{field}", getattr(usual, field), cast("Any", one.annotation)
+        if is_model(kind):
+            inner: Any = of_recipe(kind, kind.__name__, has, value, about, f"{path}.")
+            made = pydantic.Field(default_factory=inner, description=kind.__doc__)
+            changed[field] = (inner, made) if inner.model_fields else (ClassVar[Any], None)
+        elif has(path):
+            changed[field] = (one.rebuild_annotation(), pydantic.Field(default=value, description=about.get(path)))
+        else:
+            changed[field] = (ClassVar[Any], value)
+    made = pydantic.create_model(name, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **changed)
+    return cast("type[M]", made)
+
+
+def lacking(values: Mapping[str, Any], model: Any, same: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of values that a recipe's model lacks, other recipes have, and are not as in ``same``."""
+    for name, value in values.items():
+        path, as_there = f"{prefix}{name}", same.get(name)
+        if at(model, path) is None and at(model.__base__, path) is not None and value != as_there:
+            yield path
+        elif isinstance(value, Mapping):
+            yield from lacking(value, model, as_there if isinstance(as_there, Mapping) else {}, f"{path}.")
+
+
+def trimmed(values: Mapping[str, Any], model: Any, same: Mapping[str, Any] | None = None, prefix: str = "") -> Any:
+    """Return values without the settings that a recipe's model lacks and other recipes have.
+
+    Args:
+        values: below ``hpo.trial`` and ``hpo.space`` are settings too.
+        model: the recipe's.
+        same: leave out only what is as it is there.
+        prefix: where the values stand.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        path, as_there = f"{prefix}{name}", (same or {}).get(name)
+        bare = re.sub(r"^hpo\.(trial|space)\.", "", path)
+        if at(model, bare) is None and at(model.__base__, bare) is not None:
+            if same is None or value == as_there:
+                continue
+        elif isinstance(value, Mapping) and value:
+            below = None if same is None else as_there if isinstance(as_there, Mapping) else {}
+            value = trimmed(value, model, below, f"{path}.")  # noqa: PLW2901 - the same value, less of it
+            if not value and bare != path:
+                continue
+        kept[name] = value
+    return kept
+
+
 def unknown(model: Any, path: str, prefix: str = "", also: Iterable[str] = ()) -> str:
     """Say that there is no setting of a dotted name, and which may be meant; ``also`` names what else there is."""
     parent = path.rpartition(".")[0]
+    if at(getattr(model, "__base__", None), path) is not None:  # other recipes have it
+        while parent and at(model, parent) is None:
+            parent = parent.rpartition(".")[0]
+        group = at(model, parent) if parent else None
+        there = ", ".join(f"{parent}.{one}" if parent else one for one in fields(group.kind if group else model))
+        return f"{model.__name__} has no {path}: it has {there}"
     beside = at(model, parent) if parent else None
     within = names(beside.kind, f"{parent}.") if beside and beside.is_group else ()
     return f"unknown setting {prefix}{path}: {nearest(path, {*names(model), *within, *also}, prefix=prefix)}"

@@ -39,6 +39,20 @@ class DataSettings(Group):
     validation_fraction: float = Field(ge=0.01, le=0.5)
     negatives: Literal["chapter", "sibling"]
 
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse values that fit alone and not together."""
+        if self.source == "csv" and not self.path:
+            raise ConfigError("data.path is not set: data.source=csv needs the file, data.path=pairs.csv")
+        if self.source != "csv" and self.path:
+            raise ConfigError(
+                f"data.path={self.path!r} is set and data.source={self.source} does not read it: "
+                "set data=csv to train on your own file"
+            )
+        if len(self.delimiter) != 1:
+            raise ConfigError(f"data.delimiter={self.delimiter!r}: expected one character, such as ',' or ';'")
+        return self
+
 
 class ModelSettings(Group):
     """Which encoder, and how its inputs are padded."""
@@ -47,6 +61,22 @@ class ModelSettings(Group):
     max_length: Annotated[int, Field(ge=4)] | Literal["auto"]
     buckets: tuple[Annotated[int, Field(ge=4)], ...]
     dropout: float | None = Field(ge=0, le=0.9)
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse a model without a name."""
+        if not self.name.strip():
+            raise ConfigError("model.name is empty: expected a folder, a hub name or minilm-l6")
+        return self
+
+
+def _shared(group: str, size: str, net: Any) -> None:
+    """Refuse a width that attention heads cannot share."""
+    if getattr(net, size) % net.heads:
+        raise ConfigError(
+            f"{group}.{size}={getattr(net, size)} cannot be shared by {group}.heads={net.heads}: "
+            "expected a multiple of it"
+        )
 
 
 class DigitsSettings(Group):
@@ -57,6 +87,12 @@ class DigitsSettings(Group):
     heads: int = Field(ge=1)
     patch_size: Literal[1, 2, 4]
 
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse a width that the heads cannot share."""
+        _shared("digits", "hidden_size", self)
+        return self
+
 
 class LanguageSettings(Group):
     """The tokens and the GPT-2 of the recipe `language`."""
@@ -66,6 +102,12 @@ class LanguageSettings(Group):
     hidden_size: int = Field(ge=8)
     layers: int = Field(ge=1)
     heads: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse a width that the heads cannot share."""
+        _shared("language", "hidden_size", self)
+        return self
 
 
 class PicturesSettings(Group):
@@ -157,7 +199,9 @@ class FocusSettings(Group):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse a text that cannot be taken from so many documents."""
+        """Refuse a text that cannot be taken from so many documents, and widths that the heads cannot share."""
+        _shared("focus", "hidden_size", self)
+        _shared("focus", "lens_size", self)
         shared = self.blocks - self.protected
         if shared < 1:
             raise ConfigError(f"focus.protected={self.protected}: expected fewer than focus.blocks={self.blocks}")
@@ -357,14 +401,6 @@ class RunSettings(Group):
 GROUP = "program"
 """The group of a program's own settings, whose names and types are those of its function's parameters."""
 
-STILL_COMPARABLE = (
-    "run", "compile", "training.optimization.use_torch_compile", "training.eval_batch_size",
-    "training.checkpoint_every_steps",
-)  # fmt: skip
-"""Settings, or groups of them, that may change while a search or a cross-validation goes on: its runs stay comparable.
-Of the group ``run`` all but `DECISIVE`."""
-DECISIVE = ("run.seed", "run.precision")
-
 
 class Settings(Group):
     """Everything that a run was told, validated."""
@@ -404,28 +440,6 @@ class Settings(Group):
     @model_validator(mode="after")
     def check(self) -> Self:
         """Refuse values that fit alone and not together."""
-        if self.data.source == "csv" and not self.data.path:
-            raise ConfigError("data.path is not set: data.source=csv needs the file, data.path=pairs.csv")
-        if self.data.source != "csv" and self.data.path:
-            raise ConfigError(
-                f"data.path={self.data.path!r} is set and data.source={self.data.source} does not read it: "
-                "set data=csv to train on your own file"
-            )
-        if len(self.data.delimiter) != 1:
-            raise ConfigError(f"data.delimiter={self.data.delimiter!r}: expected one character, such as ',' or ';'")
-        for group, net in (("digits", self.digits), ("language", self.language), ("focus", self.focus)):
-            if net.hidden_size % net.heads:
-                raise ConfigError(
-                    f"{group}.hidden_size={net.hidden_size} cannot be shared by {group}.heads={net.heads}: "
-                    "expected a multiple of it"
-                )
-        if self.focus.lens_size % self.focus.heads:
-            raise ConfigError(
-                f"focus.lens_size={self.focus.lens_size} cannot be shared by focus.heads={self.focus.heads}: expected "
-                "a multiple of it"
-            )
-        if not self.model.name.strip():
-            raise ConfigError("model.name is empty: expected a folder, a hub name or minilm-l6")
         asked = str(self.training.optimization.use_torch_compile).lower()
         if self.compile.fullgraph and asked != "true":
             raise ConfigError(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES, whole
 from hotloop.report import folds, study
-from hotloop.train import checkpoint, configure, program, unread
-from hotloop.train.schema import Group, build
+from hotloop.train import checkpoint, conf_files, configure, idle, program
+from hotloop.train.schema import Group
 from hotloop.train.settings import GROUP, Settings
 from hotloop.train.turn import cannot_write, folder_held
 from hotloop.train.within import Within
@@ -77,13 +77,12 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
         ConfigError: settings that cannot be used or would do nothing, a folder that holds another run, or nothing to
             resume from.
     """
-    composed = configure.compose(overrides, config)
-    if resumed := composed["run"]["resume"]:  # what fits together is the run's own settings' affair, not the defaults'
+    if resumed := configure.resumed(overrides, config):
         if config:
             raise ConfigError(f"--config {config} does not go with run.resume: a resumed run keeps its own settings")
-        return _resume(Path(str(resumed)), overrides)
-    settings = program.filled(build(Settings, composed))
-    unread.refuse_idle(settings)  # of a new run alone: those of a resumed one cannot be taken back
+        return _resume(resumed, overrides)
+    settings = program.filled(configure.load(overrides, config))
+    idle.refuse_idle(settings)  # of a new run alone: those of a resumed one cannot be taken back
     return Start(settings, new_folder(settings))
 
 
@@ -94,7 +93,7 @@ def new_folder(settings: Settings) -> Path:
         ConfigError: it holds another one.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    named = configure.folder_name(settings.recipe.name)
+    named = conf_files.folder_name(settings.recipe.name)
     folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", named, stamp))
     if (folder / study.DOCUMENT).exists():
         raise ConfigError(f"run.folder={folder} holds a study, whose report would be overwritten: name another folder")
@@ -187,7 +186,9 @@ def _changes(before: Settings, now: Settings, name: str) -> Iterator[str]:
             yield from _changes(before, now, f"{name}.{field}")
     elif name == GROUP:
         yield from (
-            f"{name}.{one}={old.get(one)!r} to {value!r}" for one, value in new.items() if old.get(one) != value
+            f"{name}.{one}={(old or {}).get(one)!r} to {value!r}"
+            for one, value in (new or {}).items()
+            if (old or {}).get(one) != value
         )
     elif old != new and name not in (*COMPARED, *FREE):
         yield f"{name}={old!r} to {new!r}"
@@ -218,7 +219,7 @@ def write_settings(start: Start, files: Mapping[str, str] | None = None) -> None
     again = _with_run(start.settings, folder=None, resume=None)
     try:
         with whole(start.folder / SETTINGS) as file:
-            file.write(f"{configure.BEGIN}\n{configure.to_yaml(again)}{configure.END}\n".encode())
+            file.write(f"{conf_files.BEGIN}\n{configure.to_yaml(again)}{conf_files.END}\n".encode())
         for name, text in (files or {}).items():
             (start.folder / name).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotloop.errors import ConfigError
-from hotloop.train import configure, csv_pairs, unread
+from hotloop.train import csv_pairs, idle
 from hotloop.train.search import space
 from hotloop.train.search.trial import changed, folds_of, settings_of
 
@@ -30,7 +30,7 @@ def check(settings: Settings) -> None:
     """Compose a trial, and check what can be checked without its recipe.
 
     Raises:
-        ConfigError: a space or settings that cannot be used, or that the recipe does not read.
+        ConfigError: a space or settings that cannot be used.
         DataError: a file of pairs that cannot be read, or split as the settings say.
     """
     searched = space.parse(settings).searched
@@ -38,22 +38,14 @@ def check(settings: Settings) -> None:
     _check_direction(settings)
     space.check_trial(settings)
     trial = settings_of(settings, {}, Path(settings.hpo.folder, "trials", "0000"))
-    recipe = configure.recipe_choice(settings.recipe.name)
-    if recipe not in unread.READS:
-        return
-    reads, beside = unread.READS[recipe], unread.NOT_READ.get(recipe, ())
-    unread.refuse(trial, reads, beside)
-    unread.refuse_idle(settings, space.varied(settings))
+    idle.refuse_idle(settings, space.varied(settings))
     names = [one.name for one in searched]
-    never = [one for one in names if not unread.is_read(one, reads, beside)]
-    idle = [one for one in names if unread.is_idle(trial, one, names)]
-    for wrong, why in ((never, "does not read"), (idle, "as it is set up here, does nothing with")):
-        if wrong:
-            raise ConfigError(
-                f"recipe={settings.recipe.name} {why} {', '.join(wrong)}, so that no search can vary it: take it "
-                f"out, {' '.join(f'hpo.space.{one}=null' for one in wrong)}"
-            )
-    if recipe == "criteria" and trial.data.source == "csv":
+    if wrong := [one for one in names if idle.is_idle(trial, one, names)]:
+        raise ConfigError(
+            f"recipe={settings.recipe.name}, as it is set up here, does nothing with {', '.join(wrong)}, so that no "
+            f"search can vary it: take it out, {' '.join(f'hpo.space.{one}=null' for one in wrong)}"
+        )
+    if settings.recipe.name == "criteria" and trial.data.source == "csv":
         for fold in folds_of(trial) or [{}]:
             one = changed(trial, fold)
             csv_pairs.split(one.data, one.run.seed, one.kfold)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
-from hotloop.train import schema, unread
+from hotloop.train import schema
 from hotloop.train.settings import GROUP, Settings
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Space:
 
 
 def override(name: str, value: Any) -> str:
-    """Return a value as an override in Hydra's grammar, which gives exactly this value back."""
+    """Return a value as an override in the grammar of the command line, which gives exactly this value back."""
     return f"{name}={_text(value)}"
 
 
@@ -146,11 +146,11 @@ def parse(settings: Settings) -> Space:
         ConfigError: listing everything in it that cannot be used, with what was expected.
     """
     problems: list[str] = []
-    found = [_searched(name, given, problems) for name, given in _leaves(settings.hpo.space, "", problems)]
+    model = type(settings)
+    found = [_searched(name, given, problems) for name, given in _leaves(model, settings.hpo.space, "", problems)]
     searched = [one for one in found if one]
     if not searched and not problems:
-        own = unread.by_program(settings, "training.learning_rate")
-        such = "program.NAME, or training.num_epochs" if own else "training.learning_rate"
+        such = "program.NAME, or training.num_epochs" if ":" in settings.recipe.name else "training.learning_rate"
         problems.append(f"hpo.space is empty: expected a setting to vary, such as {such}")
     if not problems:
         searched = _ordered(searched, problems)
@@ -187,8 +187,8 @@ def check_trial(settings: Settings) -> None:
     """
     problems = []
     for name, value in flat(settings.hpo.trial):
-        if schema.at(Settings, name) is None:
-            problems.append(f"hpo.trial.{name}: unknown setting; {schema.nearest(name, schema.names(Settings))}")
+        if schema.at(type(settings), name) is None:
+            problems.append(f"hpo.trial.{name}: {schema.unknown(type(settings), name)}")
         elif name.split(".", 1)[0] in ("hpo", "recipe") or name in ("run.folder", "run.resume"):
             problems.append(f"hpo.trial.{name}: a trial cannot have another one than its search")
         elif wrong := schema.problem(Settings, name, value):
@@ -226,14 +226,14 @@ def _is_kept(name: str) -> bool:
     return name.split(".", 1)[0] in KEPT
 
 
-def _leaves(given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _leaves(model: Any, given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Walk to what stands under each setting's name; null takes one out."""
     for key, value in given.items():
         name = f"{prefix}{key}"
-        if schema.at(Settings, name) is None:
-            problems.append(f"hpo.space.{name}: unknown setting; {schema.nearest(name, schema.names(Settings))}")
-        elif value is None:
+        if value is None and schema.at(Settings, name):
             continue
+        if schema.at(model, name) is None:
+            problems.append(f"hpo.space.{name}: {schema.unknown(model, name)}")
         elif not isinstance(value, Mapping):
             problems.append(
                 f"hpo.space.{name}={value!r}: expected {{log: [low, high]}}, {{choices: [...]}} or the like"
@@ -241,13 +241,13 @@ def _leaves(given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str,
         elif _is_within(name, _NOT_SEARCHED):
             problems.append(f"hpo.space.{name}: this says what the search is, and cannot vary in it")
         elif name == GROUP or (_is_within(name, (GROUP,)) and not set(map(str, value)) & set(_WORDS)):
-            yield from _leaves(value, f"{name}.", problems)
+            yield from _leaves(model, value, f"{name}.", problems)
         elif not _is_group(name):
             yield name, value
         elif set(map(str, value)) & set(_WORDS):
             problems.append(f"hpo.space.{name}: a group of settings; expected one of them, such as {_first(name)}")
         else:
-            yield from _leaves(value, f"{name}.", problems)
+            yield from _leaves(model, value, f"{name}.", problems)
 
 
 def with_hpo(settings: Settings, **changed: Any) -> Settings:
@@ -385,7 +385,7 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        # In Hydra's grammar a backslash is one of its own, unless a quote comes behind it.
+        # A backslash is one of its own, unless a quote comes behind it.
         return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value) + "'"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_text(one)}" for key, one in value.items()) + "}"

@@ -16,11 +16,12 @@ from hotloop import record
 from hotloop.errors import ConfigError
 from hotloop.train import configure
 from hotloop.train.optional import require
+from hotloop.train.schema import at
+from hotloop.train.scope import DECISIVE, STILL_COMPARABLE
 from hotloop.train.search import samplers, space
 from hotloop.train.search.given import given
 from hotloop.train.search.storage import Storage
 from hotloop.train.search.trial import folds_of, settings_of, study_name
-from hotloop.train.settings import DECISIVE, STILL_COMPARABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -252,6 +253,8 @@ class Study:
             if theirs is None:
                 self.study.set_user_attr(_SETTINGS, ours)
                 return
+        # An earlier version kept the settings of all recipes.
+        theirs = {key: value for key, value in theirs.items() if key in ours or at(type(self.settings), key)}
         other = differences(theirs, ours)
         if other:
             raise ConfigError(

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import SearchStoppedError
 from hotloop.train import checkpoint, configure
-from hotloop.train.schema import build
 from hotloop.train.search import space
 from hotloop.train.search.storage import masked
-from hotloop.train.settings import Settings
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from hotloop.train.settings import Settings
 LOG = "log.txt"
 
 
@@ -85,7 +85,7 @@ def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
         for group in groups:
             at = at.setdefault(group, {})
         at[last] = value
-    return build(Settings, plain)
+    return configure.build(plain)
 
 
 def train(asked: Asked) -> list[float]:

@@ -1,0 +1,263 @@
+"""The groups of settings in ``conf/`` and their choices, and YAML files of settings: read, and put together."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import ConfigError
+from hotloop.train.optional import require
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONF = resources.files("hotloop.train") / "conf"
+BEGIN, END = "# The settings of a run. The file is whole where its last line is three dots.", "..."
+_MOST_NODES = 100_000
+"""Values in a YAML file once its aliases are replaced: YAML takes few lines to make billions of them."""
+_FLOAT = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d[\d_]*)[eE][-+]?\d+")
+_INTERPOLATION = re.compile(r"\$\{([\w.-]+)\}")
+
+
+def groups(folder: Path | None = None) -> dict[str, list[str]]:
+    """Return the groups and their choices, those of the user's own folder included."""
+    found: dict[str, set[str]] = {}
+    for root in [CONF, *([folder] if folder else [])]:
+        for group in root.iterdir():
+            if group.is_dir():
+                files = (file.name for file in group.iterdir())
+                found.setdefault(group.name, set()).update(name[:-5] for name in files if name.endswith(".yaml"))
+    return {name: sorted(choices) for name, choices in sorted(found.items()) if choices}
+
+
+def composed(choices: Mapping[str, str], folder: Path | None = None) -> dict[str, Any]:
+    """Return the values of all groups, each as its choice has it.
+
+    A choice lies on top of its group's ``default.yaml``. One of the group ``recipe`` may choose for other groups, where
+    nobody else does; what ``GROUP/CHOICE_of/RECIPE.yaml`` says comes on top, where there is one.
+    """
+    usual = _file(CONF / "config.yaml")
+    recipe = choices.get("recipe", usual["recipe"])
+    of_recipe = _choice("recipe", recipe, folder)
+    chosen = {**usual, **of_recipe.chosen, **choices}
+    values: dict[str, Any] = {}
+    for group, name in chosen.items():
+        merge(values, (of_recipe if group == "recipe" else _choice(group, name, folder)).values)
+        further = CONF / group / f"{name}_of" / f"{recipe}.yaml"
+        if further.is_file():
+            merge(values, {group: _file(further)})
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """The values of a file in ``conf/`` and of those below it, and what it chooses for other groups."""
+
+    values: dict[str, Any]
+    chosen: dict[str, str]
+
+
+def _choice(group: str, name: str, folder: Path | None) -> _Choice:
+    """Read a choice, and what it lies on: the files that its ``defaults`` name, and the group's ``default``."""
+    entries = _file(_path(group, name, folder)).get("defaults", [])
+    below = [one.partition("@")[0] for one in entries if isinstance(one, str) and one != "_self_"]
+    if name != "default" and "default" not in below and (CONF / group / "default.yaml").is_file():
+        below.insert(0, "default")
+    found = _Choice({}, {})
+    for one in below:
+        merge(found.values, _choice(group, one, folder).values)
+    merge(found.values, own(group, name, folder))
+    for one in entries:
+        if isinstance(one, dict):
+            found.chosen.update({key.rpartition("/")[2]: choice for key, choice in one.items()})
+    return found
+
+
+def own(group: str, name: str, folder: Path | None = None) -> dict[str, Any]:
+    """Return the values that a choice sets itself, without those of the files below it."""
+    path = _path(group, name, folder)
+    values = {key: value for key, value in _file(path).items() if key != "defaults"}
+    return values if "@package _global_" in path.read_text(encoding="utf-8") else {group: values}
+
+
+def _path(group: str, name: str, folder: Path | None) -> Any:
+    path = CONF / group / f"{name}.yaml"
+    return folder / group / f"{name}.yaml" if folder and not path.is_file() else path
+
+
+def _file(path: Any) -> dict[str, Any]:
+    return dict(_shipped(path) if str(path).startswith(str(CONF)) else read(path))
+
+
+@functools.cache
+def _shipped(path: Any) -> dict[str, Any]:
+    return _mapping(path.read_text(encoding="utf-8"))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a YAML file of settings.
+
+    Raises:
+        ConfigError: it cannot be read, is torn, is no mapping, or its aliases make more of it than settings are.
+    """
+    yaml = require("yaml", "Reading settings")
+    try:
+        return _mapping(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path} cannot be read as YAML: {error}") from error
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    """Read a YAML text, checked before anything is made of it."""
+    import yaml  # noqa: PLC0415 - optional, its presence is checked by the caller
+
+    if not text.strip() or (text.startswith(BEGIN) and not text.endswith(f"{END}\n")):
+        raise ConfigError("the file is torn, as a full disk or a power cut leaves it: its end is missing")
+    sizes: dict[int, float] = {}
+
+    def size(node: Any) -> float:
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf  # while its own parts are counted
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            inner = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+            sizes[id(node)] = 1 + sum(map(size, inner))
+        return sizes[id(node)]
+
+    loader = _loader()
+    root = yaml.compose(text, Loader=loader)
+    if root is not None and size(root) > _MOST_NODES:
+        raise ConfigError(f"its aliases (&name, *name) make more than {_MOST_NODES:,} values: write out what is meant")
+    found = yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
+    if found is None:  # comments alone
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"expected a mapping of settings, found {type(found).__name__}")
+    return {str(key): value for key, value in found.items()}
+
+
+@functools.cache
+def _loader() -> Any:
+    """Return YAML's safe loader as settings are written: ``1e-3`` is a number, a date is text, no key stands twice."""
+    import yaml  # noqa: PLC0415 - as above
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # made in C where it can be
+
+    class Loader(base):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [one.value for one, _ in node.value]
+            if twice := next((one for at, one in enumerate(keys) if one in keys[:at]), None):
+                raise yaml.constructor.ConstructorError(None, None, f"{twice} stands there twice", node.start_mark)
+            return super().construct_mapping(node, deep=deep)
+
+    _resolve(Loader)
+    dates = "tag:yaml.org,2002:timestamp"
+    Loader.yaml_implicit_resolvers = {
+        sign: [one for one in known if one[0] != dates] for sign, known in Loader.yaml_implicit_resolvers.items()
+    }
+    return Loader
+
+
+@functools.cache
+def _dumper() -> Any:
+    import yaml  # noqa: PLC0415 - as above
+
+    class Dumper(yaml.SafeDumper):
+        """Puts text into quotes that the loader would take for a number."""
+
+    _resolve(Dumper)
+    return Dumper
+
+
+def _resolve(kind: Any) -> None:
+    kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """Return values as YAML that `read` reads back."""
+    yaml = require("yaml", "Writing settings")
+    return str(yaml.dump(values, Dumper=_dumper(), sort_keys=False, allow_unicode=True))
+
+
+def merge(values: dict[str, Any], above: Mapping[str, Any]) -> None:
+    """Put values on top of others, group by group."""
+    for name, value in above.items():
+        if isinstance(value, Mapping) and isinstance(values.get(name), Mapping):
+            values[name] = dict(values[name])
+            merge(values[name], value)
+        else:
+            values[name] = copy.deepcopy(value)
+
+
+def resolved(value: Any, root: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
+    """Return values in which ``${a.b}`` has become that setting's own; ``${recipe}`` is the name for its folder.
+
+    Raises:
+        ConfigError: it names no setting, or itself.
+    """
+    if isinstance(value, Mapping):
+        return {name: resolved(one, root, within) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [resolved(one, root, within) for one in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+
+    def meant(name: str) -> Any:
+        at: Any = folder_name(str(root["recipe"]["name"])) if name == "recipe" else root
+        for part in name.split(".") if name != "recipe" else ():
+            if name in within or not isinstance(at, Mapping) or part not in at:
+                why = "refers to itself" if name in within else "names no setting"
+                raise ConfigError(f"settings cannot be composed: ${{{name}}} {why}")
+            at = at[part]
+        return resolved(at, root, (*within, name))
+
+    if whole := _INTERPOLATION.fullmatch(value):
+        return meant(whole[1])
+    return _INTERPOLATION.sub(lambda found: str(meant(found[1])), value)
+
+
+def folder_name(recipe: str) -> str:
+    """Return the name of the folder for a recipe's runs and studies: ``train.py-make`` of ``/my/train.py:make``."""
+    return re.sub(r"[^\w.-]+", "-", recipe.replace("\\", "/").rsplit("/", 1)[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A setting as its YAML file has it: dotted name within the group, the text of its value, and the comment above."""
+
+    name: str
+    value: str
+    comment: str
+
+
+def entries(text: str) -> Iterator[Entry]:
+    """Read the keys of a YAML file with the comments above them; only block mappings of our own plain kind."""
+    path: list[tuple[int, str]] = []
+    comment: list[str] = []
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            comment.append(stripped.lstrip("# "))
+        elif not stripped:
+            comment = []
+        else:
+            indent = len(line) - len(line.lstrip())
+            while path and path[-1][0] >= indent:
+                path.pop()
+            key, _, value = stripped.partition(":")
+            path.append((indent, key))
+            yield Entry(".".join(part for _, part in path), value.strip(), " ".join(comment))
+            comment = []
+
+
+@functools.cache
+def comments() -> dict[str, str]:
+    """Return what the files ``default.yaml`` say of each setting, by its dotted name."""
+    files = ((group, CONF / group / "default.yaml") for group in groups())
+    texts = ((group, file.read_text(encoding="utf-8")) for group, file in files if file.is_file())
+    return {f"{group}.{one.name}": one.comment for group, text in texts for one in entries(text) if one.comment}
