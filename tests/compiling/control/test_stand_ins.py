@@ -340,6 +340,19 @@ def test_without_memory_for_copies_of_the_buffers_the_call_goes_on(monkeypatch, 
     assert f"what it found was not kept ({type(error).__name__}: {error})" in caught.value.__notes__[0]
 
 
+def test_nothing_is_copied_into_a_capture_whatever_the_step_is_told_of_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pytest.fail("the step was seen to ask"))
+    monkeypatch.setattr(before, "is_current_stream_capturing", lambda: False)
+    model = nn.BatchNorm1d(4)
+    before.Before(model)
+    monkeypatch.setattr(before, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(before, "copies", lambda _: pytest.fail("a copy became a part of the capture"))
+    with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
+        before.Before(model)
+
+
 @pytest.fixture
 def traced():
     """Run a function, with an interrupt at its nth bytecode in ours; return whether it was raised."""

@@ -7,6 +7,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.cuda import is_current_stream_capturing  # itself: a captured step may be given another answer
 from torch.nn.parameter import is_lazy
 
 from hotloop._torch.fake import version_of
@@ -36,11 +37,15 @@ class Before:
     written. Neither held nor noted is what containers of a module hold inside of others, and objects beside both.
 
     It takes some 5 us a module and 50 us for the random streams, so only calls that may need it make it.
+
+    Raises:
+        RuntimeError: there is no memory for copies, or a CUDA graph is being captured.
     """
 
     def __init__(self, module: torch.nn.Module | None, arguments: Iterable[Any] = ()) -> None:
         on_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        on_gpu = on_gpu and not torch.cuda.is_current_stream_capturing()  # which forbids reading the streams
+        if on_gpu and is_current_stream_capturing():
+            raise RuntimeError("a CUDA graph is being captured")  # copies would be a part of it
         self._random = RandomState([torch.device("cuda", at) for at in range(torch.cuda.device_count() * on_gpu)])
         # Lists side by side, since thousands of small tuples would have Python collect garbage.
         self._objects: list[Any] = []
