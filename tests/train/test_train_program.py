@@ -333,10 +333,15 @@ def test_a_text_setting_is_the_text_as_written(named, written, kept):
 
 def test_null_is_nothing_where_a_text_setting_may_be_left_out(tmp_path):
     file = tmp_path / "own.py"
-    file.write_text("def make(kind: str = None, either: int | str = 1):\n    pass\n")
+    file.write_text(
+        "from typing import Literal\n\n"
+        "def make(kind: str = None, either: int | str = 1, bits: Literal['4', '8'] = '8', sizes: list[str] = ()):\n    pass\n"
+    )
     for written, kept in (("null", None), ("nan", "nan")):
-        settings = configure.load([f"{file}:make", f"program.kind={written}", "program.either=2"])
-        assert program.filled(settings).program == {"kind": kept, "either": 2}
+        given = [f"program.kind={written}", "program.either=2", "program.bits=4", "program.sizes=[a,b]"]
+        settings = configure.load([f"{file}:make", *given])
+        found = {"kind": kept, "either": 2, "bits": "4", "sizes": ["a", "b"]}
+        assert program.filled(settings).program == found
 
 
 def test_a_preset_of_settings_is_a_file_of_the_group(named, tmp_path):

@@ -10,7 +10,7 @@ import re
 import shlex
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from hotloop.errors import ConfigError
 from hotloop.train import conf_files, grammar, schema
@@ -240,8 +240,9 @@ def _as_written(text: str, named: str) -> str:
     from hotloop.train.program import known  # noqa: PLC0415 - loads torch
 
     setting = known(named).of(key.strip().lstrip("+").removeprefix(f"{GROUP}."))
-    kinds = set(schema.members(setting.kind)) if setting else set()
-    if kinds - {NoneType} != {str} or (NoneType in kinds and value.strip() == "null"):
+    kinds = schema.members(setting.kind) if setting else (None,)
+    texts = all(one in (str, NoneType) or {*map(type, get_args(one))} == {str} for one in kinds)  # str, or a Literal
+    if not texts or (NoneType in kinds and value.strip() == "null"):
         return text
     with contextlib.suppress(ValueError):  # what cannot be read is text as well
         if isinstance(grammar.parse(value), str):
