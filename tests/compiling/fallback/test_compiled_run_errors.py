@@ -54,6 +54,23 @@ def test_out_of_memory_is_left_as_it_is(plant, phase):
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("cannot be copied")])
+def test_a_kernel_that_dies_is_told_where_eager_cannot_be_asked_for_want_of_copies(plant, monkeypatch, error):
+    plant(aot(forward=dies_as_kernel()))
+    model = hotloop.compile(Net(), "aot_eager")
+    with pytest.raises(CompiledRunError, match="kernel died"):
+        model(rows())
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch.Tensor, "clone", fails)
+    with pytest.raises(CompiledRunError, match="kernel died") as caught:
+        model(rows())
+    (note,) = caught.value.__cause__.__notes__
+    assert str(error) in note
+
+
 def test_a_users_hook_that_raises_in_the_backward_keeps_its_error():
     class Mine(Exception):
         pass

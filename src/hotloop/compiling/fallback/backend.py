@@ -242,7 +242,11 @@ class _Runner:
         """Return the exception to raise for a failed forward (the error, eager's own, or ours), and its cause."""
         if _passes(error):
             return error, None
-        eager_error = self._ask_eager(args)
+        try:
+            eager_error = self._ask_eager(args)
+        except RuntimeError as unasked:  # no memory for copies, or the GPU is lost: the failure itself is told
+            eager_error = None
+            error.add_note(f"hotloop: eager could not be asked whether it fails as well: {describe(unasked)}")
         if eager_error is not None:
             return eager_error, None
         if self._info.running == "none":
