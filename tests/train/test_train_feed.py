@@ -2,6 +2,7 @@
 
 import signal
 import textwrap
+import types
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from test_train_fit import assert_same
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError
-from hotloop.train import checkpoint, fit, start
+from hotloop.train import checkpoint, fit, saving, start
 from hotloop.train.batches import Epochs, Table
 
 PROGRAM = """
@@ -205,3 +206,20 @@ def test_a_checkpoint_of_a_program_that_has_changed_since_is_refused(tmp_path, t
         ConfigError, match=r"holds optimizer beside the models; .* makes other: its program has changed"
     ):
         recipes.load(begun.settings.recipe.name).train(begun)
+
+
+def test_a_checkpoint_is_written_by_the_clock_as_well(tmp_path, train, monkeypatch):
+    seconds, written = [0.0], []
+    monkeypatch.setattr(saving, "time", types.SimpleNamespace(monotonic=lambda: seconds[0], sleep=None))
+    step, save = fit._Fitting.step, checkpoint.save
+
+    def slow(self, batch):
+        step(self, batch)
+        seconds[0] += 50
+
+    monkeypatch.setattr(fit._Fitting, "step", slow)
+    monkeypatch.setattr(
+        checkpoint, "save", lambda path, document: written.append(document["position"]["step"]) or save(path, document)
+    )
+    train(LOADERS["plain"], "run", "training.checkpoint_every_steps=null", "training.checkpoint_every_minutes=1.5")
+    assert written == [2, 4, 5, 7, 9, 10, 12, 14, 15]

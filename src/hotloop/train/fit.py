@@ -151,8 +151,7 @@ class _Fitting:
                         status = "interrupted"
                         return outcome
                     with self.account.aside():
-                        due = self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0
-                        if due or self.checkpoints.is_due():
+                        if self.checkpoints.is_due(self.position.step):
                             self.save(checkpoint.LAST)
                         self.show()
                 with self.account.aside():

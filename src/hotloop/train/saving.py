@@ -33,11 +33,13 @@ class Checkpoints:
 
     def __init__(self, start: Start, say: Callable[[str], None], interrupt: Interrupt) -> None:
         self._folder, self._say, self._interrupt = start.folder / checkpoint.FOLDER, say, interrupt
+        training = start.settings.training
         self._waits = start.settings.run.on_full_disk == "wait"
         # The checkpoint of a trial whose value is known is worth no failure.
         self._strict = start.within.trial is None
         self._failed: dict[str, OSError] = {}
-        self._tried = 0.0
+        self._tried = time.monotonic()
+        self._every, self._minutes = training.checkpoint_every_steps, training.checkpoint_every_minutes
 
     def save(self, name: str, document: Mapping[str, Any]) -> None:
         """Write a checkpoint, or keep in mind that it is missing."""
@@ -59,9 +61,12 @@ class Checkpoints:
                     self._say(f"{self._folder / name} is written again, at step {document['position']['step']}")
                 return
 
-    def is_due(self) -> bool:
-        """Return whether it is time to try again what could not be written."""
-        return checkpoint.LAST in self._failed and time.monotonic() - self._tried >= RETRY_SECONDS
+    def is_due(self, step: int) -> bool:
+        """Return whether it is time for the last checkpoint: by steps, by minutes, or to try again after a failure."""
+        since = time.monotonic() - self._tried
+        again = checkpoint.LAST in self._failed and since >= RETRY_SECONDS
+        by_clock = self._minutes is not None and since >= 60 * self._minutes
+        return again or by_clock or (self._every is not None and step % self._every == 0)
 
     def check(self, save: Callable[[str], None], step: int) -> None:
         """Check at the end of a run that its checkpoints are on disk.

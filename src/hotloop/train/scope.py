@@ -47,7 +47,7 @@ def within(name: str, groups: Iterable[str]) -> bool:
 
 STILL_COMPARABLE = (
     "run", "compile", "training.optimization.use_torch_compile", "training.eval_batch_size",
-    "training.checkpoint_every_steps",
+    "training.checkpoint_every_steps", "training.checkpoint_every_minutes",
 )  # fmt: skip
 """Settings, or groups of them, that may change while a search or a cross-validation goes on: its runs stay comparable.
 Of the group ``run`` all but `DECISIVE`."""

@@ -252,6 +252,7 @@ class TrainingSettings(Group):
     early_stopping_patience: int | None = Field(ge=1)
     max_steps: int | None = Field(ge=1)
     checkpoint_every_steps: int | None = Field(ge=1)
+    checkpoint_every_minutes: float | None = Field(None, gt=0)
     optimization: OptimizationSettings
 
 
