@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import math
@@ -12,6 +11,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
+from hotloop.train.nested import leaves, merge
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
@@ -44,39 +44,28 @@ def composed(choices: Mapping[str, str], folder: Path | None = None) -> dict[str
     """
     usual = _file(CONF / "config.yaml")
     recipe = choices.get("recipe", usual["recipe"])
-    of_recipe = _choice("recipe", recipe, folder)
-    chosen = {**usual, **of_recipe.chosen, **choices}
+    for entry in _file(_path("recipe", recipe, folder)).get("defaults", []):
+        if isinstance(entry, dict):
+            usual |= {key.rpartition("/")[2]: name for key, name in entry.items()}
     values: dict[str, Any] = {}
-    for group, name in chosen.items():
-        merge(values, (of_recipe if group == "recipe" else _choice(group, name, folder)).values)
+    for group, name in {**usual, **choices}.items():
+        merge(values, _choice(group, name, folder))
         further = CONF / group / f"{name}_of" / f"{recipe}.yaml"
         if further.is_file():
             merge(values, {group: _file(further)})
     return values
 
 
-@dataclasses.dataclass(frozen=True)
-class _Choice:
-    """The values of a file in ``conf/`` and of those below it, and what it chooses for other groups."""
-
-    values: dict[str, Any]
-    chosen: dict[str, str]
-
-
-def _choice(group: str, name: str, folder: Path | None) -> _Choice:
-    """Read a choice, and what it lies on: the files that its ``defaults`` name, and the group's ``default``."""
+def _choice(group: str, name: str, folder: Path | None) -> dict[str, Any]:
+    """Read a choice, on top of what it lies on: the files that its ``defaults`` name, and the group's ``default``."""
     entries = _file(_path(group, name, folder)).get("defaults", [])
     below = [one.partition("@")[0] for one in entries if isinstance(one, str) and one != "_self_"]
     if name != "default" and "default" not in below and (CONF / group / "default.yaml").is_file():
         below.insert(0, "default")
-    found = _Choice({}, {})
+    found: dict[str, Any] = {}
     for one in below:
-        merge(found.values, _choice(group, one, folder).values)
-    merge(found.values, own(group, name, folder))
-    for one in entries:
-        if isinstance(one, dict):
-            found.chosen.update({key.rpartition("/")[2]: choice for key, choice in one.items()})
-    return found
+        merge(found, _choice(group, one, folder))
+    return merge(found, own(group, name, folder))
 
 
 def own(group: str, name: str, folder: Path | None = None) -> dict[str, Any]:
@@ -184,16 +173,6 @@ def to_yaml(values: Mapping[str, Any]) -> str:
     return str(yaml.dump(values, Dumper=_dumper(), sort_keys=False, allow_unicode=True))
 
 
-def merge(values: dict[str, Any], above: Mapping[str, Any]) -> None:
-    """Put values on top of others, group by group."""
-    for name, value in above.items():
-        if isinstance(value, Mapping) and isinstance(values.get(name), Mapping):
-            values[name] = dict(values[name])
-            merge(values[name], value)
-        else:
-            values[name] = copy.deepcopy(value)
-
-
 def resolved(value: Any, root: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
     """Return values in which ``${a.b}`` has become that setting's own; ``${recipe}`` is the name for its folder.
 
@@ -206,19 +185,16 @@ def resolved(value: Any, root: Mapping[str, Any], within: tuple[str, ...] = ()) 
         return [resolved(one, root, within) for one in value]
     if not isinstance(value, str) or "${" not in value:
         return value
+    known = {**dict(leaves(root)), "recipe": folder_name(str(root["recipe"]["name"]))}
 
     def meant(name: str) -> Any:
-        at: Any = folder_name(str(root["recipe"]["name"])) if name == "recipe" else root
-        for part in name.split(".") if name != "recipe" else ():
-            if name in within or not isinstance(at, Mapping) or part not in at:
-                why = "refers to itself" if name in within else "names no setting"
-                raise ConfigError(f"settings cannot be composed: ${{{name}}} {why}")
-            at = at[part]
-        return resolved(at, root, (*within, name))
+        if name in within or name not in known:
+            why = "refers to itself" if name in within else "names no setting"
+            raise ConfigError(f"settings cannot be composed: ${{{name}}} {why}")
+        return resolved(known[name], root, (*within, name))
 
-    if whole := _INTERPOLATION.fullmatch(value):
-        return meant(whole[1])
-    return _INTERPOLATION.sub(lambda found: str(meant(found[1])), value)
+    whole = _INTERPOLATION.fullmatch(value)
+    return meant(whole[1]) if whole else _INTERPOLATION.sub(lambda found: str(meant(found[1])), value)
 
 
 def folder_name(recipe: str) -> str:

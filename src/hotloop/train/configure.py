@@ -13,7 +13,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args
 
 from hotloop.errors import ConfigError
-from hotloop.train import conf_files, grammar, schema
+from hotloop.train import conf_files, grammar, nested, schema
 from hotloop.train.conf_files import groups
 from hotloop.train.scope import RECIPES, has
 from hotloop.train.settings import GROUP, Settings
@@ -76,18 +76,15 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
     named_keys = (text.partition("=")[0].strip().lstrip("+~") for text in overrides)
     keys = [one for one in named_keys if "." in one]  # the others are choices
     for key in keys:
-        *groups, last = key.split(".")
-        for part, own in (("trial", False), ("space", groups[0] == GROUP)):
+        for part, at in (("trial", composed["hpo"]["trial"]), ("space", composed["hpo"]["space"])):
             named = f"hpo.{part}.{key}"
             if any(f"{one}.".startswith(f"{named}.") or named.startswith(f"{one}.") for one in keys):
                 continue
-            at = composed["hpo"][part]
-            for group in groups:  # what a program says of its space is put into it later
-                at = at.setdefault(group, {}) if own else at.get(group) or {}
             if part == "trial":
-                at.pop(last, None)
-            elif own or last in at:
-                at[last] = None
+                nested.drop(at, key)
+            # What a program says of its space is put into it later.
+            elif key.startswith(f"{GROUP}.") or any(f"{one}.".startswith(f"{key}.") for one, _ in nested.leaves(at)):
+                nested.put(at, key, None)
     return build(composed)
 
 
@@ -117,10 +114,13 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
             raise ConfigError(schema.unknown(recipe, group))
         # Defaults, and what a search sets for trials, are for any recipe.
         sets = conf_files.own(group, name, folder) if group not in ("recipe", "hpo") and name != "default" else {}
-        if lacks := next(schema.lacking(sets, recipe, usual), None):
+        kept = dict(nested.leaves(schema.trimmed(sets, recipe)))
+        if lacks := next(
+            (one for one, _ in nested.leaves(schema.trimmed(sets, recipe, usual)) if one not in kept), None
+        ):
             raise ConfigError(f"{group}={name} sets {lacks}: {schema.unknown(recipe, lacks)}")
     values: dict[str, Any] = schema.trimmed(whole, recipe)
-    conf_files.merge(values, schema.trimmed(own, recipe, same=whole))
+    nested.merge(values, schema.trimmed(own, recipe, same=whole))
     return _put(values, (text for text in lines if text.partition("=")[0] not in available), recipe, available)
 
 
@@ -164,16 +164,10 @@ def _put(
         except ConfigError as error:
             wrong.append(str(error))
             continue
-        *parents, last = key.split(".")
-        at = values
-        for part in parents:
-            if not isinstance(at.get(part), dict):
-                at[part] = {}
-            at = at[part]
         if text.startswith("~"):
-            at.pop(last, None)
+            nested.drop(values, key)
         else:
-            conf_files.merge(at, {last: value})
+            nested.merge(values, nested.nested({key: value}))
     if wrong:
         raise ConfigError("\n".join(wrong))
     return _resolved(values)

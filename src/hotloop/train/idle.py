@@ -4,125 +4,118 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
 from hotloop.train import configure, schema
+from hotloop.train.nested import leaves, nested
 from hotloop.train.scope import within
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
     from hotloop.train.settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Settings that are read only while other ones have certain values.
+    """Settings that are read only while one of others has certain values.
 
     Args:
         names: the settings, or groups of them; ``*`` stands for the name of any component.
-        on: what it depends on.
-        read: says of a run's settings whether they are read.
+        on: what it depends on, with the values under which the settings are read; a function says so of any value.
         why: what is done without them where they are not.
         refused: whether such a setting is refused. One that is only switched off for a while (what is compiled, in a
             run that compiles nothing) may stay as it is, and the run says that it does nothing.
     """
 
     names: tuple[str, ...]
-    on: tuple[str, ...]
-    read: Callable[[Settings], bool]
+    on: Mapping[str, Callable[[Any], bool] | tuple[Any, ...]]
     why: str
     refused: bool = True
 
+    def read(self, plain: Mapping[str, Any]) -> bool:
+        """Say whether the settings are read beside others, given by dotted names."""
+        found = ((plain[one], wanted) for name, wanted in self.on.items() for one in plain if within(one, (name,)))
+        return any(wanted(value) if callable(wanted) else value in wanted for value, wanted in found)
 
-def _samples(settings: Settings) -> bool:
-    """Say whether a diffusion model is sampled."""
-    return settings.diffusion.output or settings.diffusion.sample_every is not None
+
+def _set(value: Any) -> bool:
+    return value is not None
 
 
+def _compiles(preset: Any) -> bool:
+    return preset not in (None, "none")
+
+
+_FOLDER = "pictures=folder trains on pictures of your own"
+_COMPILE = "training.optimization.use_torch_compile"
 RULES = (
     Rule(
         ("pictures.path",),
-        ("pictures.source",),
-        lambda one: one.pictures.source != "digits",
-        "the digits come with scikit-learn; pictures=folder trains on pictures of your own",
+        {"pictures.source": ("fashion-mnist", "folder")},
+        f"the digits come with scikit-learn; {_FOLDER}",
     ),
     Rule(
         ("pictures.buckets", "pictures.min_size", "pictures.skip_bad"),
-        ("pictures.source",),
-        lambda one: one.pictures.source == "folder",
-        "its pictures are all of one size, and can all be used; pictures=folder trains on pictures of your own",
+        {"pictures.source": ("folder",)},
+        f"its pictures are all of one size, and can all be used; {_FOLDER}",
     ),
     Rule(
         ("diffusion.width", "diffusion.autoencoder_steps"),
-        ("diffusion.model",),
-        lambda one: one.diffusion.model == "small",
+        {"diffusion.model": ("small",)},
         "only diffusion.model=small has networks of that width, and an autoencoder that is trained first; other models "
         "have sizes of their own, and their VAE is used as it is",
     ),
     Rule(
         ("diffusion.lora_alpha",),
-        ("diffusion.lora_rank",),
-        lambda one: one.diffusion.lora_rank is not None,
+        {"diffusion.lora_rank": _set},
         "it scales adapters, and all of the UNet is trained; set both for adapters",
     ),
     Rule(
+        ("compile.components.text_encoder.training",),
+        {"diffusion.train_text_encoder": (True,)},
+        "a text encoder that is not trained is called without gradients alone, in the preset of "
+        "compile.components.text_encoder.inference",
+    ),
+    Rule(
         ("diffusion.sample_steps", "diffusion.guidance", "diffusion.prompts", "diffusion.samples"),
-        ("diffusion.output", "diffusion.sample_every"),
-        _samples,
+        {"diffusion.output": (True,), "diffusion.sample_every": _set},
         "nothing is sampled",
         refused=False,
     ),
     Rule(
         ("data.validation_fraction",),
-        ("kfold.n_splits",),
-        lambda one: one.kfold.n_splits is None,
+        {"kfold.n_splits": (None,)},
         "each fold holds out its own share",
         refused=False,
     ),
     Rule(
         ("compile",),
-        ("training.optimization.use_torch_compile",),
-        lambda one: one.training.optimization.use_torch_compile is not False,
+        {_COMPILE: (True, "auto")},
         "nothing is compiled; set that to true to compile what the group compile says, or to auto to do what pays",
         refused=False,
     ),
     Rule(
-        ("compile.components.text_encoder.training",),
-        ("diffusion.train_text_encoder",),
-        lambda one: one.diffusion.train_text_encoder,
-        "a text encoder that is not trained is called without gradients alone, in the preset of "
-        "compile.components.text_encoder.inference",
-    ),
-    Rule(
         ("compile.preset", "compile.components.*.training", "compile.measure_eager_steps"),
-        ("training.optimization.use_torch_compile",),
-        lambda one: one.training.optimization.use_torch_compile != "auto",
+        {_COMPILE: (True, False)},
         "the hot loop times eager steps itself, and chooses how training steps run",
         refused=False,
     ),
     Rule(
         ("compile.regions", "compile.dynamic", "compile.options", "compile.ladder", "compile.strict"),
-        ("training.optimization.use_torch_compile", "compile.inference"),
-        lambda one: one.training.optimization.use_torch_compile != "auto" or _calls_compiled(one),
+        {_COMPILE: (True, False), "compile.inference": _compiles, "compile.components.*.inference": _compiles},
         "the hot loop chooses how training steps run, and nothing else is compiled",
         refused=False,
     ),
     Rule(
         ("run.tracking", "run.project"),
-        ("run.logger",),
-        lambda one: bool({"mlflow", "wandb"} & {*one.run.loggers}),
+        {"run.logger": lambda value: "mlflow" in value or "wandb" in value},
         "only mlflow and wandb have projects, and mlflow a server or a store",
         refused=False,
     ),
 )
 """What makes settings idle that a recipe reads otherwise: the one place for it."""
-
-
-def _calls_compiled(settings: Settings) -> bool:
-    """Say whether what is called without gradients is to be compiled."""
-    chosen = settings.compile
-    return {chosen.inference, *(one.inference for one in chosen.components.values())} - {None, "none"} != set()
 
 
 def refuse_idle(settings: Settings, varied: Sequence[str] = ()) -> None:
@@ -147,29 +140,30 @@ def remarks(settings: Settings) -> list[str]:
 
 def is_idle(settings: Settings, name: str, varied: Sequence[str] = ()) -> bool:
     """Say whether a setting does nothing beside the others; ``varied`` as for `refuse_idle`."""
+    plain = dict(leaves(configure.to_dict(settings)))
     return any(
-        within(name, rule.names) and not rule.read(settings) and not any(within(on, varied) for on in rule.on)
+        within(name, rule.names) and not rule.read(plain) and not any(within(on, varied) for on in rule.on)
         for rule in RULES
     )
 
 
 def only_read(settings: Settings) -> dict[str, Any]:
     """Return what a run reads of its settings, as plain data: what its report lists. What a search does it does not."""
-    plain = configure.to_dict(settings)
-    del plain["hpo"]
-    return _kept(plain, lambda name: not is_idle(settings, name))
+    plain = dict(leaves(configure.to_dict(settings)))
+    unread = [name for rule in RULES if not rule.read(plain) for name in rule.names]
+    return nested({name: value for name, value in plain.items() if not within(name, ("hpo", *unread))})
 
 
 def _idle(settings: Settings) -> Iterator[tuple[Rule, str]]:
     """Yield the rules that make settings idle which were changed, and say of each which and why."""
-    usual = dict(_leaves(_defaults(type(settings))))
-    plain = dict(_leaves(configure.to_dict(settings)))
+    usual = dict(leaves(_defaults(type(settings))))
+    plain = dict(leaves(configure.to_dict(settings)))
     for rule in RULES:
         changed = [one for one in plain if within(one, rule.names) and plain[one] != usual.get(one)]
-        if changed and not rule.read(settings):
+        if changed and not rule.read(plain):
             names = ", ".join(f"{one}={plain[one]!r}" for one in changed)
             has = "has" if len(changed) == 1 else "have"
-            on = " and ".join(f"{one}={_word(plain[one])}" for one in rule.on)
+            on = " and ".join(f"{one}={_word(plain[one])}" for one in rule.on if one in plain)
             yield rule, f"{names} {has} no effect while {on}: {rule.why}"
 
 
@@ -182,23 +176,3 @@ def _defaults(model: type[Settings]) -> Mapping[str, Any]:
 def _word(value: Any) -> str:
     """Return a value as it is written on the command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _kept(values: Mapping[str, Any], keep: Callable[[str], bool], prefix: str = "") -> dict[str, Any]:
-    """Return the settings that are to be kept, without the groups of which none is."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            if inner := _kept(value, keep, f"{prefix}{name}."):
-                found[name] = inner
-        elif keep(prefix + name):
-            found[name] = value
-    return found
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

@@ -36,6 +36,7 @@ from hotloop.train import (
 from hotloop.train.display import Display, figures
 from hotloop.train.interrupt import wished
 from hotloop.train.kfold_state import State
+from hotloop.train.nested import leaves
 from hotloop.train.outcome import CHECKED
 from hotloop.train.scope import DECISIVE, STILL_COMPARABLE
 from hotloop.train.search import space
@@ -138,7 +139,7 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
         if choices
         else configure.from_dict(document["settings"], changed)
     )
-    old, new = _flat(configure.to_dict(before)), _flat(configure.to_dict(now))
+    old, new = (dict(leaves(configure.to_dict(one))) for one in (before, now))
     for name in dict.fromkeys([*old, *new]):
         free = any(f"{name}.".startswith(f"{one}.") for one in STILL_COMPARABLE) and name not in DECISIVE
         if not free and old.get(name) != new.get(name):
@@ -147,13 +148,6 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
                 "its folds could not be compared. Start a new one, in another run.folder"
             )
     return Study(now, folder, document, open=held)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
-    return found
 
 
 def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:

@@ -192,16 +192,6 @@ def of_recipe(  # noqa: PLR0913, PLR0917 - what there is, what of it, and how it
     return cast("type[M]", made)
 
 
-def lacking(values: Mapping[str, Any], model: Any, same: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of values that a recipe's model lacks, other recipes have, and are not as in ``same``."""
-    for name, value in values.items():
-        path, as_there = f"{prefix}{name}", same.get(name)
-        if at(model, path) is None and at(model.__base__, path) is not None and value != as_there:
-            yield path
-        elif isinstance(value, Mapping):
-            yield from lacking(value, model, as_there if isinstance(as_there, Mapping) else {}, f"{path}.")
-
-
 def trimmed(values: Mapping[str, Any], model: Any, same: Mapping[str, Any] | None = None, prefix: str = "") -> Any:
     """Return values without the settings that a recipe's model lacks and other recipes have.
 

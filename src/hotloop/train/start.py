@@ -14,6 +14,7 @@ from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES, whole
 from hotloop.report import folds, study
 from hotloop.train import checkpoint, conf_files, configure, idle, program
+from hotloop.train.nested import leaves
 from hotloop.train.schema import Group
 from hotloop.train.settings import GROUP, Settings
 from hotloop.train.turn import cannot_write, folder_held
@@ -150,7 +151,7 @@ def _check_recipe(folder: Path, path: Path, settings: Settings) -> None:
     if not (folder / SETTINGS).is_file():
         return
     try:
-        there = configure.load([], folder / SETTINGS).recipe.name
+        there = dict(leaves(conf_files.read(folder / SETTINGS))).get("recipe.name")
     except ConfigError as error:
         _log.warning("%s. The settings in %s are used, and written there anew.", error, path)
         return

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
+from hotloop.train.nested import merge, nested
 from hotloop.train.schema import members, nearest
 from hotloop.train.search import space
 from hotloop.train.search.given import grid
@@ -49,18 +50,18 @@ def prepared(settings: Settings) -> Settings:
 def _with_program(settings: Settings, own: Program) -> Settings:
     declared = [(f"{GROUP}.{one.name}", one.search.to_dict()) for one in own.parameters if one.search]
     named = {name for name, _ in _named(settings.hpo.space)}
-    missing = _nested((name, given) for name, given in declared if name not in named)
-    settings = space.with_hpo(settings, space=_over(settings.hpo.space, missing))
+    missing = nested({name: given for name, given in declared if name not in named})
+    settings = space.with_hpo(settings, space=merge(dict(settings.hpo.space), missing))
     searched = [one for one in space.parse(settings).searched if one.name.startswith(f"{GROUP}.")]
     wrong = [text for one in searched for text in _wrong(one, own)]
-    trial = _nested((name, value) for name, value in space.flat(settings.hpo.trial) if name.startswith(f"{GROUP}."))
+    trial = nested(dict(space.flat(settings.hpo.trial)))
     wrong += [f"hpo.trial: {text}" for text in own.problems(trial.get(GROUP, {}))]
     if wrong:
         raise ConfigError("\n".join(wrong))
     # A setting without a default need not be set where each trial has a value of it.
     needed = {f"{GROUP}.{one.name}" for one in own.parameters if one.required}
-    drawn = _nested((one.name, one.values[0]) for one in searched if one.name in needed)
-    return settings.model_copy(update={GROUP: own.filled(_over(drawn.get(GROUP, {}), settings.program))})
+    drawn = nested({one.name: one.values[0] for one in searched if one.name in needed})
+    return settings.model_copy(update={GROUP: own.filled(merge(drawn.get(GROUP, {}), settings.program))})
 
 
 def _wrong(one: Searched, own: Program) -> Iterator[str]:
@@ -75,7 +76,7 @@ def _wrong(one: Searched, own: Program) -> Iterator[str]:
         yield f"{label}.{one.kind}: {one.name} takes an integer: use int or choices"
         return
     for value in one.values:
-        yield from (f"{label}.{one.kind}: {text}" for text in own.problems(_nested([(bare, value)])))
+        yield from (f"{label}.{one.kind}: {text}" for text in own.problems(nested({bare: value})))
 
 
 def _enqueued(settings: Settings, searched: tuple[Searched, ...]) -> Iterator[str]:
@@ -96,23 +97,3 @@ def _named(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         yield f"{prefix}{key}", value
         if isinstance(value, Mapping):
             yield from _named(value, f"{prefix}{key}.")
-
-
-def _nested(values: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values:
-        *groups, last = name.split(".")
-        at = found
-        for group in groups:
-            at = at.setdefault(group, {})
-        at[last] = value
-    return found
-
-
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Put values on top of others, group by group."""
-    found = dict(below)
-    for name, value in above.items():
-        under = found.get(name)
-        found[name] = _over(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
-    return found

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop import record
 from hotloop.errors import ConfigError
 from hotloop.train import configure
+from hotloop.train.nested import leaves
 from hotloop.train.optional import require
 from hotloop.train.schema import at
 from hotloop.train.scope import DECISIVE, STILL_COMPARABLE
@@ -288,8 +289,7 @@ def reports(settings: Settings) -> int:
 
 def comparable(settings: Settings) -> dict[str, Any]:
     """Return the settings that make a study what it is, as flat JSON data."""
-    flat: dict[str, Any] = {}
-    _flatten(configure.to_dict(settings), "", flat)
+    flat = dict(leaves(configure.to_dict(settings)))
     flat["hpo.direction"] = settings.hpo.towards
     free = (*(f"hpo.{one}" for one in _FREE), *STILL_COMPARABLE)
     kept = {
@@ -327,14 +327,6 @@ def read_outcome(folder: Path) -> Outcome | None:
         return Outcome(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _flatten(value: Mapping[str, Any], prefix: str, into: dict[str, Any]) -> None:
-    for key, item in value.items():
-        if isinstance(item, dict) and item:
-            _flatten(item, f"{prefix}{key}.", into)
-        else:
-            into[f"{prefix}{key}"] = item
 
 
 def _by_number(trials: Iterable[optuna.trial.FrozenTrial]) -> dict[int, list[optuna.trial.FrozenTrial]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import SearchStoppedError
 from hotloop.train import checkpoint, configure
+from hotloop.train.nested import put
 from hotloop.train.search import space
 from hotloop.train.search.storage import masked
 from hotloop.train.within import Within
@@ -80,11 +81,7 @@ def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """
     plain = configure.to_dict(settings)
     for name, value in values.items():
-        *groups, last = name.split(".")
-        at = plain
-        for group in groups:
-            at = at.setdefault(group, {})
-        at[last] = value
+        put(plain, name, value)
     return configure.build(plain)
 
 
