@@ -16,7 +16,7 @@ SOURCE = Path(hotloop.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 PRIVATE_ROOM = SOURCE / "_torch"
 # Attributes with an underscore that are no torch names: Python's own, and those of public Python types.
-NOT_TORCH = re.compile(r"^__\w+__$|^_(fields|replace|asdict|make|private_to|hotloop\w*)$")
+NOT_TORCH = re.compile(r"^__\w+__$|^_(fields|replace|asdict|make|current_frames|private_to|hotloop\w*)$")
 # A path of torch in a string: "torch._dynamo.x", "torch:_Name", or "torch.multiprocessing.reductions:Name".
 SINCE = {"torch._C:_override_stale_capture_stream": (2, 13), "torch:_foreach_clone": (2, 13)}
 HERE = versions.parse(torch.__version__)

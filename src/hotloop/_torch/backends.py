@@ -91,6 +91,14 @@ def working_pool() -> int | None:
     return int(pool.process.pid) if getattr(pool, "pending_futures", None) else None
 
 
+def cpp_compilers() -> list[str]:
+    """Return the C++ compilers that Inductor's settings of this thread name; empty where nothing has imported it."""
+    if "torch._inductor.config" not in sys.modules:
+        return []
+    named = getattr(getattr(private_or("torch._inductor:config", None), "cpp", None), "cxx", None)
+    return [name for name in (named if isinstance(named, list | tuple) else [named]) if isinstance(name, str)]
+
+
 @functools.cache
 def dynamo_missing() -> str:
     """Return why nothing can be traced with this torch; empty where it can be."""

@@ -211,8 +211,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "torch._inductor:config",
-        "a user's own changes to it, which a child that fills the compile cache must have as well; whether it caches",
-        "no compile in the background",
+        (
+            "a user's own changes to it, which a child that fills the compile cache must have as well; whether it "
+            "caches; the C++ compiler that it names"
+        ),
+        "no compile in the background; such a compiler is not ended where it hangs",
     ),
     (
         "torch._inductor.config",

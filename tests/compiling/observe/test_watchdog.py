@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor.config
-from compiling_models import Net, one, real_aot_eager, rows, train
+from compiling_models import Net, Tied, one, real_aot_eager, rows, tokens, train
 
 import hotloop
 from hotloop._torch import backends
@@ -79,13 +79,30 @@ def test_nothing_else_is_ended(table):
     assert looks(table) == {}
 
 
+@pytest.mark.parametrize("script", [False, True])
 @pytest.mark.parametrize("name", ["c++", "clang++-15", "x86_64-linux-gnu-gcc-12", "nvcc", "ptxas", "ccache"])
-def test_compilers_are_known_by_name(name):
-    assert looks({101: Process(name, "S", ME, 0)}) == {101: {101}}
+def test_compilers_are_known_by_name(name, script, tmp_path):
+    """Linux cuts the name of a process to 15 characters."""
+    path = tmp_path / name
+    if script:
+        path.write_text("#!/bin/sh\nread line\n")
+        path.chmod(0o755)
+    else:
+        path.symlink_to(shutil.which("cat"))
+    child = subprocess.Popen([path], stdin=subprocess.PIPE)
+    try:
+        assert looks({child.pid: watchdog.processes()[child.pid]}) == {child.pid: {child.pid}}
+    finally:
+        child.communicate()
 
 
-def test_a_chosen_compiler_is_known_by_its_command(monkeypatch):
-    monkeypatch.setenv("CXX", "python /opt/wrap.py")
+@pytest.mark.parametrize("where", ["CXX", "CC", "torch"])
+def test_a_chosen_compiler_is_known_by_its_command(where, monkeypatch):
+    chosen = "python /opt/wrap.py"
+    if where == "torch":
+        monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, chosen))
+    else:
+        monkeypatch.setenv(where, chosen)
     mine = {101: Process("python", "S", ME, 0, command="python /opt/wrap.py a.cpp -o a.so")}
     assert looks(mine) == {101: {101}}
     assert looks({101: Process("python", "S", ME, 0, command="python train.py")}) == {}
@@ -165,6 +182,34 @@ def test_a_compile_whose_compiler_hangs_fails_and_the_run_goes_on(script, compil
     assert one(another).running == "aot_eager"
 
 
+def test_a_compile_that_hangs_within_python_is_told_once_with_its_place(compiler, monkeypatch, caplog):
+    said = threading.Event()
+
+    class Heard(logging.Handler):
+        def emit(self, record):
+            said.set()
+
+    def stuck_in_a_compile(graph, inputs):
+        assert said.wait(60)
+        time.sleep(1.5)  # as long again
+        return real_aot_eager()(graph, inputs)
+
+    compiler("exit 0")
+    monkeypatch.setattr(backends, "aot_eager", lambda: stuck_in_a_compile)
+    model, handler = Net(), Heard(logging.WARNING)
+    hotloop.compile(model, "aot_eager")
+    logging.getLogger("hotloop").addHandler(handler)
+    try:
+        with caplog.at_level(logging.WARNING, "hotloop"):
+            model(rows())
+    finally:
+        logging.getLogger("hotloop").removeHandler(handler)
+    (line,) = [line for line in caplog.messages if "without a compiler at work" in line]
+    assert line.startswith("model: a compile has taken 1 s (HOTLOOP_COMPILE_TIMEOUT)")
+    assert f"{__file__}:{stuck_in_a_compile.__code__.co_firstlineno + 1} (stuck_in_a_compile)" in line
+    assert one(model).running == "aot_eager"
+
+
 def test_those_that_waited_are_ended_after_the_compile_and_sooner(compiler, monkeypatch):
     program = compiler("sleep 1000")
     monkeypatch.setenv("HOTLOOP_COMPILE_TIMEOUT", "5")
@@ -188,6 +233,38 @@ def test_those_that_waited_are_ended_after_the_compile_and_sooner(compiler, monk
         assert time.monotonic() < until
         time.sleep(0.01)
     assert waited == [-signal.SIGTERM]
+
+
+def test_a_compiler_that_hung_is_no_reason_of_what_fails_after_it(compiler, monkeypatch):
+    program, compiled = compiler("sleep 1000"), []
+
+    def compile_graph(graph, inputs):
+        compiled.append(graph)
+        if len(compiled) > 1:
+            raise RuntimeError("planted")
+        subprocess.run([program], check=False)  # whoever asked for this one goes on without it
+        return real_aot_eager()(graph, inputs)
+
+    monkeypatch.setattr(backends, "aot_eager", lambda: compile_graph)
+    model = Tied()
+    hotloop.compile(model, "aot_eager", regions="blocks")
+    model(tokens())
+    assert {cause.reason for cause in one(model).causes} == {"RuntimeError: planted"}
+
+
+def test_the_watchdog_of_an_earlier_compile_leaves_the_next_one_to_its_own(monkeypatch):
+    first, looked = Watchdog(1.0), []
+    monkeypatch.setattr(first, "_look", lambda: looked.append(0))
+    first._patience, first._seen = 1, {101: (0, 0)}  # a compiler of its compile hung, and another one waits
+    first.start()
+    first.stop()
+    second = Watchdog(float("inf"))
+    second.start()
+    before = len(looked)
+    for thread in threading.enumerate():
+        if thread.name == "hotloop-watchdog":
+            thread.join(60)
+    assert len(looked) <= before + 1
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan"])

@@ -100,12 +100,13 @@ class LadderBackend:
         failed: list[tuple[Preset, Failure]] = []
         for index, rung in ladder.below():
             candidate = copy_graph(pristine) if failed or rung.backend == "eager" else graph
+            collector.hung()  # what hung before is no reason of what fails from here on
             try:
                 run = _compile_on(rung, candidate, inputs, pristine)
             except Exception as error:
                 if RaisedError(error).is_signal:
                     raise
-                failure = failure_of(error, pristine, hung=collector.watchdog.news() if collector.watchdog else "")
+                failure = failure_of(error, pristine, hung=collector.hung())
                 if self.strict:
                     raise CompileFailedError(failure.strict_message(rung.name)) from error
                 ladder.failed(index, failure.reason, systemic=failure.systemic)

@@ -93,7 +93,7 @@ class Collector:
         unguarded_requires_grad = check() == (2, 11)  # that torch does not guard it by itself
         active.window = CompileWindow(suppress=active.tally.suppress, guard_requires_grad=unguarded_requires_grad)
         active.window.open()
-        self.watchdog = Watchdog(limit())
+        self.watchdog = Watchdog(limit(), active.tally.component)
         self.watchdog.start()
 
     def _ended(self) -> None:
@@ -104,6 +104,10 @@ class Collector:
         self._dirty = True
         self.tell()
         self._read_breaks()  # here, in the thread that compiled: a graph break does not name its component
+
+    def hung(self) -> str:
+        """Return which compiler of the compile in progress hung since this was last asked; empty where none did."""
+        return self.watchdog.news() if self.watchdog is not None else ""
 
     def due(self) -> bool:
         """Return whether there may be something to read: after a compile, or when a frame was refused one."""

@@ -3,7 +3,7 @@
 A compiler is judged with all processes that it started: it hangs if they used next to no processor time for as long as
 `limit` says. Judged are compilers that this process started, and the workers of Inductor's pool while they have jobs.
 No other process is ever ended, and nothing is raised into a thread. So a compile that hangs within Python is not ended,
-nor a compiler that computes for ever.
+but told with its place; and a compiler that computes for ever is waited for.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import math
 import os
 import re
 import signal
+import sys
 import threading
 import time
+import traceback
 from pathlib import Path
+from typing import ClassVar
 
-from hotloop._torch.backends import working_pool
+from hotloop._torch.backends import cpp_compilers, working_pool
 from hotloop.errors import ConfigError
 
 _log = logging.getLogger("hotloop")
@@ -29,6 +32,8 @@ _LEAST_SHARE = 0.001
 """The share of a processor that is progress: timers of idle workers and shells that wait in a loop use less."""
 _GRACE_SECONDS = 1.0
 """A compiler that is asked to end has so long to remove its unfinished files, before it is killed."""
+_SHOWN = 6
+"""Frames that are told of a compile that hangs within Python, the innermost ones."""
 _COMPILER = re.compile(r"(.*-)?(g\+\+|c\+\+|gcc|cc|clang|clang\+\+|nvcc|ptxas|s?ccache|distcc)(-.*)?")
 
 
@@ -66,20 +71,29 @@ def limit() -> float:
 class Watchdog:
     """Watches the compilers of one compile from a thread of its own, until `stop`."""
 
-    def __init__(self, seconds: float) -> None:
+    _newest: ClassVar[Watchdog | None] = None
+    """Watches alone: another one would hurry the compilers of this one's compile, and keep the news of their end."""
+
+    def __init__(self, seconds: float, component: str = "") -> None:
+        self._component, self._thread, self._alone = component, threading.get_ident(), 0
         self._seconds, self._patience, self._over = seconds, _LOOKS, threading.Event()
-        self._chosen = os.environ.get("CXX", "").strip()
+        named = [*cpp_compilers(), os.environ.get("CXX", ""), os.environ.get("CC", "")]
+        self._chosen = [name.strip() for name in named if name.strip()]
         self._seen: dict[int, tuple[int, int]] = {}
         """By compiler: its processor time when it last made progress, and the looks since."""
         self._news: list[str] = []
 
     def start(self) -> None:
         """Begin to watch, where there is something to see."""
+        Watchdog._newest = self
         if self._seconds < math.inf and Path("/proc/self/stat").exists():
             threading.Thread(target=self._watch, name="hotloop-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop watching; where a compiler hung, once none is left: torch's threads go on with those that waited."""
+        """Stop watching; where a compiler hung, once none is left: torch's threads go on with those that waited.
+
+        From the next compile on, its watchdog watches those too.
+        """
         self._over.set()
 
     def news(self) -> str:
@@ -90,8 +104,13 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._over.wait(self._seconds / _LOOKS):
             self._look()
+            self._alone = 0 if self._seen else self._alone + 1
+            if self._alone == _LOOKS:
+                self._tell_place()
         while self._patience < _LOOKS and self._seen:
             time.sleep(self._seconds / _LOOKS)
+            if self is not Watchdog._newest:
+                return
             self._look()
 
     def _look(self) -> None:
@@ -104,6 +123,18 @@ class Watchdog:
             # Those that waited for it need not wait as long, or the run would wait that long for each.
             self._patience = 1
             _end(hanging)
+
+    def _tell_place(self) -> None:
+        """Say where in Python a compile is that takes long, and has no compiler to wait for."""
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - Python documents it
+        stack = traceback.extract_stack(frame)[: -_SHOWN - 1 : -1] if frame is not None else []
+        _log.warning(
+            "%s: a compile has taken %g s (HOTLOOP_COMPILE_TIMEOUT) without a compiler at work, and is waited for; it "
+            "is at %s. If it stays there, leave the component out, or run with HOTLOOP_DISABLE=1",
+            self._component,
+            self._seconds,
+            ", called from ".join(f"{place.filename}:{place.lineno} ({place.name})" for place in stack) or "its end",
+        )
 
     def hanging(self, found: dict[int, Process], pool: int | None) -> dict[int, dict[int, Process]]:
         """Return the compilers that hang, after one more look at all processes.
@@ -132,8 +163,8 @@ class Watchdog:
     def _is_compiler(self, process: Process) -> bool:
         if process.state == "Z":  # it has ended, and nobody has asked for its exit code
             return False
-        by_name = _COMPILER.fullmatch(process.name) is not None
-        return by_name or (self._chosen != "" and f" {self._chosen} " in f" {process.command} ")
+        command = f" {process.command} "
+        return bool(_COMPILER.fullmatch(process.name)) or any(f" {chosen} " in command for chosen in self._chosen)
 
 
 def processes() -> dict[int, Process]:
@@ -144,13 +175,17 @@ def processes() -> dict[int, Process]:
             start, _, end = path.read_text(errors="replace").rpartition(")")
             state, parent, *fields = end.split()
             ours = int(parent) == os.getpid()
+            command = path.with_name("cmdline").read_text(errors="replace") if ours else ""
+            name = start.partition("(")[2]
+            # Linux cuts the name to 15 characters. The whole is in the command, for a script as its second word.
+            words = [Path(word).name for word in command.split("\0")[:2]]
             found[int(path.parent.name)] = Process(
-                name=start.partition("(")[2],
+                name=next((word for word in words if word.startswith(name)), name),
                 state=state,
                 parent=int(parent),
                 ticks=sum(map(int, fields[9:13])),
                 started=int(fields[17]),
-                command=path.with_name("cmdline").read_text(errors="replace").replace("\0", " ") if ours else "",
+                command=command.replace("\0", " "),
             )
     return found
 
