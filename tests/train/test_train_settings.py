@@ -86,7 +86,7 @@ def test_a_reference_that_leads_nowhere_is_refused(line, said):
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["recipe=digits", "data.path=x"], "recipe=digits has no data.path: it has data.sample_size, data.validation_fraction"),
+        (["recipe=digits", "data.path=x"], "recipe=digits has no data.path: it has data.sample_size, data.validation_fraction; recipe=criteria has it"),
         (["recipe=digits", "data=csv"], "data=csv sets data.source: recipe=digits has no data.source: it has data.sample_size"),
         (["recipe=digits", "pictures=folder"], "recipe=digits has no pictures: it has recipe, data, model, digits, training"),
         (["digits.layers=2"], "recipe=criteria has no digits.layers: it has recipe, data, model, training"),

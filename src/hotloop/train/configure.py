@@ -111,14 +111,14 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     usual = conf_files.composed({"recipe": choices["recipe"]} if "recipe" in choices else {})
     for group, name in choices.items():
         if group not in recipe.model_fields:
-            raise ConfigError(schema.unknown(recipe, group))
+            raise ConfigError(_unknown(recipe, group))
         # Defaults, and what a search sets for trials, are for any recipe.
         sets = conf_files.own(group, name, folder) if group not in ("recipe", "hpo") and name != "default" else {}
         kept = dict(nested.leaves(schema.trimmed(sets, recipe)))
         if lacks := next(
             (one for one, _ in nested.leaves(schema.trimmed(sets, recipe, usual)) if one not in kept), None
         ):
-            raise ConfigError(f"{group}={name} sets {lacks}: {schema.unknown(recipe, lacks)}")
+            raise ConfigError(f"{group}={name} sets {lacks}: {_unknown(recipe, lacks)}")
     values: dict[str, Any] = schema.trimmed(whole, recipe)
     nested.merge(values, schema.trimmed(own, recipe, same=whole))
     return _put(values, (text for text in lines if text.partition("=")[0] not in available), recipe, available)
@@ -139,6 +139,14 @@ def _choice(text: str, available: Mapping[str, Sequence[str]]) -> str:
     """Return the choice of a recipe for ``recipe.name=RECIPE``, as resumed runs name it; any other text as it is."""
     key, _, name = text.partition("=")
     return f"recipe={name}" if key == "recipe.name" and name in available["recipe"] else text
+
+
+def _unknown(recipe: type[Settings], key: str, also: Iterable[str] = ()) -> str:
+    """Say that a recipe has no such setting, and which recipe has it."""
+    said = schema.unknown(recipe, key, also=also)
+    own = recipe is model("workload")  # what a program decides itself is no matter of another recipe
+    others = [f"recipe={one}" for one in RECIPES if one != "workload" and not own and schema.at(model(one), key)]
+    return f"{said}; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else said
 
 
 def _chosen(group: str, asked: str, available: Mapping[str, Sequence[str]]) -> str:
@@ -186,7 +194,7 @@ def _read(text: str, recipe: type[Settings], available: Iterable[str]) -> tuple[
         raise ConfigError(f"override {text!r}: expected <setting>=<value>, such as training.num_epochs=3{function}")
     if schema.at(recipe, key) is None:
         own = {f"{GROUP}.{key}"} if GROUP in recipe.model_fields and "." not in key else set()
-        raise ConfigError(schema.unknown(recipe, key, also={*available, *own}))
+        raise ConfigError(_unknown(recipe, key, also={*available, *own}))
     try:
         return key, grammar.parse(value)
     except ValueError as error:
