@@ -8,6 +8,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from hotloop.errors import ConfigError
+from hotloop.train.recipe_settings import (  # noqa: TC001 - pydantic reads the types of the fields
+    DiffusionSettings,
+    DigitsSettings,
+    FocusSettings,
+    LanguageSettings,
+    PicturesSettings,
+)
 from hotloop.train.schema import Group
 
 
@@ -67,150 +74,6 @@ class ModelSettings(Group):
         """Refuse a model without a name."""
         if not self.name.strip():
             raise ConfigError("model.name is empty: expected a folder, a hub name or minilm-l6")
-        return self
-
-
-def _shared(group: str, size: str, net: Any) -> None:
-    """Refuse a width that attention heads cannot share."""
-    if getattr(net, size) % net.heads:
-        raise ConfigError(
-            f"{group}.{size}={getattr(net, size)} cannot be shared by {group}.heads={net.heads}: "
-            "expected a multiple of it"
-        )
-
-
-class DigitsSettings(Group):
-    """The vision transformer of the recipe `digits`."""
-
-    hidden_size: int = Field(ge=8)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    patch_size: Literal[1, 2, 4]
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse a width that the heads cannot share."""
-        _shared("digits", "hidden_size", self)
-        return self
-
-
-class LanguageSettings(Group):
-    """The tokens and the GPT-2 of the recipe `language`."""
-
-    vocabulary: int = Field(ge=257, le=65536)
-    context: int = Field(ge=8)
-    hidden_size: int = Field(ge=8)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse a width that the heads cannot share."""
-        _shared("language", "hidden_size", self)
-        return self
-
-
-class PicturesSettings(Group):
-    """Which captioned pictures, and the sizes that they are brought to."""
-
-    source: Literal["digits", "fashion-mnist", "folder"]
-    path: str | None
-    size: int = Field(ge=8, le=4096)
-    step: int = Field(ge=1, le=512)
-    buckets: int = Field(ge=1, le=64)
-    min_size: int = Field(ge=1)
-    skip_bad: bool
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse values that fit alone and not together."""
-        if self.source == "folder" and not self.path:
-            raise ConfigError("pictures.path is not set: pictures.source=folder needs it, pictures.path=FOLDER")
-        if self.size < self.step:
-            raise ConfigError(
-                f"pictures.size={self.size} is less than pictures.step={self.step}, of which every side is a multiple: "
-                "raise the one, or lower the other"
-            )
-        if self.size % self.step:
-            near = self.size // self.step * self.step
-            raise ConfigError(
-                f"pictures.size={self.size} is no multiple of pictures.step={self.step}, of which every side is one: "
-                f"{near} and {near + self.step} are"
-            )
-        return self
-
-
-class DiffusionSettings(Group):
-    """The networks of the recipe `diffusion`, how they are trained, and what is sampled of them."""
-
-    model: str
-    width: int = Field(ge=8)
-    autoencoder_steps: int = Field(ge=10)
-    train_text_encoder: bool
-    lora_rank: int | None = Field(ge=1)
-    lora_alpha: float | None = Field(gt=0)
-    prediction: Literal["epsilon", "v_prediction"] | None
-    min_snr_gamma: float | None = Field(gt=0)
-    noise_offset: float = Field(ge=0, le=1)
-    caption_dropout: float = Field(ge=0, le=0.9)
-    ema_decay: float | None = Field(ge=0, le=0.999999)
-    gradient_checkpointing: bool
-    cache: bool
-    output: bool
-    sample_every: int | None = Field(ge=1)
-    sample_steps: int = Field(ge=1, le=1000)
-    guidance: float = Field(ge=1)
-    prompts: tuple[str, ...]
-    samples: int = Field(ge=1, le=64)
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse values that fit alone and not together."""
-        if not self.model.strip():
-            raise ConfigError("diffusion.model is empty: expected small, sd15, a folder or a hub name")
-        if self.lora_rank is not None and self.model == "small":
-            raise ConfigError(
-                f"diffusion.lora_rank={self.lora_rank} with diffusion.model=small: its weights are random, so there is "
-                "nothing to adapt; name the folder of a trained model, or leave diffusion.lora_rank out"
-            )
-        if self.width % 8:
-            raise ConfigError(f"diffusion.width={self.width}: expected a multiple of 8, the groups of its norms")
-        return self
-
-
-class FocusSettings(Group):
-    """The texts, the working context and the networks of the recipe `focus`."""
-
-    files: int = Field(ge=1)
-    vocabulary: int = Field(ge=257, le=65536)
-    documents: int = Field(ge=1)
-    held_out: int = Field(ge=1)
-    blocks: int = Field(ge=2)
-    protected: int = Field(ge=1)
-    budget: int = Field(ge=64)
-    contexts: int = Field(ge=3)
-    rounds: int = Field(ge=1)
-    edits: int = Field(ge=1)
-    hidden_size: int = Field(ge=8)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    lens_size: int = Field(ge=8)
-    lens_layers: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse a text that cannot be taken from so many documents, and widths that the heads cannot share."""
-        _shared("focus", "hidden_size", self)
-        _shared("focus", "lens_size", self)
-        shared = self.blocks - self.protected
-        if shared < 1:
-            raise ConfigError(f"focus.protected={self.protected}: expected fewer than focus.blocks={self.blocks}")
-        if shared % self.documents:
-            divisors = ", ".join(str(one) for one in range(1, shared + 1) if not shared % one)
-            raise ConfigError(
-                f"focus.documents={self.documents} cannot share focus.blocks={self.blocks} less "
-                f"focus.protected={self.protected} in equal pieces: expected one of {divisors}"
-            )
         return self
 
 

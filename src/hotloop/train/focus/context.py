@@ -16,7 +16,7 @@ from hotloop.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hotloop.train.settings import FocusSettings
+    from hotloop.train.recipe_settings import FocusSettings
 
 BLOCK = 32
 """Tokens of a block, which a gist stands for."""

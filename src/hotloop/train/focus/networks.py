@@ -12,7 +12,7 @@ from hotloop.train.focus.allocator import edit
 from hotloop.train.focus.context import BLOCK, ITEMS, Frame, by_block, fill, lay_out
 
 if TYPE_CHECKING:
-    from hotloop.train.settings import FocusSettings
+    from hotloop.train.recipe_settings import FocusSettings
 
 
 _NEVER = -1e4
