@@ -548,3 +548,15 @@ def test_a_storage_that_was_emptied_is_told_before_its_trials_are_run_again(tmp_
     assert len(said) == 1
     assert "study.db holds no trial, though" in said[0]
     assert said[0].endswith("all of them are run again")
+
+
+def test_a_study_of_an_earlier_version_is_gone_on_with():
+    """It kept the settings of all recipes, and had none that came later."""
+    from hotloop.train.search import study
+
+    settings = configure.load(["recipe=digits"])
+    ours = study.comparable(settings)
+    earlier = {key: value for key, value in ours.items() if key not in ("training.num_epochs", "digits.layers")}
+    earlier |= {"focus.layers": 2, "data.path": None, "hpo.space.program.lr": None}
+    assert study.differences(study._as_now(earlier, settings), ours) == []
+    assert study.differences(study._as_now(earlier | {"digits.heads": 2}, settings), ours) == ["digits.heads 2, now 4"]

@@ -17,7 +17,7 @@ from hotloop.errors import ConfigError
 from hotloop.train import configure
 from hotloop.train.nested import leaves
 from hotloop.train.optional import require
-from hotloop.train.schema import at
+from hotloop.train.schema import at, build
 from hotloop.train.scope import DECISIVE, STILL_COMPARABLE
 from hotloop.train.search import samplers, space
 from hotloop.train.search.given import given
@@ -254,9 +254,7 @@ class Study:
             if theirs is None:
                 self.study.set_user_attr(_SETTINGS, ours)
                 return
-        # An earlier version kept the settings of all recipes.
-        theirs = {key: value for key, value in theirs.items() if key in ours or at(type(self.settings), key)}
-        other = differences(theirs, ours)
+        other = differences(_as_now(theirs, self.settings), ours)
         if other:
             raise ConfigError(
                 f"the study {study_name(self.settings)} in {self.storage.shown} was begun with other settings: "
@@ -299,6 +297,13 @@ def comparable(settings: Settings) -> dict[str, Any]:
     }
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain
+
+
+def _as_now(theirs: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return what an earlier version kept as this one would: the recipe's settings alone, newer ones by default."""
+    usual = comparable(build(type(settings), {}))
+    known = {key: value for key, value in theirs.items() if key in usual or at(type(settings), key)}
+    return {**{key: value for key, value in usual.items() if not key.startswith("hpo.")}, **known}
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
