@@ -14,13 +14,14 @@ from hotloop.compiling.control import status as status_of
 from hotloop.compiling.control import validate
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.events import Compiled, Event, Recompiled, Unavailable
-from hotloop.train.rehearse import Plan, without_graphs
+from hotloop.train.rehearse import without_graphs
 from hotloop.train.settings import CompileSettings, ComponentSettings, PresetSettings, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hotloop.presets import Preset
+    from hotloop.train.task import Plan
 
 STEADY_STEPS = 10
 """Compiled steps without a compile in them that are timed before a speed-up is stated."""

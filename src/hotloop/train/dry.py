@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hotloop.train.display import Display
-    from hotloop.train.rehearse import Plan
     from hotloop.train.start import Start
-    from hotloop.train.task import Task
+    from hotloop.train.task import Plan, Task
 
 _ADAM = 4
 """Times the size of a trained parameter that training holds: weights, gradient, and AdamW's two averages."""

@@ -23,7 +23,7 @@ from hotloop.train.compiling import Compiling, arguments
 from hotloop.train.feed import Feed
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.outcome import Live, Outcome
-from hotloop.train.rehearse import Plan, unsafe
+from hotloop.train.rehearse import unsafe
 from hotloop.train.saving import Checkpoints
 from hotloop.train.start import write_settings
 from hotloop.train.task import rate_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hotloop.events import Event
     from hotloop.train.display import Display
     from hotloop.train.start import Start
-    from hotloop.train.task import Task
+    from hotloop.train.task import Plan, Task
 
 _TIMED = 200
 """The newest times of what is before a step, of which the median is told."""

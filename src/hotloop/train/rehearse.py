@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,16 +11,16 @@ from hotloop import presets
 from hotloop._torch.random_state import RandomState
 from hotloop.compiling.fallback import missing
 from hotloop.errors import ConfigError, describe
-from hotloop.presets import Preset
 from hotloop.prove.harness.harness import Settings, rehearse
 
 if TYPE_CHECKING:
-    from hotloop.events import Event
-    from hotloop.step import Workload
-    from hotloop.train.task import Task
+    from collections.abc import Callable, Mapping
 
-Plan = Mapping[str, tuple[Preset, Preset]]
-"""The presets of each component that is to be compiled, for training and for inference."""
+    from hotloop.events import Event
+    from hotloop.presets import Preset
+    from hotloop.step import Workload
+    from hotloop.train.task import Plan, Task
+
 CALLS = 2
 """Calls without gradients after each training step of a rehearsal."""
 ROUNDS = 4

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 
 from hotloop.errors import ConfigError, TrainingFailedError
+from hotloop.presets import Preset
 from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import arguments
 from hotloop.train import checkpoint
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hotloop.step import Workload
-    from hotloop.train.rehearse import Plan
     from hotloop.train.settings import TrainingSettings
 
     Loss = Callable[[Tensor, Tensor], Tensor]
     """The mean loss of a model's output and the labels of a batch."""
 
+Plan = Mapping[str, tuple[Preset, Preset]]
+"""The presets of each component that is to be compiled, for training and for inference."""
 _TAKEN = {"loss", "step", "seconds", "learning_rate", "running", "ready_seconds"}
 """Names that an entry of the record has anyway."""
 
