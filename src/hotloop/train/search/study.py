@@ -254,7 +254,7 @@ class Study:
             if theirs is None:
                 self.study.set_user_attr(_SETTINGS, ours)
                 return
-        other = differences(_as_now(theirs, self.settings), ours)
+        other = differences(_as_now(theirs, ours, self.settings), ours)
         if other:
             raise ConfigError(
                 f"the study {study_name(self.settings)} in {self.storage.shown} was begun with other settings: "
@@ -299,11 +299,15 @@ def comparable(settings: Settings) -> dict[str, Any]:
     return plain
 
 
-def _as_now(theirs: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return what an earlier version kept as this one would: the recipe's settings alone, newer ones by default."""
+def _as_now(theirs: Mapping[str, Any], ours: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return what an earlier version kept as this one would: the recipe's settings alone, newer ones by default.
+
+    A mapping that is empty by default, such as a program's settings, is none of ``ours`` where it holds some.
+    """
     usual = comparable(build(type(settings), {}))
     known = {key: value for key, value in theirs.items() if key in usual or at(type(settings), key)}
-    return {**{key: value for key, value in usual.items() if not key.startswith("hpo.")}, **known}
+    newer = {key: value for key, value in usual.items() if key in ours and not key.startswith("hpo.")}
+    return {**newer, **known}
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
