@@ -16,6 +16,7 @@ from test_step_watch import changing, dropped
 from torch.nn import functional as F
 
 from hotloop.step.audit.call_monitor import CallMonitor
+from hotloop.step.guard import follow
 
 
 class Held:
@@ -183,6 +184,13 @@ def number_of_a_layer_in_a_list():
     return read, lambda: setattr(layers[0], "scale", -1.0)
 
 
+def item_that_a_generator_left_out():
+    held = [Held() for _ in range(4)]
+    for one in held:
+        one.counts = one is held[0]
+    return lambda: sum(one.weight for one in reversed(held) if one.counts), lambda: setattr(held[3], "counts", True)
+
+
 def function_of_a_library_replaced():
     F.a_weight = lambda: 1.0
     return lambda: 1.0 * F.a_weight(), lambda: setattr(F, "a_weight", lambda: -1.0)
@@ -210,6 +218,7 @@ READS = [
     attribute_of_a_metaclass,
     attribute_of_a_function,
     number_of_a_layer_in_a_list,
+    item_that_a_generator_left_out,
     function_of_a_library_replaced,
     distribution,
     memory_of_a_file,
@@ -448,3 +457,17 @@ def test_what_functions_return_and_generators_yield_is_heard():
     assert found == [1, 2]
     assert began.count("numbers") == 3
     assert [value for name, value in ended if name == "numbers"] == [1, 2, None]
+
+
+def test_what_a_generator_expression_runs_over_is_looked_at_once(both, monkeypatch):
+    """It was looked at with each item: a step that read 40,000 numbers of a text stood still for 85 seconds."""
+    text, looked, real = ",".join(["0.5"] * 300), [], gc.get_referents
+    listed = types.SimpleNamespace(**{name: getattr(gc, name) for name in ("get_referrers", "is_tracked")})
+    listed.get_referents = lambda value: looked.append(found := real(value)) or found
+    monkeypatch.setattr(follow, "gc", listed)
+
+    def reads(_):
+        return lambda logits, y: F.cross_entropy(logits, y) * sum(float(one) for one in text.split(",")) / 300
+
+    both.equal(changing(reads, lambda *_: None), exact=True, replays=6)
+    assert sum(map(len, looked)) < 10 * 300

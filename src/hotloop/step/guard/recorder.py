@@ -66,6 +66,8 @@ class Recorder:
         self.reads = ReadSet(holdings, accumulators)
         self._followed = Follower(self.reads, package_of(bytecode.file_of(step)), ignore)
         self._codes: dict[int, tuple[CodeType, Names | None]] = {}
+        self._iterators: dict[tuple[int, int], Any] = {}
+        """What generator expressions run over, met once each: such code goes on, and ends, with each of its items."""
         self._name_modules()
         self._name_hooks()
         self._name_step(step)
@@ -155,6 +157,7 @@ class Recorder:
         if self.reads.failed is None:
             self._carefully(self._followed.find_functions)
         self._followed = Follower(self.reads, "", ())  # objects are kept no longer
+        self._iterators.clear()
         return self.reads
 
     def assume(self) -> None:
@@ -203,7 +206,15 @@ class Recorder:
             names = names.computing()
         self._followed.closes_over(code, values)
         self._followed.runs(code, frame.f_globals, names)
+        self._meet(code, values, names)
+
+    def _meet(self, code: CodeType, values: dict[str, Any], names: Names) -> None:
         for name, value in values.items():
+            if name == ".0" and code.co_flags & inspect.CO_GENERATOR:
+                key = id(code), id(value)
+                if key in self._iterators:
+                    continue
+                self._iterators[key] = value
             self._followed.meet(value, names.by(name))
 
     def _values(self, frame: FrameType) -> dict[str, Any]:
@@ -219,8 +230,7 @@ class Recorder:
         if names is not None and names.own:
             values = self._values(frame)
             self._followed.closes_over(frame.f_code, values)
-            for name, item in values.items():
-                self._followed.meet(item, names.by(name))
+            self._meet(frame.f_code, values, names)
         if type(value) not in NEVER_FOLLOWED and frame.f_back is not None:
             caller = self._names(frame.f_back.f_code)
             if caller is not None:
