@@ -138,6 +138,8 @@ class Unavailable(Event):
     @property
     def hint(self) -> str:
         """What to do about it."""
+        if "is missing in this torch" in self.missing:
+            return "install a torch that hotloop was tested on, or a hotloop that was tested on this one"
         return "install what is missing, or name a preset that does without it (hotloop presets lists them)"
 
 

@@ -33,7 +33,12 @@ LIBRARYS = (
 
 def spared_by(place: str) -> str:
     """Return the argument that spares the value which a library reads at a place, or where to look for one."""
-    return next((words for part, words in _SWITCHES.items() if part in place.replace("\\", "/")), LIBRARYS)
+    return switch_at(place) or LIBRARYS
+
+
+def switch_at(place: str) -> str:
+    """Return the argument that spares a value which is read at a place; empty where none is known."""
+    return next((words for part, words in _SWITCHES.items() if part in place.replace("\\", "/")), "")
 
 
 class HostSync(Rule):

@@ -179,6 +179,20 @@ def test_a_machine_without_a_compiler_is_told_what_it_lacks(monkeypatch):
     assert "give the loop" not in why
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_value_that_a_library_reads_is_told_with_its_switch_where_code_is_compiled():
+    """torch compares the mask with a causal one, on the host: no line of the program's can be moved out of the model."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    with hotloop.watch() as events:
+        hotloop.compile(encoder, "aot_eager")(
+            torch.randn(2, 3, 4), mask=nn.Transformer.generate_square_subsequent_mask(3)
+        )
+    (broken,) = [one for one in events if isinstance(one, ev.GraphBreak)]
+    assert broken.file.endswith("transformer.py")
+    assert "say what it is, by is_causal= of nn.TransformerEncoder" in broken.hint
+
+
 # -- sizes, and inference mode -----------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop import events as ev
 from hotloop._torch.graphs import is_user_file, last_user_frame
 from hotloop._torch.module import Inlined, root_name
-from hotloop.diagnose import breaks
+from hotloop.diagnose import breaks, host_sync
 from hotloop.diagnose.no_effect import NoEffect
 from hotloop.diagnose.recompile_words import words_of
 
@@ -109,7 +109,7 @@ class MetricEvents:
             file=file,
             line=line,
             reason=f"{fail_type}: {_summary(text)}",
-            hint=hint_of(text, _source(file, line)),
+            hint=hint_of(text, _source(file, line), file),
             source=_source(file, line),
         )
 
@@ -142,7 +142,7 @@ def break_event(entry: Break, component: str | None) -> ev.GraphBreak:
         line=entry.line,
         source=entry.source,
         reason=_summary(entry.reason),
-        hint=hint_of(entry.reason, entry.source),
+        hint=hint_of(entry.reason, entry.source, entry.file),
         by_file=entry.by_file,
         by_line=entry.by_line,
         by_source=entry.by_source,
@@ -217,14 +217,17 @@ def _summary(text: str) -> str:
     return textwrap.shorten(full.rstrip("."), 300, placeholder=" ...")
 
 
-def hint_of(text: str, source: str = "") -> str:
+def hint_of(text: str, source: str = "", file: str | None = None) -> str:
     """Return how to mend a break or failure: the cure in our catalogue, else torch's first hint.
 
     Args:
         text: torch's words.
-        source: the user's line.
+        source: the line.
+        file: the line's file; where a library reads a value that an argument spares, that argument is the cure.
     """
     problem = breaks.cause_of(_summary(text), source)  # without torch's hints, which name other causes too
+    if problem.kind in ("item", "branch") and (switch := host_sync.switch_at(file or "")):
+        return switch
     hint = re.search(r"Hint: (.*)", text) if problem.kind == "other" else None
     return hint[1].strip() if hint else problem.change
 
