@@ -550,6 +550,13 @@ def test_a_storage_that_was_emptied_is_told_before_its_trials_are_run_again(tmp_
     assert said[0].endswith("all of them are run again")
 
 
+def test_a_storage_that_is_damaged_is_told_to_be_replaced(tmp_path, compose):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.db").write_bytes(b"no database" * 400)
+    with pytest.raises(SearchStoppedError, match=r"is not a database\. Put a copy of it back, or search anew"):
+        Study(compose(), tmp_path / "study", print)
+
+
 def test_a_study_of_an_earlier_version_is_gone_on_with():
     """It kept the settings of all recipes, and had none that came later."""
     from hotloop.train.search import study

@@ -84,10 +84,10 @@ class Storage:
     def gone(self, error: BaseException) -> SearchStoppedError:
         """Put a failure of the storage into words."""
         reason = " ".join(str(error.__cause__ or error).split())[:300]
-        return SearchStoppedError(
-            f"the storage {self.shown} does not answer: {reason}. Finished trials are kept: once it answers again "
-            "(or has room), the same command goes on"
-        )
+        kept = "Finished trials are kept: once it answers again (or has room), the same command goes on"
+        if "not a database" in reason or "malformed" in reason:  # as SQLite says of a damaged file
+            kept = "Put a copy of it back, or search anew with another hpo.folder (study.json keeps what was found)"
+        return SearchStoppedError(f"the storage {self.shown} does not answer: {reason}. {kept}")
 
     def patiently(self, what: Callable[[], Any], say: Callable[[str], None], seconds: float = PATIENCE_SECONDS) -> Any:
         """Do what matters, again and again while the storage does not answer.
