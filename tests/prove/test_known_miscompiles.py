@@ -7,6 +7,7 @@ the bug, which one comparison without hotloop tells. docs/miscompiles.md has the
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import miscompile_programs as programs
 import pytest
@@ -148,3 +149,20 @@ def test_the_proof_declines_a_real_one_and_the_run_is_eagers(real):
     assert "compiled code does not agree with eager" in declined.reason
     assert run.loop.status().tier == "eager"
     assert same(run, Trained(part, steps=steps))
+
+
+def test_other_random_numbers_are_told_as_a_bug_also_where_a_thread_is_alive():
+    """Inductor's own threads stay alive after a compile, so that the program was told to have them draw elsewhere."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        with memory_halved(programs.Dropped):
+            run = Trained(programs.Dropped, "aot_eager", steps=proven_by(programs.Dropped))
+    finally:
+        over.set()
+        thread.join()
+    (declined,) = run.told(ev.TierDeclined)
+    assert "another position of torch's CPU generator" in declined.reason
+    assert "where another thread draws" in declined.hint
+    assert "report it: this is a bug of the compiler's or of ours" in declined.hint

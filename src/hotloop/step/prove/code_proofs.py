@@ -35,8 +35,8 @@ _SEE_IT = "mend what the reason names, or train on without this tier"
 _REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
 _TOO_ROUGH = "train on without this tier: where the model is now, eager's own rounding is as large as what it computes"
 _ELSEWHERE = (
-    "another thread draws from the same stream, it seems: have it draw from a generator of its own (torch.Generator, "
-    "random.Random, numpy.random.default_rng), or load in worker processes"
+    "where another thread draws from the same stream, have it draw from a generator of its own (torch.Generator, "
+    f"random.Random, numpy.random.default_rng), or load in worker processes; else {_REPORT_IT}"
 )
 _STAYED = 2
 """Steps whose Python could run only once, after which it is taken to be so for good."""
