@@ -275,7 +275,7 @@ def test_a_backward_of_an_earlier_call_runs_after_a_call_was_put_back():
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
-def test_a_function_is_repeated_as_long_as_none_of_its_graphs_has_run():
+def test_a_function_is_not_repeated_whether_or_not_a_graph_has_run():
     def function(x, fails, first):
         x = x * 2 if first else x
         size = torch._shape_as_tensor(x)[1:2]
@@ -285,11 +285,8 @@ def test_a_function_is_repeated_as_long_as_none_of_its_graphs_has_run():
     for first in (False, True):
         ours, x = hotloop.compile(function, "aot_eager"), torch.ones(2, 4)
         ours(x, fails=False, first=first)
-        if first:
-            with pytest.raises(TypeError, match=r"prod\(\)"):
-                ours(x, fails=True, first=first)
-        else:
-            torch.testing.assert_close(ours(x, fails=True, first=first), x * 4)
+        with pytest.raises(TypeError, match=r"prod\(\)"):
+            ours(x, fails=True, first=first)
 
 
 def test_only_calls_that_may_fail_so_are_noted(monkeypatch):
@@ -405,3 +402,69 @@ def test_an_interrupt_while_a_call_is_put_back_waits_until_it_is(traced):
         assert whole(model) in (first, second)
         found.restore()
     assert at > 300
+
+
+class Meter:
+    """What a module holds that is no module."""
+
+    def __init__(self):
+        self.calls, self.by_name, self.total = 0, {"calls": 0}, torch.zeros(())
+
+
+class Held(nn.Module):
+    """Changes an object, and containers within containers, before it fails on a stand-in."""
+
+    def __init__(self, *, writes):
+        super().__init__()
+        self.net, self.writes, self.meter, self.nested = nn.Linear(4, 4), writes, Meter(), {"a": {"calls": 0}}
+
+    @torch._dynamo.disable
+    def track(self):
+        self.meter.calls += 1
+        self.meter.by_name["calls"] += 1
+        self.nested["a"]["calls"] += 1
+        self.meter.new = True
+        if self.writes:
+            self.meter.total += 1
+
+    def forward(self, x):
+        self.track()
+        size = torch._shape_as_tensor(x)[1:2]
+        torch._dynamo.graph_break()
+        return self.net(x) * torch.prod(size)
+
+
+def test_what_a_module_holds_in_objects_and_nested_containers_is_changed_once():
+    model = Held(writes=False)
+    hotloop.compile(model, preset="aot_eager")
+    model(torch.randn(2, 4))
+    assert (model.meter.calls, model.meter.by_name, model.nested) == (1, {"calls": 1}, {"a": {"calls": 1}})
+
+
+def test_a_call_that_has_written_into_a_tensor_of_such_an_object_is_not_repeated():
+    model = Held(writes=True)
+    hotloop.compile(model, preset="aot_eager")
+    with pytest.raises(TypeError) as caught:
+        model(torch.randn(2, 4))
+    assert "cannot be repeated" in caught.value.__notes__[0]
+    assert model.meter.total == 1
+
+
+def test_a_function_whose_python_has_run_is_not_repeated():
+    steps = []
+
+    @torch._dynamo.disable
+    def train():
+        steps.append(1)
+
+    def step(x):
+        train()
+        size = torch._shape_as_tensor(x)[1:2]
+        torch._dynamo.graph_break()
+        return x * torch.prod(size)
+
+    compiled = hotloop.compile(step, preset="aot_eager")
+    with pytest.raises(TypeError) as caught:
+        compiled(torch.randn(2, 4))
+    assert "a part of a function has run" in caught.value.__notes__[0]
+    assert len(steps) == 1

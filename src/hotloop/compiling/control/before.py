@@ -31,10 +31,10 @@ _NO_STATE = (type, types.FunctionType, types.MethodType, types.ModuleType)
 
 
 class Before:
-    """What a call found: its module's attributes, buffers and plain containers, the random streams, its arguments.
+    """What a call found: its module's attributes, buffers, containers and objects, the random streams, its arguments.
 
     Of other tensors (parameters, arguments, attributes) only the number of writes is noted: `lost` says that one was
-    written. Neither held nor noted is what containers of a module hold inside of others, and objects beside both.
+    written. Neither held nor noted is what lies deeper in a module's containers and objects, and what is beside both.
 
     It takes some 5 us a module and 50 us for the random streams, so only calls that may need it make it.
 
@@ -71,6 +71,7 @@ class Before:
         self._copies = copies(self._buffers)
 
     def _hold_module(self, module: torch.nn.Module, buffers: list[torch.Tensor]) -> None:
+        others: dict[int, Any] = {}
         for part in module.modules():
             held = self._hold_object(part)
             buffers += filter(_is_tensor, held["_buffers"].values())
@@ -85,9 +86,24 @@ class Before:
                         continue
                     items = self._hold_container(value)
                     if name not in _TABLES:
-                        self._noted += filter(_is_tensor, items)
+                        self._hold_items(items)
                 elif _is_tensor(value):
                     self._noted.append(value)
+                elif kind not in _NO_STATE:
+                    others[id(value)] = value
+        # A meter, a cache. Not what they refer to in turn, which may be a whole trainer.
+        for value in filter(_has_attributes, others.values()):
+            self._hold_items(self._hold_object(value).values())
+
+    def _hold_items(self, items: Iterable[Any]) -> None:
+        """Hold containers among items, and what containers are among theirs; note tensors."""
+        for value in items:
+            if _is_tensor(value):
+                self._noted.append(value)
+            elif isinstance(value, tuple):
+                self._noted += filter(_is_tensor, value)
+            elif type(value) in _CONTAINERS:
+                self._noted += filter(_is_tensor, self._hold_container(value))
 
     def _hold_arguments(self, waiting: list[Any], buffers: list[torch.Tensor]) -> None:
         """Hold what arguments consist of, a cache of keys and values among it; too many are not looked at."""
@@ -106,7 +122,7 @@ class Before:
                 waiting.extend(self._hold_container(value))
             elif hasattr(value, "__next__"):
                 self._opaque = "an argument is an iterator"
-            elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, _NO_STATE):
+            elif _has_attributes(value):
                 waiting.extend(self._hold_object(value).values())
             if len(waiting) > _MOST_ARGUMENTS:
                 self._opaque = f"its arguments hold more than {_MOST_ARGUMENTS} values"
@@ -139,7 +155,8 @@ class Before:
     def restore(self) -> None:
         """Put back what was held."""
         for value, held in zip(self._objects, self._attributes, strict=True):
-            value.__dict__.clear()
+            for name in value.__dict__.keys() - held.keys():  # never empty in between: threads may use the object
+                del value.__dict__[name]
             value.__dict__.update(held)
         for value in self._empty:
             value.clear()
@@ -152,6 +169,11 @@ class Before:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
+
+
+def _has_attributes(value: Any) -> bool:
+    """Return whether a value keeps attributes of its own, and is no module, whose parts are held on their own."""
+    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, (torch.nn.Module, *_NO_STATE))
 
 
 def _writes_of(tensor: torch.Tensor) -> tuple[int, int, int]:

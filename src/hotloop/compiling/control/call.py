@@ -72,8 +72,8 @@ class TargetCall(Call):
         """Return why eager cannot repeat the call, since not all that it changed can be put back; empty if it can."""
         if self.before is None:
             return f"what it found was not kept ({self.unkept})"
-        if module_of(self.target) is None and self.reached_graph():
-            return "compiled code of a function has run, which may have changed anything"
+        if module_of(self.target) is None:
+            return "a part of a function has run, which may have changed anything"
         return self.before.lost()
 
     def run_eager(self) -> Any:
