@@ -108,6 +108,48 @@ def test_a_slow_logger_holds_up_no_step_and_gets_all(tmp_path, run, monkeypatch)
     assert heard[-1] == "success"
 
 
+def test_an_interrupted_run_leaves_a_logger_that_hangs_also_where_no_more_may_wait(tmp_path, run, monkeypatch, capsys):
+    may_go_on = threading.Event()
+
+    class Hanging:
+        def log_metrics(self, *_, **__):
+            may_go_on.wait(60)
+
+        def finalize(self, how):
+            pass
+
+    act = fit._Fitting.step
+
+    def step(self, batches):
+        act(self, batches)
+        if self.position.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(fit._Fitting, "step", step)
+    monkeypatch.setattr(tracking, "_csv", lambda *_: Hanging())
+    monkeypatch.setattr(tracking, "_WAITING", 2)
+    monkeypatch.setattr(tracking, "_PATIENCE_SECONDS", 0.1)
+    try:
+        assert run(run__logger="csv").status == "interrupted"
+        assert record.load(tmp_path / "run")["status"] == "interrupted"
+        assert "run.logger=csv is slow, and left" in capsys.readouterr().out
+    finally:
+        may_go_on.set()
+
+
+def test_a_logger_that_would_end_its_thread_is_left(run, monkeypatch, capsys):
+    class Exits:
+        def log_metrics(self, *_, **__):
+            raise SystemExit("no login")
+
+        def finalize(self, how):
+            pass
+
+    monkeypatch.setattr(tracking, "_csv", lambda *_: Exits())
+    assert run(run__logger="csv").status == "finished"
+    assert "run.logger=csv fails (SystemExit: no login); the run goes on without it" in capsys.readouterr().out
+
+
 def test_a_logger_that_cannot_begin_ends_those_before_it(run, monkeypatch):
     heard = []
 
@@ -191,7 +233,8 @@ from hotloop.train import start
 from hotloop.train.tracking import Tracking
 before = os.environ.get("MLFLOW_TRACKING_URI")
 class Record: document = {"starts": 1}
-Tracking(start.prepare(sys.argv[1:]), Record, print)
+class Interrupt: signal = None
+Tracking(start.prepare(sys.argv[1:]), Record, print, Interrupt)
 assert os.environ.get("MLFLOW_TRACKING_URI") == before
 """
 

@@ -50,7 +50,7 @@ class Tier:
 
     @property
     def channels_last(self) -> bool:
-        """Whether the weights of convolutions are laid out channels last for this tier."""
+        """Whether convolutions compute channels last in this tier."""
         return self.base == CHANNELS_LAST
 
     @property

@@ -109,7 +109,7 @@ class _Fitting:
         self.automatic = self.make_automatic(compiling) if auto else None
         self.compiling = self.automatic or compiling
         self.account = Account(live.record, task.per_step)
-        self.tracking = Tracking(start, live.record, display.say)
+        self.tracking = Tracking(start, live.record, display.say, live.interrupt)
         self.checkpoints = Checkpoints(start, display.say, live.interrupt)
         self.ready_seconds: deque[float] = deque(maxlen=_TIMED)
         self.optimizers = list(task.workload.holdings().optimizers.values())

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hotloop.record import RunRecord
+    from hotloop.train.interrupt import Interrupt
     from hotloop.train.start import Start
     from hotloop.train.within import Within
 
@@ -35,6 +36,8 @@ _PARENT, _NAME = "mlflow.parentRunId", "mlflow.runName"
 _PLACE, _STORE = "hotloop.folder", "MLFLOW_TRACKING_URI"
 _WAITING = 10_000
 """How much may wait for a slow viewer; a run that logs faster than that waits as well."""
+_PATIENCE_SECONDS = 5.0
+"""How long a run that ends waits for its viewers without a word, and one that was interrupted at all."""
 _OPENED_SECONDS = 300
 """How long a run waits while others open a store: its tables may be made first, on a slow disk."""
 _ENDED = {
@@ -62,14 +65,15 @@ class Tracking:
         start: the run's settings, folder, and what it is within.
         record: the run's; each start of a run gets a version of its own in files.
         say: prints a line.
+        interrupt: a wish to stop ends the waiting for a viewer.
 
     Raises:
         ConfigError: a logger refuses to begin: no server, nobody logged in.
         MissingExtraError: its package is not installed.
     """
 
-    def __init__(self, start: Start, record: RunRecord, say: Callable[[str], None]) -> None:
-        self._say, self._every = say, start.settings.run.log_every
+    def __init__(self, start: Start, record: RunRecord, say: Callable[[str], None], interrupt: Interrupt) -> None:
+        self._say, self._every, self._interrupt = say, start.settings.run.log_every, interrupt
         self._compiled: dict[str, Any] = {}
         self._waiting: queue.Queue[Callable[[_Viewer], None] | None] = queue.Queue(_WAITING)
         self._steps, self._seconds = 0, 0.0
@@ -126,7 +130,7 @@ class Tracking:
         return {"logging_step_ms": 1000 * self._seconds / self._steps} if self._steps else {}
 
     def close(self, status: str) -> None:
-        """Write what is still in memory, and end the run there.
+        """Write what is still in memory, and end the run there; an interrupted run leaves a viewer that takes long.
 
         Args:
             status: how it ended, as its record has it.
@@ -140,14 +144,29 @@ class Tracking:
             if one.name == "wandb":
                 one.logger.experiment.finish(exit_code=code, quiet=True)
 
-        if self._viewers:
-            self._waiting.put(end)
-            self._waiting.put(None)
-            self._thread.join()
+        self._do(end)
+        self._do(None)
+        names, told = ", ".join(one.name for one in self._viewers if not one.failed), False
+        while self._thread.is_alive():
+            self._thread.join(_PATIENCE_SECONDS)
+            if not self._thread.is_alive():
+                return
+            if self._interrupt.signal:
+                self._say(f"run.logger={names} is slow, and left: it lacks the newest figures, the record has all")
+                return
+            if not told:
+                self._say(f"The run is over; run.logger={names} still takes its figures, Ctrl-C leaves the rest")
+            told = True
 
-    def _do(self, act: Callable[[_Viewer], None]) -> None:
-        if self._viewers:
-            self._waiting.put(act)
+    def _do(self, act: Callable[[_Viewer], None] | None) -> None:
+        """Put what is to be done behind what waits; where too much waits, a wish to stop ends the waiting."""
+        while self._thread.is_alive():
+            try:
+                self._waiting.put(act, timeout=1)
+            except queue.Full:
+                if not self._interrupt.signal:
+                    continue
+            return
 
     def _pass_on(self) -> None:
         """Pass on what waits, until the run has ended."""
@@ -160,7 +179,7 @@ class Tracking:
                     continue
                 try:
                     act(one)
-                except Exception as error:  # noqa: BLE001 - no viewer is worth the run
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - no viewer is worth the run, nor this thread
                     one.failed = True
                     why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
                     self._say(f"run.logger={one.name} fails ({why}); the run goes on without it")
