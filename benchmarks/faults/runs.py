@@ -312,7 +312,11 @@ FAULTS = [
     ),
     Fault("clock", "a clock that goes back two hours while it runs", "", plant="clock", scene=clock, **FOLDER),
     Fault(
-        "study", "a corrupt SQLite study (`hotloop hpo`, then `hotloop hpo best`)", "not a database|malformed", scene=corrupt_study, **COMMAND
+        "study",
+        "a corrupt SQLite study (`hotloop hpo`, then `hotloop hpo best`)",
+        "not a database|malformed",
+        scene=corrupt_study,
+        **COMMAND,
     ),
     Fault("bundle", "a bundle whose paths leave its folder", "a file that cannot be", scene=bundle, **COMMAND),
 ]

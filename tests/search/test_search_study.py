@@ -566,4 +566,6 @@ def test_a_study_of_an_earlier_version_is_gone_on_with():
     earlier = {key: value for key, value in ours.items() if key not in ("training.num_epochs", "digits.layers")}
     earlier |= {"focus.layers": 2, "data.path": None, "hpo.space.program.lr": None}
     assert study.differences(study._as_now(earlier, ours, settings), ours) == []
-    assert study.differences(study._as_now(earlier | {"digits.heads": 2}, ours, settings), ours) == ["digits.heads 2, now 4"]
+    assert study.differences(study._as_now(earlier | {"digits.heads": 2}, ours, settings), ours) == [
+        "digits.heads 2, now 4"
+    ]
