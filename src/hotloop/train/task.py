@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     Loss = Callable[[Tensor, Tensor], Tensor]
     """The mean loss of a model's output and the labels of a batch."""
 
-Plan = Mapping[str, tuple[Preset, Preset]]
-"""The presets of each component that is to be compiled, for training and for inference."""
+Plan = Mapping[str, tuple[Preset, Preset]]  # the presets of each component to be compiled: training, inference
 _TAKEN = {"loss", "step", "seconds", "learning_rate", "running", "ready_seconds"}
 """Names that an entry of the record has anyway."""
 
