@@ -124,6 +124,7 @@ def examples():
         "Node": traced[1],
         "OpOverload": torch.ops.aten.add.Tensor,
         "Generator": torch.Generator(),
+        "Distribution": torch.distributions.Normal(0.0, 1.0),
         "UntypedStorage": layer.weight.untyped_storage(),
         "BackwardCFunction": torch.autograd.Function._backward_cls,
         "CUDAGraphNode": importlib.import_module("torch._inductor.cudagraph_trees").CUDAGraphNode,

@@ -342,6 +342,22 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "which TorchFunctionModes (torch.device as a context) and saved-tensor hooks (save_on_cpu) surround a step",
         "a replay goes on without a mode, or hooks for saved tensors, that the program enters around a later step",
     ),
+    # -- checks that a recording leaves out
+    (
+        "Distribution._validate_args Distribution._validate_sample",
+        "torch.distributions' checks of arguments and samples, which read a value on the host only to raise",
+        "a step with such checks is captured only with validate_args=False",
+    ),
+    (
+        "torch.nn.utils.clip_grad:_get_total_norm",
+        "the norm that clip_grad_norm_ takes: called without error_if_nonfinite, which reads it on the host",
+        "a step that clips with error_if_nonfinite=True is not captured",
+    ),
+    (
+        "torch:_check_tensor_all_with",
+        "torch's check of a condition on a tensor, which transformers calls",
+        "a step in which transformers checks such a condition is not captured",
+    ),
     # -- captures
     (
         "torch._C:_cuda_endAllocateToPool",

@@ -109,6 +109,7 @@ class Context:
         writes: tells whether an optimizer has begun to write in the step that runs.
         progress: steps done, the tier in force.
         reports: where events, decisions, lines and verdicts go.
+        skips_checks: recordings leave out checks of libraries that read on the host only to raise.
         total_steps: how many steps the run takes, if the user said so.
         runs: how many runs use what is compiled in this one, if the user said so.
         workload: ``module:function`` that makes the program anew, for a background compile.
@@ -124,6 +125,7 @@ class Context:
     writes: WriteWatch
     progress: Progress
     reports: Reports
+    skips_checks: bool = True
     total_steps: int | None = None
     runs: float | None = None
     workload: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hotloop.record import RunRecord
     from hotloop.step import LoopStatus, Pad
 
-SETTINGS = ("run", "look", "buckets", "sentinel", "record")
+SETTINGS = ("run", "look", "buckets", "sentinel", "checks", "record")
 """The arguments of `HotLoop` by name."""
 _live: weakref.WeakSet[HotLoop] = weakref.WeakSet()
 """Every HotLoop that a Trainer has called: a callback is not told of the other callbacks of its Trainer."""
@@ -61,26 +61,29 @@ class HotLoop(TrainerCallback):
             that must not be read in this process before workers fork.
         buckets: as `Loop` takes them, for a collator that pads each batch to a length of its own.
         sentinel: the share of time for checks of compiled steps, as `Loop` takes it.
+        checks: whether recordings leave out checks of libraries, as `Loop` takes it.
         record: a folder for the run record; without one it is kept in memory.
 
     Raises:
         ConfigError: a tier, preset or setting does not exist.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the public settings
         self,
         run: str | Preset = "auto",
         *,
         look: bool = True,
         buckets: Mapping[str, Pad] | None = None,
         sentinel: float | None = SHARE,
+        checks: Literal["skip", "keep"] = "skip",
         record: str | os.PathLike[str] | None = None,
         **unknown: Any,
     ) -> None:
         check_names("HotLoop", unknown, SETTINGS)
         self.tier, self._asked = tier_of_setting(run), run
         self.run = run if isinstance(run, str) else run.name
-        self.look, self.buckets, self.sentinel, self.folder = look, buckets, sentinel, record
+        self.look, self.buckets, self.folder = look, buckets, record
+        self.sentinel, self.checks = sentinel, checks
         self.loop: Loop | None = None
         self.step: Callable[..., Any] | None = None
         """Runs a training step of the Trainer that handed its own over; None where the Trainer keeps it."""
@@ -265,6 +268,7 @@ class HotLoop(TrainerCallback):
                 buckets=self.buckets,
                 batches=_batches(owner, parts["train_dataloader"]) if self.look else None,
                 sentinel=self.sentinel,
+                checks=self.checks,
                 record=self.folder,
             )
         )

@@ -239,6 +239,8 @@ class StepAuditor:
         looked = _Observed(before_a_run(self._program, ready), moved, self._gradients())
         recorder = self._changes.recorder(compiled=self._context.base_tier.name != "eager")
         looked.heard.recorder = recorder
+        # Compiled code of the user's is guarded on torch's functions: others in their place compile it anew.
+        looked.heard.skips_checks = self._context.skips_checks and self._context.base_tier.name == "eager"
         given = self._named(args, kwargs)
         asks = gradients_of(one for (_, attribute), one in given.items() if not attribute)
         inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]

@@ -32,6 +32,8 @@ class AuditFindings:
     nothing else wrote into any of these."""
     computes_on: bool = False
     """Gradients were computed with parameters that an optimizer had stepped before, in the same step: a GAN does."""
+    checks: list[Obstacle] = dataclasses.field(default_factory=list)
+    """Host reads in checks of libraries, which a recording of eager code leaves out."""
     altered: bool = False
     """Gradients were written after an optimizer had found them: ``zero_grad(set_to_none=False)``."""
     asked: bool = False

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.checks import checks_surrounded
 from hotloop._torch.dispatch import draws_random, host_read, name_of, observing, tensors_in, user_place, written_by
 from hotloop._torch.fake import version_of
 from hotloop._torch.frames import shown, stack_of
@@ -23,13 +24,14 @@ from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
 from hotloop.interrupts import interruptible
 from hotloop.step.audit.averaged_model import answered
-from hotloop.step.audit.findings import AuditFindings
+from hotloop.step.audit.listener import Listener
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.state.holdings import Holdings
 
 _MATRIX_PRODUCTS = frozenset(
@@ -57,27 +59,6 @@ _COPIES = ("aten._to_copy", "aten.copy_")
 _MOVE_IT = (
     "move it to the device before the first step (register_buffer moves with its module), or pass it as an argument"
 )
-
-
-class Listener:
-    """Hears what a step does past its operations; this one hears nothing."""
-
-    def __init__(self) -> None:
-        self.seen = AuditFindings()
-        """What the look that it goes with has seen so far: what a step did that raises is known, too."""
-
-    def listening(self) -> contextlib.AbstractContextManager[None]:
-        """Listen while the block runs."""
-        return contextlib.nullcontext()
-
-    def hear(self, on: bool) -> None:
-        """Listen to what Python does, or not, while an operation is looked at: that is no step's doing."""
-
-    def operation(self, kwargs: dict[str, Any]) -> None:
-        """Hear of an operation that comes, and of its named arguments."""
-
-    def has_run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Hear of an operation that has run, and of what it gave."""
 
 
 def trace_step(
@@ -149,8 +130,7 @@ class OpTrace:
         self._stepped_already: set[int] = set()
         """Memory of parameters that an optimizer has stepped."""
         self._gradient_found: dict[int, torch.Tensor] = {}
-        self._places: set[tuple[str, int] | None] = set()
-        self._restored = self._stepping_now = 0
+        self._restored = self._stepping_now = self._checking = 0
         self._named = holdings.objects()
         self._had = Memory(list(self._named.values()))
         self._of_arguments = {_memory(one) for one in inputs if one.device.type == "cpu"}
@@ -237,7 +217,7 @@ class OpTrace:
         if self._stepping_now:  # a captured optimizer is told to stay on the device, another runs outside
             return
         if why := host_read(operation, args):
-            self._obstacle(why, _MOVE_IT_OUT)
+            self._obstacle(why, _MOVE_IT_OUT, among=self.seen.checks if self._checking else self.seen.obstacles)
         elif self._device.type != "cpu" and name in _COPIES and self._leaves(name, args, kwargs):
             self._obstacle("a tensor is copied to the host", "return the tensor, and copy it outside the step")
         if draws_random(operation, args, kwargs):
@@ -288,7 +268,18 @@ class OpTrace:
             self._known.add(memory)
             self.seen.written_found.append(tensor.detach())
 
-    def _obstacle(self, reason: str, hint: str, *, not_repeatable: bool = False) -> None:
+    @contextlib.contextmanager
+    def _in_check(self) -> Iterator[None]:
+        """Take the reads of a library's check, which a recording leaves out, for no obstacle."""
+        self._checking += 1
+        try:
+            yield
+        finally:
+            self._checking -= 1
+
+    def _obstacle(
+        self, reason: str, hint: str, *, not_repeatable: bool = False, among: list[Obstacle] | None = None
+    ) -> None:
         place = user_place()
         if (stack := stack_of(inspect.currentframe())).scaling:
             # A trainer's line that calls the scaler tells its user nothing: the program's own is named.
@@ -297,10 +288,10 @@ class OpTrace:
             # Nobody can move a library's line: its argument is named, and the line of the program that calls it.
             reason, place = f"{reason} (in {(library := shown(stack.reader))}, which it calls)", own
             hint = spared_by(library) if hint == _MOVE_IT_OUT else hint
-        if place not in self._places:
-            self._places.add(place)
-            file, line = place or (None, None)
-            self.seen.obstacles.append(Obstacle(reason, hint, file, line, not_repeatable))
+        found = self.seen.obstacles if among is None else among
+        file, line = place or (None, None)
+        if all((one.file, one.line) != (file, line) for one in found):
+            found.append(Obstacle(reason, hint, file, line, not_repeatable))
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -314,7 +305,8 @@ class OpTrace:
             )
         ]
         try:
-            with self._hearing(), replaced(torch.random, "fork_rng", self._forking):
+            checks = checks_surrounded(self._in_check) if self._listener.skips_checks else contextlib.nullcontext()
+            with self._hearing(), replaced(torch.random, "fork_rng", self._forking), checks:
                 yield
         finally:
             for handle in handles:

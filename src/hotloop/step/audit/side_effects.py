@@ -32,7 +32,8 @@ from hotloop.step.audit.impure_calls import (
     is_file,
     may_keep,
 )
-from hotloop.step.audit.op_trace import Listener, own_place, trace_step
+from hotloop.step.audit.listener import Listener
+from hotloop.step.audit.op_trace import own_place, trace_step
 from hotloop.step.guard.bytecode import BY_NAME
 from hotloop.step.obstacle import RUNS, Obstacle
 from hotloop.step.state.random_state import FROM_PYTHON, drawn_by, is_pythons

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.checks import checks_left_out
 from hotloop.errors import describe
 from hotloop.interrupts import interruptible
 from hotloop.measure import flatten, unflatten
@@ -339,7 +340,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
     inputs = Inputs(leaves, program.device)
     inputs.fill(leaves)
     static_args, static_kwargs = unflatten(structure, inputs.leaves)
-    with answered(program.holdings.modules):
+    with answered(program.holdings.modules), checks_left_out() if seen.checks else contextlib.nullcontext():
         result = captured.record(
             engine.begin(program.device, reports_capturing=reports_capturing),
             lambda: program.step(*static_args, **static_kwargs),

@@ -70,6 +70,16 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
     return others
 
 
+def check_checks(checks: Any) -> bool:
+    """Return whether recordings leave checks of libraries out; raise `ConfigError` for another setting."""
+    if checks not in ("skip", "keep"):
+        raise ConfigError(
+            f"checks {checks!r}: expected 'skip', which leaves checks of libraries that read on the host out of "
+            "recordings, or 'keep', which captures no step that has one"
+        )
+    return bool(checks == "skip")
+
+
 def _is_whole(value: Any) -> bool:
     """Return whether a value is a whole number, Python's or numpy's, and no truth value."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)

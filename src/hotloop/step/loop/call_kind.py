@@ -112,7 +112,8 @@ class Audited:
         """Decline the kind for what the audit found, or warm the step up."""
         if not capturing.may_begin(kind):
             return capturing.uncaptured(kind, call, tier)
-        obstacles = self.audit.obstacles
+        # Code that is compiled is guarded on the checks, so nothing is left out of it.
+        obstacles = self.audit.obstacles or (self.audit.checks if tier.compiles else [])
         if obstacles and kind.takes_other_path():
             return capturing.audit(kind, call)
         if obstacles:

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeVar
 
 import torch
 
@@ -20,17 +20,8 @@ from hotloop.step.capture.engines import engine_for
 from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
 from hotloop.step.compiled import Compiled
 from hotloop.step.context import Context, Progress
+from hotloop.step.loop import arguments
 from hotloop.step.loop.account import Account, LoopView
-from hotloop.step.loop.arguments import (
-    check,
-    check_batches,
-    check_runs,
-    check_shapes,
-    device_of,
-    known_names,
-    recording_in,
-    refuse_suspended,
-)
 from hotloop.step.loop.lifetimes import Lifetimes, checks_of
 from hotloop.step.loop.reporter import Reporter
 from hotloop.step.loop.runner import StepRunner
@@ -106,6 +97,8 @@ class Loop:
         workload: ``module:function`` or ``file.py:function`` that makes the program anew, for the background compile.
         sentinel: the share of time that it may cost to run a compiled or captured step eagerly as well, now and then,
             and compare; 0 or None for none.
+        checks: ``"skip"`` records a step without the checks of libraries that read on the host only to raise
+            (`torch.distributions`, ``error_if_nonfinite``); proofs and the sentinel make them. ``"keep"`` declines it.
         record: a folder in which the run record is written as the run goes; without one it is kept in memory. Of
             several processes each but the first writes into a folder of its own in it, ``rank-1`` and so on.
 
@@ -113,7 +106,7 @@ class Loop:
         ConfigError: an argument does not fit.
     """
 
-    @known_names
+    @arguments.known_names
     def __init__(  # noqa: PLR0913 - the public settings
         self,
         model: torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module],
@@ -131,18 +124,19 @@ class Loop:
         shapes: int | None = None,
         workload: str | None = None,
         sentinel: float | None = SHARE,
+        checks: Literal["skip", "keep"] = "skip",
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
         models = named("model", model, torch.nn.Module)
         optimizers = optimizers_of(optimizer)
-        others = check(run, total_steps, state, workload, record)
-        runs = check_runs(runs)
-        self._declared_shapes = check_shapes(shapes, batches)
+        others = arguments.check(run, total_steps, state, workload, record)
+        runs = arguments.check_runs(runs)
+        self._declared_shapes = arguments.check_shapes(shapes, batches)
         self._sentinel_share = share_of(sentinel)
         holdings = Holdings(models, optimizers, others)
-        device, compiled = device_of(holdings), Compiled(models)
+        device, compiled = arguments.device_of(holdings), Compiled(models)
         self._buckets, self._batches = Buckets(buckets or {}), batches
-        check_batches(batches)
+        arguments.check_batches(batches)
         if self._buckets.without_sizes and batches is None:
             name = self._buckets.without_sizes[0]
             raise ConfigError(
@@ -152,7 +146,7 @@ class Loop:
         """Objects that a step can reach and that change of themselves: a framework's; set before `step` decorates."""
         base, parts = compiled.tier, Parts(holdings)
         progress = Progress(base, may_capture=False)
-        with recording_in(record):
+        with arguments.recording_in(record):
             self.account = Account(progress, base.name, record)
         self._runners: list[StepRunner] = []
         reporter = Reporter(self.account, parts, self._runners)
@@ -167,6 +161,7 @@ class Loop:
             writes=WriteWatch(optimizers.values()),
             progress=progress,
             reports=reporter,
+            skips_checks=arguments.check_checks(checks),
             total_steps=None if total_steps is None else int(total_steps),
             runs=runs,
             workload=workload,
@@ -195,7 +190,7 @@ class Loop:
             raise ConfigError("loop.step(): expected a function: write @loop.step, without parentheses")
         if not callable(function):
             raise ConfigError(f"loop.step: expected a function, got {type(function).__name__}")
-        refuse_suspended(function)
+        arguments.refuse_suspended(function)
         prepare = self._buckets.of(function)
         choose_buckets(self.context, self._buckets, prepare, self._batches)
         runner = StepRunner(

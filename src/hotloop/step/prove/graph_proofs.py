@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from hotloop.step.state.program import Call
     from hotloop.step.tiers import Tier
 
+_LEFT_OUT = (
+    "That only decides whether to raise, so a recording leaves it out; proofs and the steps that the sentinel checks "
+    "do it. With checks='keep' each step does it, and none is captured"
+)
 _REPEAT_IT = "draw from torch's own generators, and read clocks and files outside of the step"
 
 
@@ -242,6 +247,8 @@ class GraphProofs:
             self._program, engine, recorded.audit, outside, call, reports_capturing=recorded.path.reports_capturing
         )
         recorded.recording = recording
+        if checks := "; ".join(map(str, recorded.audit.checks)):
+            self._context.reports.say_once(f"{self._step.name}: {checks}. {_LEFT_OUT}", logging.WARNING)
         self._replay_seconds = recording.first_seconds
         self._context.reports.emit(
             ev.Captured(

@@ -1,0 +1,31 @@
+"""The interface of what hears a step past its operations while it is audited."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from hotloop.step.audit.findings import AuditFindings
+
+
+class Listener:
+    """Hears what a step does past its operations; this one hears nothing."""
+
+    def __init__(self) -> None:
+        self.seen = AuditFindings()
+        """What the look that it goes with has seen so far: what a step did that raises is known, too."""
+        self.skips_checks = False
+        """Whether a recording of the step leaves out checks of libraries (`hotloop._torch.checks`)."""
+
+    def listening(self) -> contextlib.AbstractContextManager[None]:
+        """Listen while the block runs."""
+        return contextlib.nullcontext()
+
+    def hear(self, on: bool) -> None:
+        """Listen to what Python does, or not, while an operation is looked at: that is no step's doing."""
+
+    def operation(self, kwargs: dict[str, Any]) -> None:
+        """Hear of an operation that comes, and of its named arguments."""
+
+    def has_run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Hear of an operation that has run, and of what it gave."""

@@ -1,0 +1,254 @@
+"""Checks of libraries that only decide whether to raise: recorded steps leave them out, eager runs make them."""
+
+import logging
+import threading
+
+import pytest
+import torch
+from step_programs import GRAPH, Classifier, batches
+from step_sentinels import checked_every
+from torch import nn
+from torch.distributions import Categorical, Normal
+from torch.nn import functional as F
+
+import hotloop
+from hotloop._torch import checks
+from hotloop.errors import ConfigError
+
+CHECKED = {"validate_args": True}
+"""By default distributions check, until dynamo is loaded, which turns that off in the whole process."""
+
+
+class Agent(nn.Module):
+    """Actor and critic as in cleanrl's PPO."""
+
+    def __init__(self, continuous):
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.actor = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.log_std = nn.Parameter(torch.zeros(1, 3)) if continuous else None
+
+    def get_action_and_value(self, x, action):
+        mean = self.actor(x)
+        if self.log_std is None:
+            chosen = Categorical(logits=mean, **CHECKED)
+            return chosen.log_prob(action), chosen.entropy(), self.critic(x)
+        chosen = Normal(mean, torch.exp(self.log_std.expand_as(mean)), **CHECKED)
+        return chosen.log_prob(action).sum(1), chosen.entropy().sum(1), self.critic(x)
+
+
+def minibatches(device, steps=20, *, continuous):
+    draws = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        action = torch.randn(6, 3, generator=draws) if continuous else torch.randint(3, (6,), generator=draws)
+        floats = [torch.randn(6, generator=draws) for _ in range(3)]
+        yield [one.to(device) for one in (torch.randn(6, 8, generator=draws), action, *floats)]
+
+
+def ppo(*, continuous, **settings):
+    def program(run):
+        agent = Agent(continuous).to(run.device)
+        optimizer = torch.optim.Adam(agent.parameters(), lr=2**-8, eps=1e-5, fused=True)
+
+        @run.loop(agent, optimizer, **settings).step
+        def train_step(x, action, old_log_prob, advantage, returned):
+            log_prob, entropy, value = agent.get_action_and_value(x, action)
+            ratio = (log_prob - old_log_prob).exp()
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+            policy = torch.max(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)).mean()
+            loss = policy - 0.01 * entropy.mean() + 0.5 * 0.5 * (value.view(-1) - returned).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+            optimizer.step()
+            return loss, (ratio - 1).abs().gt(0.2).float().mean()
+
+        for minibatch in minibatches(run.device, continuous=continuous):
+            run.note(*train_step(*minibatch))
+        return agent, optimizer
+
+    return program
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_a_ppo_update_is_captured_whole_and_its_checks_are_said_once(both, continuous, caplog):
+    with caplog.at_level(logging.WARNING, "hotloop"):
+        both.equal(ppo(continuous=continuous), exact=True)
+    said = [one.getMessage() for one in caplog.records if "torch/distributions/" in one.getMessage()]
+    assert len(said) == 1, said
+    assert f"chosen = {'Normal' if continuous else 'Categorical'}(" in said[0]
+    assert "chosen.log_prob(action)" in said[0]
+    assert "checks='keep'" in said[0]
+
+
+def test_checks_that_are_kept_decline_the_step(both):
+    both.declines(ppo(continuous=False, checks="keep"), reason="read on the host", hint="validate_args=False")
+
+
+def clipping(*, spoilt=(), **settings):
+    """A program whose batches are spoilt from some steps on; it notes at which step it raised, and ends there."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+
+        @run.loop(model, optimizer, **settings).step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss, norm
+
+        raised = []
+        for number, (x, y) in enumerate(batches(run.device, 30)):
+            try:
+                run.note(*train_step(x.fill_(float("nan")) if number in spoilt else x, y))
+            except RuntimeError as error:
+                raised.append((number, str(error)))
+                break
+        program.raised = raised
+        return model, optimizer
+
+    return program
+
+
+def test_clipping_that_looks_for_infinities_is_captured(both):
+    both.equal(clipping(), exact=True)
+
+
+@pytest.mark.parametrize("first", [3, 4, 5])
+def test_a_check_that_fails_in_a_step_of_a_proof_reaches_the_user_in_that_step(both, first):
+    program = clipping(spoilt=range(first, 30))
+    both.run(program, GRAPH)
+    assert [number for number, _ in program.raised] == [first]
+    assert "non-finite" in program.raised[0][1]
+
+
+def test_a_check_that_fails_in_replays_is_made_by_the_sentinel(both):
+    program = clipping(spoilt=range(9, 30))
+    with checked_every(8):
+        run, _ = both.run(program, GRAPH)
+    assert run.replays() > 0
+    (number, why), *_ = program.raised
+    assert 9 <= number < 9 + 8
+    assert "non-finite" in why
+
+
+def test_a_switch_that_changes_more_than_whether_to_raise_does_not_pass_the_proof(both, monkeypatch):
+    def wrong(real):
+        def norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
+            return 0.25 * real(tensors, norm_type, False, foreach)
+
+        return norm
+
+    rows = [one._replace(without=wrong) if one.name == "_get_total_norm" else one for one in checks.CHECKS]
+    monkeypatch.setattr(checks, "CHECKS", rows)
+    run = both.alike(clipping())
+    assert "does not agree" in run.declined[0].reason
+
+
+def test_a_distribution_from_before_the_step_checks_again_outside_of_it(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+        zero, one = torch.zeros((), device=run.device), torch.ones((), device=run.device)
+        prior = Normal(zero, one, **CHECKED)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y) - 0.01 * prior.log_prob(model.head.weight).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+            with pytest.raises(ValueError, match="within the support"):
+                prior.log_prob(zero / 0)
+        return model, optimizer
+
+    both.equal(program, exact=True)
+
+
+def test_other_threads_go_on_checking_and_so_do_objects_that_outlive_the_block():
+    raised = []
+
+    def elsewhere():
+        with pytest.raises(ValueError, match="to satisfy the constraint"):
+            Normal(torch.tensor(0.0), torch.tensor(-1.0), **CHECKED)
+        raised.append(True)
+
+    with checks.checks_left_out():
+        made = Normal(torch.tensor(0.0), torch.tensor(-1.0), **CHECKED)
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+    assert raised
+    with pytest.raises(ValueError, match="within the support"):
+        made.log_prob(torch.tensor(float("nan")))
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        Normal(torch.tensor(0.0), torch.tensor(-1.0), **CHECKED)
+
+
+def test_compiled_code_keeps_its_checks(both):
+    """It is guarded on torch's functions: others in their place would have it compiled anew in the capture."""
+
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.actor = nn.Linear(8, 3)
+
+        def forward(self, x, action):
+            return Categorical(logits=self.actor(x), **CHECKED).log_prob(action)
+
+    def program(run):
+        model = Policy().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, action):
+            loss = -model(x, action).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, action, *_ in minibatches(run.device, continuous=False):
+            run.note(train_step(x, action))
+        return model, optimizer
+
+    run = both.alike(program, asked="aot_eager+graph")
+    assert "torch/distributions/" in run.declined[0].reason
+    assert run.status().tier == "aot_eager"
+
+
+def test_a_condition_on_a_tensor_that_transformers_checks_is_left_out(both):
+    from transformers.utils import torch_compilable_check
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            torch_compilable_check(x.isfinite().all(), "not finite")
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    both.equal(program, exact=True)
+
+
+def test_a_setting_that_does_not_exist_is_named():
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"checks 'none': expected 'skip'.*'keep'"):
+        hotloop.Loop(model, torch.optim.SGD(model.parameters()), checks="none")
