@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_SIGNALS = signal.valid_signals()  # a third of what holding signals off would cost
 
 
 class _Handler:
@@ -53,7 +54,7 @@ class _Handlers:
     def put_aside(self) -> None:
         """Let signals wait from now on."""
         self.aside = self.wait = True
-        for number in signal.valid_signals():
+        for number in _SIGNALS:
             own = signal.getsignal(number)
             if callable(own) and own is not self._ours.get(number):
                 self._ours[number] = _Handler(self, own)

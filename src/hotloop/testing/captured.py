@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.dispatch import host_read, observing, tensors_in
+from hotloop.interrupts import uninterrupted
 from hotloop.step.capture import engines
 from hotloop.step.state.memory import in_place
 
@@ -123,6 +124,7 @@ class Tape:
         self._modes.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
         return result
 
+    @uninterrupted  # as a GPU runs a graph that was launched: an interrupt comes before all of it, or after
     def replay(self) -> None:
         """Run the operations again, in order, and write each result into the storage of the first one."""
         with torch.no_grad():

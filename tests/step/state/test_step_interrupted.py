@@ -3,8 +3,8 @@
 A signal is raised at a bytecode of what does that, one a run, and its handler raises. The state has to be that from
 before the step or that from after it.
 
-A place is one bytecode of one function, tried when it is reached first; later rounds of a loop are not tried. The five
-stages have some 11,700 places: the tests try 16 of each stage, and the campaign each fifth of all.
+A place is one bytecode of one function, tried when it is reached first; later rounds of a loop are not tried. The
+stages have some 23,600 places: the tests try 16 of each stage, and the campaign each fifth of all.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from torch import nn
 
 import hotloop
 from hotloop import interrupts
-from hotloop.step.capture.recording import CapturedStep
+from hotloop.step import tiers
+from hotloop.step.capture.recording import CapturedStep, _OutsideCall
+from hotloop.step.policy.policy import SetTier
+from hotloop.step.prove.sentinel import Sentinel
 from hotloop.step.rescue import Rescue
 from hotloop.testing import captured_step_emulation
 
 EXCHANGING = (
     *("interrupts", "_torch/random_state", "_torch/places", "step/rescue", "step/state/snapshot"),
     *("step/state/bindings", "step/state/memory", "step/state/trial_run", "step/state/undo", "step/prove/proof"),
-    *("step/prove/wide_reference", "step/prove/rounding_evidence"),
+    *("step/prove/wide_reference", "step/prove/rounding_evidence", "step/prove/sentinel"),
+    *("step/capture/recording", "step/capture/optimizers", "testing/captured"),
 )
 STAGES = {
     "rehearsal and proof of code": ("aot_eager", 2),
@@ -37,6 +41,9 @@ STAGES = {
     "capture": (GRAPH, 3),
     "proof": (GRAPH, 4),
     "undo": (GRAPH, 8),
+    "replay": (GRAPH, 8),
+    "check of a recording": (GRAPH, 8),
+    "check of code": ("aot_eager", 8),
 }
 
 
@@ -87,6 +94,10 @@ def _interrupt(*_):
     raise KeyboardInterrupt
 
 
+def _is_traced(_):
+    return sys.gettrace() is not None
+
+
 class Interrupted:
     """A run of a stage that is interrupted at one bytecode of what exchanges state; at none for 0."""
 
@@ -102,8 +113,9 @@ class Interrupted:
         model = Net()
         optimizer = torch.optim.Adam(model.parameters(), lr=2**-6)
         batches = [torch.randn(8, 4) for _ in range(number + 1)]
-        with captured_step_emulation():
-            self._run(stage, model, optimizer, batches, hotloop.Loop(model, optimizer, run=asked, sentinel=None))
+        share = 0.5 if stage.startswith("check") else None
+        with captured_step_emulation(), mock.patch.object(Sentinel, "due", _is_traced):
+            self._run(stage, model, optimizer, batches, hotloop.Loop(model, optimizer, run=asked, sentinel=share))
 
     def _run(self, stage, model, optimizer, batches, loop):
         @loop.step
@@ -177,6 +189,42 @@ def torn(stage, chosen, within=""):
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_interrupt_leaves_the_state_from_before_the_step_or_from_after_it(stage):
     assert not torn(stage, lambda places: [places[(2 * part + 1) * len(places) // 32] for part in range(16)])
+
+
+def test_an_interrupt_in_any_operation_of_a_replay_comes_before_all_of_it_or_after():
+    """As on a GPU, where a replay is one launch: on the stand-in, step counts moved without the averages of Adam."""
+    bytecodes = Interrupted("replay", 0).bytecodes
+    assert not torn("replay", lambda _: range(bytecodes // 20, bytecodes, bytecodes // 20))
+
+
+def test_an_interrupt_while_the_tier_changes_comes_when_it_has_changed(monkeypatch):
+    own = signal.signal(signal.SIGUSR1, _interrupt)
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    first = lambda _: signal.raise_signal(signal.SIGUSR1)  # noqa: E731
+    try:
+        with captured_step_emulation():
+            loop = hotloop.Loop(model, optimizer, run=GRAPH)
+            monkeypatch.setattr("hotloop.step.capture.recorded_optimizers.return_step_counts", first)
+            with pytest.raises(KeyboardInterrupt):
+                loop.transitions.apply([SetTier(tiers.parse(one), "") for one in ("eager", "aot_eager")])
+        assert loop.tier.name == "aot_eager"
+    finally:
+        signal.signal(signal.SIGUSR1, own)
+
+
+def test_what_a_scaler_hands_to_an_optimizer_is_taken_back_where_an_interrupt_comes_between():
+    class Interrupting(torch.optim.SGD):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "grad_scale":
+                raise KeyboardInterrupt
+
+    optimizer = Interrupting(Net().parameters())
+    call = _OutsideCall(optimizer, [], (), {}, {"grad_scale": torch.ones(()), "found_inf": torch.zeros(())})
+    with pytest.raises(KeyboardInterrupt):
+        call.run([])
+    assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()
 
 
 def test_an_interrupt_while_handlers_are_exchanged_leaves_the_programs_own():

@@ -49,13 +49,13 @@ class _OutsideCall:
 
     def run(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         _bind(parameters, self.gradients)
-        for name, value in self.attributes.items():
-            setattr(self.optimizer, name, value)
         try:
+            for name, value in self.attributes.items():
+                setattr(self.optimizer, name, value)
             self.optimizer.step(*self.args, **self.kwargs)
         finally:
             for name in self.attributes:
-                delattr(self.optimizer, name)
+                vars(self.optimizer).pop(name, None)
 
 
 class CapturedStep:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
+from hotloop.interrupts import uninterrupted
 from hotloop.step.policy.fixed import Fixed
 from hotloop.step.policy.policy import Release, SetTier, TryTier
 
@@ -38,6 +39,13 @@ class Transitions:
 
     def apply(self, actions: Sequence[Action]) -> None:
         """Do what the policy has decided, in order."""
+        if actions:
+            self._do(actions)
+        self._context.progress.in_trial = self.policy.turn() is not None
+        self._context.progress.preparing = self.policy.preparing
+
+    @uninterrupted  # half of it would leave another tier in force than the policy has decided
+    def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, SetTier):
                 self.set_tier(action.tier, action.reason)
@@ -48,8 +56,6 @@ class Transitions:
                     runner.capturing.release(action.tier.base)
                 if not self._context.progress.tier.graph:
                     self._optimizers.return_step_counts()
-        self._context.progress.in_trial = self.policy.turn() is not None
-        self._context.progress.preparing = self.policy.preparing
 
     def set_tier(self, tier: Tier, reason: str) -> None:
         """From the next step on, run in a tier, or on the way to it."""
@@ -71,12 +77,14 @@ class Transitions:
         if progress.audits or not tier.other_kernels:  # an audit tells whether to compile at all
             self._context.compiled.install(tier)
 
+    @uninterrupted
     def forget_recordings(self) -> None:
         """Let go of everything that was captured."""
         for runner in self._runners:
             runner.capturing.forget_recordings()
         self._optimizers.return_step_counts()
 
+    @uninterrupted
     def stay_as_given(self) -> None:
         """Run the models as they were given from now on; nothing that was compiled or captured is kept."""
         base, progress = self._context.base_tier, self._context.progress
