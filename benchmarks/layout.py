@@ -1,6 +1,7 @@
 """The layout of convolutions: eager, and what `auto` makes of a run with and without the tiers of another layout.
 
-usage: python -m benchmarks.layout [--workloads resnet50,inception] [--ways ...] [--steps 1000] [--out FILE] [--cpu]
+usage: python -m benchmarks.layout [--workloads resnet50,inception] [--ways ...] [--steps 1000] [--out FILE]
+       [--cpu] [--float32]
 
 Each row is a process of its own that runs all steps, batches as torch makes them: total seconds from the begin of the
 first step to the end of the last, steady ms of the last fifth, peak memory, the tier at the end, what was decided, and
@@ -23,23 +24,25 @@ WAYS = ("eager", "auto-as-written", "auto", "eager+graph", "channels_last+graph"
 SECONDS = 240
 
 
-def row(workload, way, steps, *, cpu):
+def row(workload, way, steps, *, cpu, float32):
     """Run one row in this process; return its figures."""
     import torch
 
     import hotloop
-    from hotloop.step.policy import candidates
 
-    from .suite.workloads import build
+    from .suite.workloads import Place, build
 
     device = torch.device("cpu" if cpu else "cuda")
+    if float32:
+        Place.autocast = lambda _place: contextlib.nullcontext
     program = build(workload, device, "cpu" if cpu else "gpu")
     with hotloop.testing.captured_step_emulation() if cpu else contextlib.nullcontext():
         loop, step = None, program.step
         if way != "eager":
             run = "auto" if way.startswith("auto") else way
             loop = hotloop.Loop(program.model, program.optimizer, run=run, total_steps=steps)
-            candidates.TRIES_LAYOUTS = way == "auto"
+            if way == "auto-as-written":
+                loop.policy.candidates.declined |= {"channels_last", "channels_last+graph"}
             step = loop.step(program.step)
         torch.manual_seed(2)
         waited = torch.cuda.synchronize if not cpu else lambda: None
@@ -87,10 +90,13 @@ def main():
     parser.add_argument("--steps", type=int, default=1_000)
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument(
+        "--float32", action="store_true", help="without autocast; cuDNN computes in TF32, torch's default"
+    )
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        print("ROW " + json.dumps(row(*asked.child, asked.steps, cpu=asked.cpu)), flush=True)
+        print("ROW " + json.dumps(row(*asked.child, asked.steps, cpu=asked.cpu, float32=asked.float32)), flush=True)
         return
     rows = []
     for workload in asked.workloads.split(","):
@@ -99,7 +105,7 @@ def main():
             command = [sys.executable, "-m", "benchmarks.layout", "--child", workload, way, "--steps", str(asked.steps)]
             try:
                 ran = subprocess.run(
-                    [*command, *(["--cpu"] if asked.cpu else [])],
+                    [*command, *(["--cpu"] if asked.cpu else []), *(["--float32"] if asked.float32 else [])],
                     capture_output=True,
                     text=True,
                     timeout=SECONDS,

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop.prove.doctor.examining import examine
-from hotloop.step.policy import candidates
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,9 +95,8 @@ def test_float32_trains_as_eager(fused, monkeypatch):
     torch.testing.assert_close(ours.model.state_dict(), eager.model.state_dict(), rtol=1e-3, atol=1e-5)
 
 
-def test_auto_times_it_by_turns_and_keeps_both_recordings(monkeypatch):
-    monkeypatch.setattr(candidates, "TRIES_LAYOUTS", True)
-    ours = Run("auto", "as in benchmarks/layout.py", total_steps=100_000).train(60)
+def test_auto_times_it_by_turns_and_keeps_both_recordings():
+    ours = Run("auto", "as in benchmarks/layout.py", total_steps=100_000).train(160)
     document = ours.loop.record.document
     reasons = [one["reason"] for one in document["decisions"]]
     assert any("channels_last+graph" in reason and " against " in reason for reason in reasons), reasons

@@ -61,12 +61,13 @@ CUDA: Mapping[str, Prior] = {
     "eager+graph": Prior(
         gain=Range(0.98, 1.0, 1.02), prepare=Range(0.1, 0.3, 0.9), swap=None, chance=0.95, rows="eager + graph"
     ),
-    # Proofs in both layouts run on the host for the most part: 5.3 s for ResNet-50 on an H100.
+    # Measured on 2026-11-25 (one H100, torch 2.11, bfloat16): 1.63 and 1.67 times faster than the captured step. The
+    # proofs in both layouts, which run on the host for the most part, took 3 to 6 s.
     CHANNELS_LAST: Prior(
-        gain=Range(0.9, 1.35, 1.7), prepare=Range(2.0, 5.0, 10.0), swap=None, chance=0.8, rows="inception, resnet-50"
+        gain=Range(0.9, 1.4, 1.7), prepare=Range(1.5, 4.0, 8.0), swap=None, chance=0.8, rows="inception, resnet-50"
     ),
     f"{CHANNELS_LAST}+graph": Prior(
-        gain=Range(0.9, 1.4, 1.7), prepare=Range(2.0, 5.0, 10.0), swap=None, chance=0.8, rows="inception, resnet-50"
+        gain=Range(0.9, 1.5, 1.7), prepare=Range(1.5, 4.0, 8.0), swap=None, chance=0.8, rows="inception, resnet-50"
     ),
     "regional": Prior(
         gain=Range(0.84, 1.15, 1.66),

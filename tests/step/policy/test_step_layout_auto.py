@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop.step.layout import why_not
-from hotloop.step.policy import candidates
 
 TIMES = {"eager": 0.040, "eager+graph": 0.039, "channels_last": 0.026, "channels_last+graph": 0.025}
 SLOWER = {**TIMES, "channels_last": 0.052, "channels_last+graph": 0.050, "eager+graph": 0.010}
@@ -19,7 +18,6 @@ SLOWER = {**TIMES, "channels_last": 0.052, "channels_last+graph": 0.050, "eager+
 @pytest.fixture(autouse=True)
 def _no_store(monkeypatch):
     monkeypatch.setenv("HOTLOOP_CACHE_DIR", "")
-    monkeypatch.setattr(candidates, "TRIES_LAYOUTS", True)
 
 
 def build(*, channels_last=False):
@@ -97,15 +95,6 @@ def test_a_model_without_use_for_it_costs_nothing(model):
         names = hotloop.Loop(made, optimizer).policy.candidates.names()
     assert "eager+graph" in names
     assert not any("channels_last" in name for name in names)
-
-
-def test_it_is_for_those_who_ask(monkeypatch):
-    """Until a GPU has said what its proofs cost."""
-    monkeypatch.setattr(candidates, "TRIES_LAYOUTS", False)
-    model = build()
-    with hotloop.testing.captured_step_emulation():
-        loop = hotloop.Loop(model, torch.optim.SGD(model.parameters()))
-        assert not any("channels_last" in name for name in loop.policy.candidates.names())
 
 
 def test_on_a_cpu_it_is_for_those_who_ask():

@@ -4,13 +4,13 @@ from unittest import mock
 
 import pytest
 import torch
-from step_sentinels import Jitter, jittered
+from step_sentinels import Jitter, checked_every, jittered
 from torch import nn
 
 import hotloop
 from hotloop import events as ev
 from hotloop.step.obstacle import CandidateFailedError
-from hotloop.step.prove import code_proofs, proof, rounding_evidence
+from hotloop.step.prove import code_proofs, proof, rounding_evidence, sentinel
 from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.testing import captured_step_emulation
 
@@ -35,10 +35,10 @@ def batch():
     return torch.stack((x, x * (1 + 1e-3 * torch.randn_like(x))), 1).reshape(64, 8)
 
 
-def trained(model, batch, tier="aot_eager", steps=16):
+def trained(model, batch, tier="aot_eager", steps=16, sentinel=None):
     """Train for a few steps; gives the optimizer, and what became of the loop."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9, momentum=0.5)
-    loop = hotloop.Loop(model, optimizer, run=tier, sentinel=None)
+    loop = hotloop.Loop(model, optimizer, run=tier, sentinel=sentinel)
 
     @loop.step
     def step(x):
@@ -257,3 +257,39 @@ def test_gradients_that_are_mostly_rounding_are_held_to_their_length(factor, bit
         for _ in range(10):
             step(torch.randn(16, 16), torch.randint(4, (16,)))
         assert loop.status().tier == "eager"
+
+
+@pytest.mark.parametrize(("autocast", "expected"), [(True, torch.float32), (False, torch.float64)])
+def test_a_step_in_16_bits_is_held_against_float32(autocast, expected):
+    """float64 would take ten times as long and twice the memory, and tell no more."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = hotloop.Loop(model, optimizer, run="aot_eager", sentinel=None)
+
+    @loop.step
+    def step(x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    x = torch.randn(16, 8)
+    with loop:
+        for _ in range(4):
+            step(x)
+        found = rounding_evidence.in_more_bits(loop._runners[0].code._runs, ((x,), {}))
+    assert found["gradient of weight at the optimizer step"].dtype == expected
+
+
+def test_where_a_proof_needed_more_bits_each_check_has_them(monkeypatch):
+    """By the normal limits the first check would be a suspicion, and three more would follow."""
+    steps = []
+    original = sentinel.in_more_bits
+    monkeypatch.setattr(sentinel, "in_more_bits", lambda *given: steps.append(1) or original(*given))
+    with checked_every(1):
+        _, status, declined = trained(Cancelling(), batch, sentinel=0.5, steps=8)
+    (checked,) = status.sentinels
+    assert checked.checks == len(steps) > 2
+    assert not declined

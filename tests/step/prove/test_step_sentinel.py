@@ -16,6 +16,7 @@ import hotloop
 from hotloop import events as ev
 from hotloop.errors import ConfigError
 from hotloop.step.prove import sentinel
+from hotloop.step.prove.rounding_evidence import in_more_bits
 from hotloop.step.state import trial_run
 from hotloop.step.tiers import Tier
 from hotloop.testing import captured, captured_step_emulation
@@ -200,6 +201,24 @@ def test_one_odd_step_is_looked_into_and_forgiven():
     assert run.watched.suspicions == 1
     assert run.told() == []
     assert run.loop.status().tier == "aot_eager"
+
+
+def test_after_an_odd_step_was_forgiven_each_check_has_the_step_in_more_bits():
+    """Limits that were wrong once would be wrong again, and a suspicion costs three checks or more."""
+    wide = []
+
+    def noted(runs, call):
+        wide.append(runs.context.progress.steps)
+        return in_more_bits(runs, call)
+
+    odd = PERIOD + 5
+    with (
+        faulty() as fault,
+        checked_every(1),
+        mock.patch.object(sentinel, "in_more_bits", noted),
+    ):
+        Run("aot_eager", 40, before=lambda step: fault.set(1.001 if step == odd else 1.0))
+    assert set(wide) == set(range(odd + 1, 40))
 
 
 def test_code_that_fails_in_a_checked_step_is_undone_like_any_other():

@@ -12,7 +12,7 @@ from hotloop.measure import flatten, unflatten
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.prove.proof import plain_run, values_of
 from hotloop.step.prove.step_outputs import StepOutputs
-from hotloop.step.prove.wide_reference import draws_of, wider_dtypes, widest_step
+from hotloop.step.prove.wide_reference import draws_of, step_in_first, wider_dtypes
 from hotloop.step.state.program import Call, Program
 from hotloop.step.workload import Workload, arguments
 
@@ -84,7 +84,7 @@ class Subject:
         """
         program = Program(step, self.holdings, self.device, lambda: False)
         draws = draws_of(program, (call, {}))
-        return widest_step(program, (call, {}), list(wider_dtypes(compute_dtype)), draws)[0]
+        return step_in_first(program, (call, {}), list(wider_dtypes(compute_dtype)), draws)[0]
 
     def infer(self, batch: Any, calls: Calls, number: int) -> Iterator[Any]:
         """Call without gradients: the program's own function, or each model as the training step called it.

@@ -30,7 +30,7 @@ from hotloop.step.prove import culprit, proof
 from hotloop.step.prove.culprit import Culprit
 from hotloop.step.prove.outcomes import Outcome, over_steps
 from hotloop.step.prove.step_outputs import StepOutputs
-from hotloop.step.prove.wide_reference import wider_dtypes, widest_step
+from hotloop.step.prove.wide_reference import step_in_first, wider_dtypes
 from hotloop.step.state.precision import compute_dtype
 from hotloop.step.state.program import Call, Program
 from hotloop.step.state.snapshot import Snapshot
@@ -336,7 +336,7 @@ class _Verification:
     def _wide(self, call: Call) -> tuple[Mapping[str, torch.Tensor | None] | None, str]:
         """Run a step in the widest dtype that it runs in; return its values (None for eager) and the dtype's name."""
         with self._path():
-            values, why = widest_step(self.program, call, self._dtypes, self._draws)
+            values, why = step_in_first(self.program, call, self._dtypes, self._draws)
         if why and self._asked not in ("auto", "eager"):
             raise HotloopError(f"there is no reference in {why}")
         if why:

@@ -188,3 +188,18 @@ def device_of(holdings: Holdings) -> torch.device:
     if not counts:
         raise ConfigError("model: it has no parameters, so there is no training step to run")
     return counts.most_common(1)[0][0]
+
+
+def share_of(setting: Any) -> float:
+    """Check the setting ``sentinel`` and return the share of time; 0 for no sentinel.
+
+    Raises:
+        ConfigError: the setting is no share of time.
+    """
+    if setting is None:
+        return 0.0
+    if isinstance(setting, bool) or not isinstance(setting, int | float) or not 0 <= setting <= 1:
+        raise ConfigError(
+            f"sentinel {setting!r}: expected the share of time that it may cost, from 0 to 1 (0.01, say), or None"
+        )
+    return float(setting)

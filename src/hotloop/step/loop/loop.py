@@ -31,7 +31,7 @@ from hotloop.step.loop.warnings import warn_of_another_loop, warn_of_strangers
 from hotloop.step.naming import named, optimizers_of
 from hotloop.step.policy.initial import policy_for
 from hotloop.step.policy.lookahead import choose_buckets, look_ahead
-from hotloop.step.prove.sentinel import SHARE, share_of
+from hotloop.step.prove.sentinel import SHARE
 from hotloop.step.ranks import threads
 from hotloop.step.ranks.peers import peers_of_this_run
 from hotloop.step.state.holdings import Holdings, Parts
@@ -132,7 +132,7 @@ class Loop:
         others = arguments.check(run, total_steps, state, workload, record)
         runs = arguments.check_runs(runs)
         self._declared_shapes = arguments.check_shapes(shapes, batches)
-        self._sentinel_share = share_of(sentinel)
+        self._sentinel_share = arguments.share_of(sentinel)
         holdings = Holdings(models, optimizers, others)
         device, compiled = arguments.device_of(holdings), Compiled(models)
         self._buckets, self._batches = Buckets(buckets or {}), batches

@@ -74,7 +74,9 @@ class StepRunner:
         graphs = GraphProofs(self.step, runs, optimizers)
         alone = context.peers is None
         self.sentinel = (
-            Sentinel(self.step, runs, graphs, self._auditor, sentinel_share) if sentinel_share and alone else None
+            Sentinel(self.step, runs, graphs, self._auditor, self.code, sentinel_share)
+            if sentinel_share and alone
+            else None
         )
         self.capturing = Capturing(
             self.step,

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 _EARLY = 0.8
 """Share of an eager step within which a host is done well before the device; chosen, not measured."""
-TRIES_LAYOUTS = False
-"""Whether `auto` tries tiers with another layout. For who asks, until a GPU has said what their proofs cost: ResNet-50,
-told 1,000 steps, took 0.86 of eager's time while weights were laid out in place of inputs."""
 _DECLINES = 2
 """Runs that declined a tier before further runs leave it alone."""
 
@@ -81,7 +78,7 @@ class Candidates:
         if not self._context.compiled.in_blocks:
             names = [name for name in names if not name.startswith("regional")]
         engine = self._context.engine
-        if not TRIES_LAYOUTS or engine is None or layout.why_not(self._context.parts.modules()):
+        if engine is None or layout.why_not(self._context.parts.modules()):
             names = [name for name in names if not parse(name).channels_last]
         if engine is None:
             return [name for name in names if not parse(name).graph]

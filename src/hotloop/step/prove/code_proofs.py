@@ -41,6 +41,8 @@ _ELSEWHERE = (
 _STAYED = 2
 """Steps whose Python could run only once, after which it is taken to be so for good."""
 Evidence = Literal["more bits", "roundings"]
+_SIXTEEN_BITS = ("bfloat16", "float16")
+"""Compute dtypes in which convolutions of another layout are past the normal limits, as a rule: BatchNorms follow."""
 
 
 def remedy_of(verdict: Outcome, otherwise: str = _REPORT_IT) -> str:
@@ -83,6 +85,14 @@ class CodeProofs:
     def proven(self, base: str) -> bool:
         """Return whether code compiled as a base asks has agreed with eager often enough."""
         return base in self._agree
+
+    def needs_more_bits(self, base: str) -> bool:
+        """Return whether a base's code is past the normal limits, so that a step in more bits decides."""
+        return self._evidence.get(base) == "more bits"
+
+    def needs_more_bits_from_now_on(self, base: str) -> None:
+        """Note that a base's code was past the normal limits later, and right all the same."""
+        self._evidence.setdefault(base, "more bits")
 
     def steps_left(self, base: str) -> int:
         """Return how many more steps have to be run both ways and agree until the code is proven."""
@@ -166,6 +176,8 @@ class CodeProofs:
                 return result
             step.doing = "proof"
             self._install(tier)
+            if tier.channels_last and context.compute_dtype() in _SIXTEEN_BITS:
+                self._evidence.setdefault(tier.base, "more bits")
             wide = self._in_more_bits(tier.base, call)
             by_roundings = self._evidence.get(tier.base) == "roundings"
             elsewhere = roundings(self._runs, call, candidate) if by_roundings else None

@@ -12,7 +12,8 @@ confirmed in three more steps, or six where these are past their limits by littl
 
 - A recording is compared with the code that it recorded, with room for how far its kernels are from themselves.
 - Compiled code is compared with eager, and both with the step in more bits, with room for how far the steps scatter.
-  If it still disagrees, the next steps are judged by other roundings of the step.
+  If it still disagrees, the next steps are judged by other roundings of the step. Where the normal limits were wrong
+  once, in its proof or in a suspicion that was not confirmed, each later check has the step in more bits as well.
 
 Until then eager's outcomes stay. What no rounding makes counts at once: NaN where eager has none, a missing gradient.
 """
@@ -28,7 +29,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-from hotloop.errors import ConfigError, describe
+from hotloop.errors import describe
 from hotloop.measure import Limits
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import noise, proof
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from hotloop.step.audit.auditor import StepAuditor
     from hotloop.step.context import DecoratedStep
     from hotloop.step.prove.attribution import Disagreement
+    from hotloop.step.prove.code_proofs import CodeProofs
     from hotloop.step.prove.graph_proofs import GraphProofs, Recorded
     from hotloop.step.prove.reference_runs import ReferenceRuns
     from hotloop.step.state.program import Call
@@ -55,21 +57,6 @@ FIRST, LEAST = 100, 10
 """Steps in a tier before its first check, which shows what a check costs; and the least mean distance of two checks."""
 _STAYED = 5
 """Checks in a row whose step could be run only once, after which no more are made."""
-
-
-def share_of(setting: Any) -> float:
-    """Check the setting ``sentinel`` and return the share of time; 0 for no sentinel.
-
-    Raises:
-        ConfigError: the setting is no share of time.
-    """
-    if setting is None:
-        return 0.0
-    if isinstance(setting, bool) or not isinstance(setting, int | float) or not 0 <= setting <= 1:
-        raise ConfigError(
-            f"sentinel {setting!r}: expected the share of time that it may cost, from 0 to 1 (0.01, say), or None"
-        )
-    return float(setting)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,14 +97,21 @@ class Sentinel:
         runs: its reference runs.
         graphs: the proofs of its recordings.
         auditor: rehearses a step before its Python runs twice.
+        code: the proofs of its compiled code.
         share: the share of time that checks may cost.
     """
 
-    def __init__(
-        self, step: DecoratedStep, runs: ReferenceRuns, graphs: GraphProofs, auditor: StepAuditor, share: float
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of a step's runner
+        self,
+        step: DecoratedStep,
+        runs: ReferenceRuns,
+        graphs: GraphProofs,
+        auditor: StepAuditor,
+        code: CodeProofs,
+        share: float,
     ) -> None:
         self._step, self._context, self._share = step, step.context, share
-        self._runs, self._graphs, self._auditor = runs, graphs, auditor
+        self._runs, self._graphs, self._auditor, self._code = runs, graphs, auditor, code
         self._tier: Tier | None = None
         self._left = self._every = FIRST
         self._steps = 0
@@ -193,7 +187,8 @@ class Sentinel:
         began = time.perf_counter()
         code = self._is_of_code(recorded, tier)
         run = functools.partial(step.program.step, *call[0], **call[1])
-        if recorded is None or self._measures or (self._suspects and code):  # a replay does not run the step's Python
+        closer = code and (self._suspects or self._code.needs_more_bits(tier.base))
+        if recorded is None or self._measures or closer:  # a replay does not run the step's Python
             stays, result = self._auditor.rehearse(run, *call)
             if stays:
                 self._plan(time.perf_counter() - began, tier)
@@ -210,7 +205,7 @@ class Sentinel:
         candidate = self._runs.call(call)
         if recorded is not None and recorded.recording is not None:
             candidate = functools.partial(self._graphs.candidate, recorded, call)
-        wide = in_more_bits(self._runs, call) if self._suspects and code and not self._rounds else None
+        wide = in_more_bits(self._runs, call) if closer and not self._rounds else None
         elsewhere = roundings(self._runs, call, candidate) if self._rounds else None
         outcome = proof.prove_step(
             step.program,
@@ -352,6 +347,8 @@ class Sentinel:
         self._suspects = self._rounds = False
         if not joined.agrees:
             self._disagrees(joined, calls, recorded, tier)
+        elif code:
+            self._code.needs_more_bits_from_now_on(tier.base)
 
     def _disagrees(self, joined: Outcome, calls: list[Call], recorded: Recorded | None, tier: Tier) -> None:
         """Report what disagrees, and where; from the next step on, another tier runs."""

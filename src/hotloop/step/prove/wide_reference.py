@@ -56,7 +56,7 @@ def draws_of(program: Program, call: Call) -> list[Draw]:
     return draws
 
 
-def widest_step(
+def step_in_first(
     program: Program, call: Call, dtypes: list[torch.dtype], draws: Sequence[Draw]
 ) -> tuple[dict[str, torch.Tensor | None] | None, str]:
     """Run a step in the first of some dtypes that it runs in, and undo it.
@@ -64,7 +64,7 @@ def widest_step(
     Args:
         program: the program that the step changes.
         call: the step's arguments.
-        dtypes: the dtypes to try, widest first. Those that the step does not run in are removed from the list.
+        dtypes: the dtypes to try, in this order. Those that the step does not run in are removed from the list.
         draws: the random draws of the same step in its own dtype.
 
     Returns:
