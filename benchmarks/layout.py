@@ -1,7 +1,7 @@
 """The layout of convolutions: eager, and what `auto` makes of a run with and without the tiers of another layout.
 
 usage: python -m benchmarks.layout [--workloads resnet50,inception] [--ways ...] [--steps 1000] [--out FILE]
-       [--cpu] [--float32]
+       [--cpu] [--float32] [--told N]
 
 Each row is a process of its own that runs all steps, batches as torch makes them: total seconds from the begin of the
 first step to the end of the last, steady ms of the last fifth, peak memory, the tier at the end, what was decided, and
@@ -24,7 +24,7 @@ WAYS = ("eager", "auto-as-written", "auto", "eager+graph", "channels_last+graph"
 SECONDS = 240
 
 
-def row(workload, way, steps, *, cpu, float32):
+def row(workload, way, asked):
     """Run one row in this process; return its figures."""
     import torch
 
@@ -32,15 +32,16 @@ def row(workload, way, steps, *, cpu, float32):
 
     from .suite.workloads import Place, build
 
+    steps, told, cpu = asked.steps, asked.told or asked.steps, asked.cpu
     device = torch.device("cpu" if cpu else "cuda")
-    if float32:
+    if asked.float32:
         Place.autocast = lambda _place: contextlib.nullcontext
     program = build(workload, device, "cpu" if cpu else "gpu")
     with hotloop.testing.captured_step_emulation() if cpu else contextlib.nullcontext():
         loop, step = None, program.step
         if way != "eager":
             run = "auto" if way.startswith("auto") else way
-            loop = hotloop.Loop(program.model, program.optimizer, run=run, total_steps=steps)
+            loop = hotloop.Loop(program.model, program.optimizer, run=run, total_steps=told)
             if way == "auto-as-written":
                 loop.policy.candidates.declined |= {"channels_last", "channels_last+graph"}
             step = loop.step(program.step)
@@ -63,6 +64,7 @@ def row(workload, way, steps, *, cpu, float32):
         "workload": workload,
         "way": way,
         "steps": steps,
+        "told": told,
         "seconds": seconds,
         "steady_ms": 1e3 * (seconds - marks[last]) / (steps - last),
         "slowest": [[index, kind, seconds] for seconds, index, kind in sorted(took, reverse=True)[:20]],
@@ -88,6 +90,7 @@ def main():
     parser.add_argument("--workloads", default="resnet50,inception")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--steps", type=int, default=1_000)
+    parser.add_argument("--told", type=int, default=0, help="the steps that `auto` is told, where the run is cut short")
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument(
@@ -96,7 +99,7 @@ def main():
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        print("ROW " + json.dumps(row(*asked.child, asked.steps, cpu=asked.cpu, float32=asked.float32)), flush=True)
+        print("ROW " + json.dumps(row(*asked.child, asked)), flush=True)
         return
     rows = []
     for workload in asked.workloads.split(","):
@@ -105,7 +108,13 @@ def main():
             command = [sys.executable, "-m", "benchmarks.layout", "--child", workload, way, "--steps", str(asked.steps)]
             try:
                 ran = subprocess.run(
-                    [*command, *(["--cpu"] if asked.cpu else []), *(["--float32"] if asked.float32 else [])],
+                    [
+                        *command,
+                        "--told",
+                        str(asked.told),
+                        *(["--cpu"] if asked.cpu else []),
+                        *(["--float32"] if asked.float32 else []),
+                    ],
                     capture_output=True,
                     text=True,
                     timeout=SECONDS,
