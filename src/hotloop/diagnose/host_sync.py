@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hotloop import events as ev
 from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
+from hotloop.diagnose.switches import switch_at
 from hotloop.diagnose.words import several, times
 
 IN_A_SCALER = "torch's GradScaler checks whether the gradients are finite"
@@ -14,16 +15,6 @@ SCALED = (
 )
 """What to change about a GradScaler's read."""
 
-
-_SWITCHES = {
-    "torch/distributions/": "the distribution checks its arguments: pass validate_args=False to it, or call "
-    "torch.distributions.Distribution.set_default_validate_args(False) once",
-    "torch/nn/modules/transformer.py": "torch compares the mask with a causal one: say what it is, by is_causal= of "
-    "nn.TransformerEncoder, tgt_is_causal= of nn.TransformerDecoder, src_is_causal= and tgt_is_causal= of "
-    "nn.Transformer",
-    "torch/nn/utils/clip_grad.py": "pass error_if_nonfinite=False",
-}
-"""Part of a path in a library, and the argument that spares the value that is read there."""
 LIBRARYS = (
     "see at the library's line what the value is read for: an argument or setting may spare it, and compiled or "
     "captured code often takes another path"
@@ -34,11 +25,6 @@ LIBRARYS = (
 def spared_by(place: str) -> str:
     """Return the argument that spares the value which a library reads at a place, or where to look for one."""
     return switch_at(place) or LIBRARYS
-
-
-def switch_at(place: str) -> str:
-    """Return the argument that spares a value which is read at a place; empty where none is known."""
-    return next((words for part, words in _SWITCHES.items() if part in place.replace("\\", "/")), "")
 
 
 class HostSync(Rule):

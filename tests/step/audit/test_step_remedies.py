@@ -5,6 +5,7 @@ import torch
 from step_programs import GRAPH, Both, engines
 from torch import nn
 from torch.distributions import Categorical, Normal
+from torch.nn import functional as F
 
 import hotloop
 from hotloop.diagnose.host_sync import LIBRARYS
@@ -78,7 +79,92 @@ def sparse_made_in_the_step(followed):
     return model, loss, lambda: (torch.randn(5, 4), RING.indices(), RING.values())
 
 
+def packed(followed):
+    model = nn.LSTM(4, 4, batch_first=True)
+
+    def loss(x, lengths):
+        if followed:
+            last = (lengths - 1)[:, None, None].expand(-1, 1, 4)
+            return model(x)[0].gather(1, last).square().mean()
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return model(packed)[1][0].square().mean()
+
+    return model, loss, lambda: (torch.randn(2, 3, 4), torch.tensor([3, 2]))
+
+
+def uncertain(followed):
+    model = nn.Linear(4, 3)
+
+    def loss(x):
+        mean, var = model(x), model(x).square()
+        if followed:
+            var = var.clamp(min=1e-6)
+            return (0.5 * (var.log() + (x[:, :3] - mean) ** 2 / var)).mean()
+        return F.gaussian_nll_loss(mean, x[:, :3], var)
+
+    return model, loss, lambda: (torch.randn(5, 4),)
+
+
+def averaged(followed):
+    model = nn.BatchNorm1d(4, momentum=0.1 if followed else None)
+    return model, lambda x: model(x).exp().mean(), lambda: (torch.randn(5, 4),)
+
+
+def speech(followed, *, mask_time_prob=0.0, layerdrop=0.5, apply_spec_augment=True):
+    from transformers import Wav2Vec2Config, Wav2Vec2Model
+
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "num_conv_pos_embeddings"), 8)
+    config = Wav2Vec2Config(
+        **sizes,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_conv_pos_embedding_groups=2,
+        conv_dim=(8,),
+        conv_kernel=(4,),
+        conv_stride=(4,),
+        num_feat_extract_layers=1,
+        mask_time_prob=mask_time_prob,
+        mask_time_length=2,
+        layerdrop=0.0 if followed else layerdrop,
+        apply_spec_augment=apply_spec_augment,
+    )
+    model = Wav2Vec2Model(config)
+    seen = torch.ones(2, 64, dtype=torch.long)
+    return model, lambda x: model(x, seen).last_hidden_state.square().mean(), lambda: (torch.randn(2, 64),)
+
+
+def masked(followed):
+    return speech(followed=True, mask_time_prob=0.5, apply_spec_augment=not followed)
+
+
+def experts(followed):
+    from transformers import MixtralConfig, MixtralModel
+
+    config = MixtralConfig(
+        vocab_size=11,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        num_local_experts=2,
+        experts_implementation="batched_mm" if followed else "eager",
+    )
+    model = MixtralModel(config)
+    return (
+        model,
+        lambda x: model(x, use_cache=False).last_hidden_state.square().mean(),
+        lambda: (torch.randint(11, (2, 5)),),
+    )
+
+
 REMEDIES = {
+    uncertain: ("in torch/nn/functional.py:", "gaussian_nll_loss"),
+    packed: ("in torch/nn/modules/rnn.py:", "torch.gather"),
+    averaged: ("in torch/nn/modules/batchnorm.py:", "momentum"),
+    speech: ("transformers/models/wav2vec2/modeling_wav2vec2.py:", "layerdrop=0.0"),
+    masked: ("transformers/models/wav2vec2/modeling_wav2vec2.py:", "apply_spec_augment=False"),
+    experts: ("transformers/models/mixtral/modeling_mixtral.py:", 'experts_implementation="batched_mm"'),
     drawn: ("in torch/distributions/distribution.py:", "validate_args=False"),
     encoded: ("in torch/nn/modules/transformer.py:", "is_causal="),
     translated: ("in torch/nn/modules/transformer.py:", "tgt_is_causal="),
@@ -120,16 +206,16 @@ def test_a_library_that_reads_is_named_with_its_switch_and_the_switch_does_it(cp
 
 
 def test_a_library_without_a_known_switch_says_where_to_look(cpu):
-    def packed(followed):
-        model = nn.LSTM(4, 4, batch_first=True)
+    def unpadded(followed):
+        model = nn.Linear(4, 3)
 
         def loss(x, lengths):
-            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
-            return model(packed)[1][0].square().mean()
+            rows = nn.utils.rnn.unpad_sequence(model(x), lengths, batch_first=True)
+            return torch.cat(rows).square().mean()
 
         return model, loss, lambda: (torch.randn(2, 3, 4), torch.tensor([3, 2]))
 
-    cpu.declines(training(packed, followed=False), reason="in torch/nn/modules/rnn.py:", hint=LIBRARYS)
+    cpu.declines(training(unpadded, followed=False), reason="in torch/nn/utils/rnn.py:", hint=LIBRARYS)
 
 
 def test_what_counts_in_a_compiled_tier_is_told_that_a_proof_runs_twice():

@@ -49,6 +49,7 @@ _MATRIX_PRODUCTS = frozenset(
     )
 )
 _MOVE_IT_OUT = "move it out of the step: return the tensor, and read it outside the step, every so many steps"
+_COPY_IT_OUT = "return the tensor, and copy it outside the step"
 _READ_ON_HOST = "a value is read on the host"
 _SILENT_READS = {"__repr__": "print", "tolist": "tolist", "numpy": "numpy", "__array__": "numpy"}
 """Methods of a tensor that read it, and what their user knows them as."""
@@ -219,7 +220,7 @@ class OpTrace:
         if why := host_read(operation, args):
             self._obstacle(why, _MOVE_IT_OUT, among=self.seen.checks if self._checking else self.seen.obstacles)
         elif self._device.type != "cpu" and name in _COPIES and self._leaves(name, args, kwargs):
-            self._obstacle("a tensor is copied to the host", "return the tensor, and copy it outside the step")
+            self._obstacle("a tensor is copied to the host", _COPY_IT_OUT)
         if draws_random(operation, args, kwargs):
             self.seen.random_operations += 1
             if self._restored:
@@ -287,7 +288,7 @@ class OpTrace:
         elif stack.reader is not None and (own := own_place()) not in (None, stack.reader):
             # Nobody can move a library's line: its argument is named, and the line of the program that calls it.
             reason, place = f"{reason} (in {(library := shown(stack.reader))}, which it calls)", own
-            hint = spared_by(library) if hint == _MOVE_IT_OUT else hint
+            hint = spared_by(library) if hint in (_MOVE_IT_OUT, _COPY_IT_OUT) else hint
         found = self.seen.obstacles if among is None else among
         file, line = place or (None, None)
         if all((one.file, one.line) != (file, line) for one in found):
