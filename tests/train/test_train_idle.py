@@ -135,7 +135,7 @@ def test_a_report_lists_what_the_recipe_reads_alone(recipe):
     assert others & set(found) == {one.split(".")[0] for one in RECIPES[recipe][0]} & others
     assert "hpo" not in found
     assert found["compile"]["preset"] == "default"
-    assert ("batch_size" in found["training"]) == (recipe != "workload")
+    assert ("batch_size" in found["training"]) == (recipe not in ("workload", "lightning"))
 
 
 def test_a_report_leaves_out_what_does_nothing_beside_others():

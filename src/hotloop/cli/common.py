@@ -47,7 +47,7 @@ class ProgramCommand(typer.core.TyperCommand):
             return
         from hotloop.train import configure, program  # noqa: PLC0415 - loads torch and the optional packages
 
-        names = (configure.program_name(argument) for argument in ctx.meta["hotloop.arguments"])
+        names = map(configure.program_name, configure.with_data(ctx.meta["hotloop.arguments"]))
         for name in filter(None, names):
             typer.echo("\n".join([f" Settings of {name}", *(f"   {line}" for line in program.known(name).about()), ""]))
 

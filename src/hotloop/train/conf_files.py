@@ -197,8 +197,18 @@ def resolved(value: Any, root: Mapping[str, Any], within: tuple[str, ...] = ()) 
     return meant(whole[1]) if whole else _INTERPOLATION.sub(lambda found: str(meant(found[1])), value)
 
 
+_PAIR = re.compile(r"(.+:\w+),(.+:\w+)")
+
+
+def pair(recipe: str) -> tuple[str, ...]:
+    """Return the names of a LightningModule and its data, ``module.py:Module,data.py:Data``; () for another recipe."""
+    found = _PAIR.fullmatch(recipe)
+    return found.groups() if found else ()
+
+
 def folder_name(recipe: str) -> str:
     """Return the name of the folder for a recipe's runs and studies: ``train.py-make`` of ``/my/train.py:make``."""
+    recipe = (pair(recipe) or (recipe,))[0]
     return re.sub(r"[^\w.-]+", "-", recipe.replace("\\", "/").rsplit("/", 1)[-1])
 
 

@@ -72,6 +72,7 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
     Raises:
         ConfigError: as `load`.
     """
+    overrides = with_data(overrides)
     composed = compose(overrides, config)
     named_keys = (text.partition("=")[0].strip().lstrip("+~") for text in overrides)
     keys = [one for one in named_keys if "." in one]  # the others are choices
@@ -90,6 +91,7 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
 
 def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> dict[str, Any]:
     """Compose the settings as plain data, before their types are checked: those that the recipe has."""
+    overrides = with_data(overrides)
     path = Path(config) if config else None
     if path and not path.exists():
         raise ConfigError(f"--config {path}: no such file or folder")
@@ -144,8 +146,15 @@ def _choice(text: str, available: Mapping[str, Sequence[str]]) -> str:
 def _unknown(recipe: type[Settings], key: str, also: Iterable[str] = ()) -> str:
     """Say that a recipe has no such setting, and which recipe has it."""
     said = schema.unknown(recipe, key, also=also)
-    own = recipe is model("workload")  # what a program decides itself is no matter of another recipe
-    others = [f"recipe={one}" for one in RECIPES if one != "workload" and not own and schema.at(model(one), key)]
+    own = recipe in (
+        model("workload"),
+        model("lightning"),
+    )  # what a program decides itself is no matter of another recipe
+    others = [
+        f"recipe={one}"
+        for one in RECIPES
+        if one not in ("workload", "lightning") and not own and schema.at(model(one), key)
+    ]
     return f"{said}; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else said
 
 
@@ -156,7 +165,7 @@ def _chosen(group: str, asked: str, available: Mapping[str, Sequence[str]]) -> s
     known = set(available[group]) - {"default"} or {"default"}
     if group != "recipe":
         raise ConfigError(f"{group}={asked}: no such choice; {schema.nearest(asked, known)}")
-    near = schema.nearest(asked, {*known, *installed()} - {"workload"})
+    near = schema.nearest(asked, {*known, *installed()} - {"workload", "lightning"})
     raise ConfigError(f"recipe={asked}: no such choice; {near} (a program of your own: recipe=FILE.py:function)")
 
 
@@ -218,7 +227,9 @@ def again(folder: str | Path, verb: str = "train") -> str:
 
 def recipe_choice(name: str) -> str:
     """Return the choice of the group ``recipe`` that a recipe's name belongs to: a program of one's own has none."""
-    return "workload" if ":" in name else name
+    if ":" not in name:
+        return name
+    return "lightning" if conf_files.pair(name) else "workload"
 
 
 def installed() -> dict[str, str]:
@@ -264,9 +275,34 @@ def program_name(text: str) -> str | None:
         value = installed().get(value, "")
     if not re.fullmatch(r".+:\w+", value):
         return None
-    place, _, function = value.rpartition(":")
-    # A resumed run finds the file from any folder.
+    return ",".join(_found_anywhere(one) for one in conf_files.pair(value) or (value,))
+
+
+def _found_anywhere(name: str) -> str:
+    """Return the name of a function with its file's whole path: a resumed run finds the file from any folder."""
+    place, _, function = name.rpartition(":")
     return f"{Path(place).resolve() if place.endswith('.py') else place}:{function}"
+
+
+def with_data(overrides: Sequence[str]) -> list[str]:
+    """Return overrides in which a LightningModule and its ``data=FILE.py:Class`` are one program.
+
+    ``data.NAME`` is short for ``program.data.NAME`` beside them.
+
+    Raises:
+        ConfigError: ``data=`` names a class, and nothing names its module.
+    """
+    data = [one for one in overrides if re.fullmatch(r"data=.+:\w+", one)]
+    if not data:
+        return list(overrides)
+    module = next((one for one in reversed(overrides) if one not in data and program_name(one)), None)
+    if module is None:
+        raise ConfigError(
+            f"{data[-1]}: expected the LightningModule that it is for, such as module.py:Module {data[-1]}"
+        )
+    rest = [one for one in overrides if one not in data and one is not module]
+    below = [re.sub(r"^([+~]?(?:hpo\.(?:space|trial)\.)?)data\.", rf"\1{GROUP}.data.", one) for one in rest]
+    return [f"recipe={program_name(module)},{_found_anywhere(data[-1].partition('=')[2])}", *below]
 
 
 def own_program(text: str) -> list[str]:
@@ -275,7 +311,7 @@ def own_program(text: str) -> list[str]:
     if name is None:
         return [text]
     quoted = name.replace("\\", "\\\\").replace("'", "\\'")
-    return ["recipe=workload", f"recipe.name='{quoted}'"]
+    return [f"recipe={recipe_choice(name)}", f"recipe.name='{quoted}'"]
 
 
 def to_dict(settings: Settings) -> dict[str, Any]:

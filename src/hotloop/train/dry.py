@@ -54,12 +54,12 @@ def check(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
     needed, said = memory(parameters, task.device)
     display.say(said)
     steps = task.steps(start.settings.training)
-    return _told(start, chosen, display, {"batch": _shapes(shown), "steps": steps, "memory_bytes": needed})
+    return told(start, chosen, display, {"batch": shapes(shown), "steps": steps, "memory_bytes": needed})
 
 
 def data_only(start: Start, chosen: Plan, display: Display) -> Outcome:
     """Check no more than what the recipe has read by now: what comes next would train or write."""
-    return _told(start, chosen, display, {})
+    return told(start, chosen, display, {})
 
 
 def memory(parameters: Iterable[torch.nn.Parameter], device: torch.device) -> tuple[int, str]:
@@ -76,7 +76,7 @@ def memory(parameters: Iterable[torch.nn.Parameter], device: torch.device) -> tu
     return needed, f"Memory: {said}" + (f"; {size(free)} are free" if free is not None else "")
 
 
-def _told(start: Start, chosen: Plan, display: Display, found: dict[str, Any]) -> Outcome:
+def told(start: Start, chosen: Plan, display: Display, found: dict[str, Any]) -> Outcome:
     """Say what would run."""
     check_folder(start.folder)
     if found:
@@ -94,7 +94,7 @@ def _told(start: Start, chosen: Plan, display: Display, found: dict[str, Any]) -
     return Outcome(CHECKED, start.folder, step, 0, {}, {}, found, 0.0)
 
 
-def _shapes(batch: Any) -> dict[str, str]:
+def shapes(batch: Any) -> dict[str, str]:
     """Return the type and shape of each tensor of a batch, by its place; what holds none is told by its type."""
     return dict(_walk(batch, "")) or {"": type(batch).__name__}
 

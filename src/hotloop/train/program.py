@@ -13,10 +13,6 @@ import inspect
 import io
 import json
 import re
-import sys
-import types
-import typing
-import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +21,8 @@ import pydantic
 
 from hotloop.errors import ConfigError
 from hotloop.step.workload import checked, load_function
-from hotloop.train import schema
-from hotloop.train.parameters import Range, Search
+from hotloop.train import conf_files, modules, schema, signature
+from hotloop.train.parameters import Search
 from hotloop.train.settings import GROUP
 
 if TYPE_CHECKING:
@@ -79,8 +75,8 @@ class Program:
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name, self.function = name, function
-        self._signature = _signature(function)
-        hints = self._hints()
+        self._signature = signature.of(function)
+        hints = signature.hints(name, function, also=FOLD)
         self.takes_fold = FOLD in hints
         if self.takes_fold and self._signature.parameters[FOLD].default is inspect.Parameter.empty:
             raise ConfigError(
@@ -90,58 +86,14 @@ class Program:
         hints.pop(FOLD, None)
         self.whole = next(iter(hints)) if len(hints) == 1 and schema.is_model(next(iter(hints.values()))) else None
         """The only parameter, where it takes all settings as a dataclass or a pydantic model."""
-        docs = _documented(inspect.getdoc(hints[self.whole] if self.whole else function) or "")
+        docs = signature.documented(inspect.getdoc(hints[self.whole]) or "" if self.whole else signature.doc(function))
         try:
-            model = hints[self.whole] if self.whole else self._model(hints)
+            model = hints[self.whole] if self.whole else signature.model(name, function, hints)
             self._made, self._adapter = model, pydantic.TypeAdapter(model)
             self._defaults: dict[str, Any] = self._given_defaults(model)
             self.parameters = tuple(self._parameters(model, self._defaults, docs))
         except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticUndefinedAnnotation) as error:
-            raise self._cannot(re.split(r"\. |\n", str(error), maxsplit=1)[0]) from error
-
-    def _cannot(self, why: str) -> ConfigError:
-        return ConfigError(
-            f"{self.name}: its parameters cannot be settings: {why}. A setting is a number, text, true or false, a "
-            "Literal, an Enum, a path, a list or a mapping of these, a dataclass or a pydantic model"
-        )
-
-    def _hints(self) -> dict[str, Any]:
-        """Return the type of each parameter that is a setting; one without annotation has the type of its default."""
-        written = {
-            one.name: one.annotation
-            for one in self._signature.parameters.values()
-            if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and not one.name.startswith("_")
-        }
-        named = {name: hint for name, hint in written.items() if hint is not inspect.Parameter.empty}
-        plain = inspect.unwrap(self.function)
-        names = getattr(plain, "__globals__", None) or vars(sys.modules[plain.__module__])
-        try:
-            read = typing.get_type_hints(types.SimpleNamespace(__annotations__=named), names, include_extras=True)
-        except NameError as error:
-            raise self._cannot(f"{error}; import it outside of `if TYPE_CHECKING:`") from error
-        hints = {}
-        for name in written:
-            default = self._signature.parameters[name].default
-            if name not in read and default in (None, inspect.Parameter.empty) and name != FOLD:
-                raise self._cannot(f"{name} has neither a type nor a default that tells it: write {name}: float")
-            kind = read.get(name, type(default))
-            if isinstance(kind, Range | Search):
-                raise self._cannot(f"{name} has no type: write {name}: Annotated[float, hotloop.{kind}]")
-            # `lr: float = None` means a number or nothing.
-            hints[name] = kind | None if default is None and kind is not type(None) else kind
-        return hints
-
-    def _model(self, hints: Mapping[str, Any]) -> Any:
-        defaults = {name: self._signature.parameters[name].default for name in hints}
-        fields: dict[str, Any] = {
-            name: (hint, ... if defaults[name] is inspect.Parameter.empty else defaults[name])
-            for name, hint in hints.items()
-        }
-        config = pydantic.ConfigDict(protected_namespaces=())
-        with warnings.catch_warnings():
-            # A parameter may be called `copy` or `schema`, as methods of pydantic's models are.
-            warnings.filterwarnings("ignore", message="Field name .* shadows an attribute", category=UserWarning)
-            return pydantic.create_model(self.name.rpartition(":")[2], __config__=config, **fields)
+            raise signature.cannot(name, re.split(r"\. |\n", str(error), maxsplit=1)[0]) from error
 
     def _given_defaults(self, model: Any) -> dict[str, Any]:
         """Return every default as plain data: nested ones as mappings."""
@@ -159,14 +111,14 @@ class Program:
         try:
             return pydantic_core.to_jsonable_python(value)
         except pydantic_core.PydanticSerializationError as error:
-            raise self._cannot(str(error)) from error
+            raise signature.cannot(self.name, str(error)) from error
 
     def _parameters(
         self, model: Any, defaults: Mapping[str, Any], docs: Mapping[str, str], prefix: str = ""
     ) -> Iterator[Parameter]:
         for name, one in schema.fields(model).items():
             if schema.is_model(one.annotation):
-                inner = {**docs, **_documented(inspect.getdoc(one.annotation) or "")}
+                inner = {**docs, **signature.documented(inspect.getdoc(one.annotation) or "")}
                 found = defaults.get(name, {})
                 yield from self._parameters(one.annotation, found, inner, f"{prefix}{name}.")
                 continue
@@ -181,7 +133,7 @@ class Program:
 
     def about(self) -> list[str]:
         """Return the lines that ``--help`` prints: what the program is, and each of its settings."""
-        said = (inspect.getdoc(self.function) or "").split("\n\n", 1)[0].splitlines()
+        said = signature.doc(self.function).split("\n\n", 1)[0].splitlines()
         return [*said, *([one.line() for one in self.parameters] or ["It has none: its function has no parameters."])]
 
     def of(self, name: str) -> Parameter | None:
@@ -211,12 +163,20 @@ class Program:
         Raises:
             ConfigError: as `filled`, or the function returns no `Workload`.
         """
+        return checked(self.name, self.call(values, fold))
+
+    def call(self, values: Mapping[str, Any], fold: Any = None) -> Any:
+        """Call the function with some settings, and return what it returns.
+
+        Raises:
+            ConfigError: as `filled`.
+        """
         model = self._checked(values)
         given = {self.whole: model} if self.whole else {one: getattr(model, one) for one in schema.fields(type(model))}
         if self.takes_fold and fold is not None:
             given[FOLD] = fold
         bound = inspect.BoundArguments(self._signature, OrderedDict(given))
-        return checked(self.name, self.function(*bound.args, **bound.kwargs))
+        return self.function(*bound.args, **bound.kwargs)
 
     def problems(self, values: Mapping[str, Any]) -> list[str]:
         """Say what is wrong with settings, each by its dotted name; nothing is said of those that are not set."""
@@ -286,17 +246,17 @@ def load(name: str) -> Program:
     Raises:
         ConfigError: there is no such file or function, or its parameters cannot be settings.
     """
-    return Program(name, load_function(name))
+    return Program(name, modules.pair(name) if conf_files.pair(name) else modules.no_module(name, load_function(name)))
 
 
 def known(name: str) -> Program:
     """Return a program as its file is now, for its settings; what it prints as it is read is for its run to print."""
-    place = Path(name.rpartition(":")[0])
-    return _known(name, place.stat().st_mtime_ns if place.is_file() else 0)
+    places = [Path(one.rpartition(":")[0]) for one in conf_files.pair(name) or (name,)]
+    return _known(name, tuple(one.stat().st_mtime_ns if one.is_file() else 0 for one in places))
 
 
 @functools.lru_cache(maxsize=8)
-def _known(name: str, changed: int) -> Program:  # noqa: ARG001 - a changed file is read again
+def _known(name: str, changed: tuple[int, ...]) -> Program:  # noqa: ARG001 - a changed file is read again
     with contextlib.redirect_stdout(io.StringIO()):
         return load(name)
 
@@ -317,29 +277,6 @@ def filled(settings: Settings) -> Settings:
             "kfold.n_splits out"
         )
     return settings.model_copy(update={GROUP: program.filled(settings.program)})
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # nothing is known of its arguments
-        return inspect.Signature()
-
-
-def _documented(text: str) -> dict[str, str]:
-    """Return what a docstring says of each parameter, in a section ``Args:`` or ``Attributes:``."""
-    section = re.search(r"^(?:Args|Arguments|Attributes|Parameters):\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE)
-    lines = section[1].rstrip().splitlines() if section else []
-    indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
-    found: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        begins = re.match(r"(\w+)(?: \([^)]*\))?: *(.*)", line[indent:])
-        if begins:
-            name, found[begins[1]] = begins[1], begins[2]
-        elif name and line.strip():
-            found[name] += f" {line.strip()}"
-    return found
 
 
 def _shown(value: Any) -> str:

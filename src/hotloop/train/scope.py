@@ -19,6 +19,15 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("data.validation_fraction", "focus"),
         ("training.gradient_accumulation", "training.optimization.use_fp16", "run.precision"),
     ),
+    "lightning": (
+        ("recipe.goal", GROUP),
+        (
+            "training.batch_size", "training.eval_batch_size", "training.optimizer", "training.optimizer_options",
+            "training.learning_rate", "training.schedule", "training.warmup_fraction", "training.weight_decay",
+            "compile.inference", "compile.components", "compile.regions", "compile.dynamic", "compile.fullgraph",
+            "compile.options", "compile.ladder", "compile.strict", "compile.measure_eager_steps",
+        ),
+    ),
     "workload": (
         ("recipe.goal", GROUP),
         (
@@ -30,7 +39,7 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """What each recipe has of the settings, or groups of them, that only some have; and what it lacks that all others have.
-A program of the user's own, `workload`, decides itself what it lacks."""
+A program of the user's own, `workload`, and a LightningModule decide themselves what they lack."""
 
 
 def has(recipe: str, name: str) -> bool:

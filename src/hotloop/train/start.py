@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hotloop")
 SETTINGS = "settings.yaml"
+_CHOICES = ("recipe=workload", "recipe=lightning")
+"""What is chosen for a program, beside its name."""
 FIXED: Mapping[str, tuple[str, ...]] = {
     "it would be another run": ("recipe",),
     "it would learn from other data, or from another share of them": ("data", "pictures", "kfold", "run.seed"),
@@ -121,8 +123,9 @@ def take_up(settings: Settings, folder: Path, within: Within) -> Start:
 def _resume(given: Path, overrides: Sequence[str]) -> Start:
     """Take up a run by its folder, or by one of its checkpoints; one that has none yet begins with its first step."""
     # A recipe may be named as it was for the new run.
-    named = [text for one in overrides if not is_about_folder(one) for text in configure.own_program(one)]
-    changed = [re.sub(r"^recipe=", "recipe.name=", one) for one in named if one != "recipe=workload"]
+    given_ = [one for one in configure.with_data(overrides) if not is_about_folder(one)]
+    named = [text for one in given_ for text in configure.own_program(one)]
+    changed = [re.sub(r"^recipe=", "recipe.name=", one) for one in named if one not in _CHOICES]
     folder, held = given.parent.parent if given.is_file() else given, contextlib.ExitStack()
     if folder.is_dir():  # first, since another process that trains there would write a newer checkpoint
         held.enter_context(folder_held(folder))

@@ -242,7 +242,7 @@ class Task:
                     f"recipe={self.name}: its {name} is a {type(one).__name__} without state_dict() and "
                     "load_state_dict(), so no checkpoint can keep it"
                 )
-            _check_plain(self.name, name, one.state_dict())
+            check_plain(self.name, name, one.state_dict())
         self.steps_per_epoch(training)
         numbers_ = sum(one.numel() for one in trained)
         return f"Program: {', '.join(models)} with {numbers_:,} trained parameters, {len(held.optimizers)} optimizer(s)"
@@ -360,7 +360,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _check_plain(program: str, name: str, state: Any) -> None:
+def check_plain(program: str, name: str, state: Any) -> None:
     """Refuse state that a checkpoint could keep and not give back: reading one executes nothing.
 
     Raises:

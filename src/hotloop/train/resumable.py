@@ -1,0 +1,62 @@
+"""A DataLoader that goes on within an epoch: what was trained on is read again and left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from hotloop.train import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@dataclasses.dataclass
+class Place:
+    """Where the reading of an epoch is: the random numbers that it began with, and what a new start has to leave out.
+
+    Args:
+        began: the state of all generators when the epoch was begun; None before the first.
+        skip: how many batches the next epoch leaves out; the epoch after it none.
+        now: the state of all generators behind these batches.
+        known: whether the loader is one whose place can be told.
+    """
+
+    began: Mapping[str, Any] | None = None
+    skip: int = 0
+    now: Mapping[str, Any] | None = None
+    known: bool = False
+
+    def follow(self, loader: Any) -> Any:
+        """Return the loader, which keeps its place here from now on.
+
+        A loader that keeps its own state, or is no DataLoader, is returned as it is.
+        """
+        own_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self.known = isinstance(loader, DataLoader)
+        if self.known and not own_state:
+            # A subclass, and no wrapper: a trainer makes its loaders anew by their class, for several processes.
+            kind = type(loader)
+            own = {"__iter__": self._read(kind), "__module__": kind.__module__}
+            loader.__class__ = type(kind.__name__, (kind,), own)
+        return loader
+
+    def _read(self, kind: type[DataLoader[Any]]) -> Callable[[DataLoader[Any]], Any]:
+        """Return what begins an epoch of a loader of a class, and leaves out what was trained on."""
+
+        def read(loader: DataLoader[Any]) -> Any:
+            skip, self.skip = self.skip, 0
+            if skip:
+                assert self.began is not None
+                checkpoint.restore_random_state(self.began)
+            self.began = checkpoint.random_state()
+            source = kind.__iter__(loader)
+            for _ in range(skip):
+                next(source)
+            if skip and self.now is not None:
+                checkpoint.restore_random_state(self.now)
+            return source
+
+        return read
