@@ -55,9 +55,9 @@ def write_view(view: View | FoldsView | StudyView, path: Path) -> Path:
 
 def render(view: View | FoldsView | StudyView) -> str:
     """Return the page's text."""
-    script = _asset("uplot.min.js") + "\n" + _asset("page.js")
-    style = _asset("uplot.min.css") + "\n" + _asset("page.css")
-    return _template(view.template).render(
+    script = asset("uplot.min.js") + "\n" + asset("page.js")
+    style = asset("uplot.min.css") + "\n" + asset("page.css")
+    return environment().get_template(view.template).render(
         view=view,
         data=embedded([chart.to_json() for chart in view.charts]),
         script=Markup(script),  # noqa: S704 - our own files
@@ -82,13 +82,20 @@ def _digest(content: str) -> str:
 
 
 @functools.cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return the text of a template, a script or a style of the pages."""
     return (importlib.resources.files("hotloop.report") / "assets" / name).read_text(encoding="utf-8").strip()
 
 
 @functools.cache
-def _template(name: str) -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False
+def environment() -> jinja2.Environment:
+    """Return the environment of the pages' templates: everything is escaped, and a name that is missing is an error."""
+    return jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        loader=jinja2.FunctionLoader(asset),
     )
-    return environment.from_string(_asset(name))
+

@@ -2,7 +2,7 @@
 (() => {
 "use strict";
 
-const charts = JSON.parse(document.getElementById("data").textContent);
+let charts = [];
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const narrow = () => window.innerWidth < 720;
 
@@ -49,12 +49,14 @@ function plain(value) {
 }
 
 /* Charts of one run reach from the first step of any to the last, so that what is under one another happened together. */
-const together = charts.filter((chart) => !chart.apart);
-const first = Math.min(...together.map((chart) => chart.steps[0]));
-const last = Math.max(...together.map((chart) => chart.steps[chart.steps.length - 1]));
-for (const chart of together) {
-  if (chart.steps[0] > first) { chart.steps.unshift(first); chart.columns.forEach((column) => column.unshift(null)); }
-  if (chart.steps[chart.steps.length - 1] < last) { chart.steps.push(last); chart.columns.forEach((column) => column.push(null)); }
+function widen() {
+  const together = charts.filter((chart) => !chart.apart);
+  const first = Math.min(...together.map((chart) => chart.steps[0]));
+  const last = Math.max(...together.map((chart) => chart.steps[chart.steps.length - 1]));
+  for (const chart of together) {
+    if (chart.steps[0] > first) { chart.steps.unshift(first); chart.columns.forEach((column) => column.unshift(null)); }
+    if (chart.steps[chart.steps.length - 1] < last) { chart.steps.push(last); chart.columns.forEach((column) => column.push(null)); }
+  }
 }
 
 const onAxis = (value) => Number.isInteger(value) ? value.toLocaleString("en") : plain(value);
@@ -253,7 +255,15 @@ function setUp(figure) {
     if (state.plot && plot.clientWidth && plot.clientWidth !== state.plot.width) draw(figure, chart, state);
   }).observe(plot);
   draw(figure, chart, state);
-  return () => draw(figure, chart, state);
+  return {redraw: () => draw(figure, chart, state), fresh: () => refresh(chart, state)};
+}
+
+/* New numbers of the same lines: a stretch that somebody zoomed into stays. */
+function refresh(chart, state) {
+  const {min, max} = state.plot.scales.x, old = state.plot.data[0];
+  const whole = min <= old[0] && max >= old[old.length - 1];
+  state.plot.setData([chart.steps, ...chart.columns], whole);
+  if (!whole) state.plot.redraw();
 }
 
 function paintGlyphs() {
@@ -281,11 +291,33 @@ function filter(input) {
   });
 }
 
-const redraws = [...document.querySelectorAll("[data-chart]")].map(setUp);
-paintGlyphs();
+let figures = [];
+
+function start(found) {
+  charts = found;
+  widen();
+  figures = [...document.querySelectorAll("[data-chart]")].map(setUp);
+  paintGlyphs();
+}
+
+/* What the legend and the lanes of a chart are made of; with another, its figure has to be made anew. */
+const shape = (chart) => JSON.stringify([chart.key, chart.names, chart.styles, lanesOf(chart), [...new Set(chart.bands.map((band) => band.label))]]);
+
+/* Takes newer numbers of the same charts; says whether it could. */
+function update(found) {
+  if (found.length !== charts.length || found.some((chart, i) => shape(chart) !== shape(charts[i]))) return false;
+  found.forEach((chart, i) => Object.assign(charts[i], chart));
+  widen();
+  figures.forEach((one) => one.fresh());
+  return true;
+}
+
+const data = document.getElementById("data");
+if (data) start(JSON.parse(data.textContent));
 document.querySelectorAll("[data-filter]").forEach(filter);
+window.hotloopCharts = {start, update, filter};
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  redraws.forEach((redraw) => redraw());
+  figures.forEach((one) => one.redraw());
   paintGlyphs();
 });
 })();
