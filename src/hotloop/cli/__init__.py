@@ -27,6 +27,7 @@ from hotloop.cli import (
     runs,
     settings,
     train,
+    ui,
     verify,
 )
 from hotloop.cli.common import WRONG_USAGE, ProgramCommand, raised_by_file, show_raised
@@ -76,6 +77,7 @@ app.command()(report.report)
 app.command()(export.export)
 app.command()(export.predict)
 app.add_typer(runs.app, name="runs", help="List, show, compare and remove runs, cross-validations and searches.")
+app.command("ui")(ui.ui)
 app.command("presets")(presets.show)
 app.command()(settings.settings)
 app.add_typer(cache.app, name="cache", help="Show what is kept of compiles, clear what is stale, export and import it.")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +59,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
 
     The whole report, with charts and what was compiled, is `hotloop report RUN`.
     """
-    row, inside = _known(run), runs.members(run)
+    row, inside = runs.known(run), runs.members(run)
     if as_json:
         echo_json({**row.to_dict(), "members": [one.to_dict(whole=False) for one in inside]})
         return
@@ -87,7 +84,7 @@ def compare(
     """Compare runs: the settings in which they differ, then their metrics and measurements side by side."""
     if len(names) < 2:  # noqa: PLR2004 - one run has nothing beside it
         raise ConfigError(f"hotloop runs compare {names[0]}: expected two or more runs")
-    rows = [_known(name) for name in names]
+    rows = [runs.known(name) for name in names]
     settings = _beside([row.settings for row in rows])
     differ = {name: values for name, values in settings.items() if any(one != values[0] for one in values)}
     facts = [{"status": row.status, "ran": row.tier, "steps": row.steps} for row in rows]
@@ -110,58 +107,18 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Delete runs with all that is in their folders; asks first. A run that trains now is refused, and so is no run."""
-    with contextlib.ExitStack() as held:
-        for name in names:
-            _check_removable(name, held)
-        many = sum(1 for name in names for path in name.rglob("*") if not path.is_dir())
-        if not yes:
-            shown = ", ".join(line(str(name), 200) for name in names)
-            typer.confirm(f"Delete {shown} ({count(many, 'file')})?", abort=True, err=True)
-        if os.name == "nt":  # which deletes no file that is open
-            held.close()
-        for name in names:
-            shutil.rmtree(name)
+    from hotloop.train import removal  # noqa: PLC0415 - filelock is an optional package
+
+    def confirm() -> None:
+        shown = ", ".join(line(str(name), 200) for name in names)
+        many = sum(map(removal.files, names))
+        typer.confirm(f"Delete {shown} ({count(many, 'file')})?", abort=True, err=True)
+
+    removal.remove(names, (lambda: None) if yes else confirm)
     if as_json:
         echo_json({"removed": list(map(str, names))})
     else:
         typer.echo(f"Deleted: {', '.join(map(str, names))}")
-
-
-def _check_removable(folder: Path, held: contextlib.ExitStack) -> None:
-    """Refuse a folder that must not be deleted; hold the locks of its runs.
-
-    Raises:
-        ConfigError: it is no run, is used now, or is part of something larger.
-    """
-    from hotloop.train.turn import LOCK, folder_held  # noqa: PLC0415 - filelock is an optional package
-
-    row = _known(folder)
-    here = folder.resolve()
-    if folder.is_symlink() or Path.cwd().resolve().is_relative_to(here):
-        what = "a link: name the folder itself" if folder.is_symlink() else "the current folder, or has it inside"
-        raise ConfigError(f"{folder} is not deleted: it is {what}")
-    for above in (here.parent, here.parent.parent):
-        if runs.kind_of(above) in (runs.FOLDS, runs.SEARCH):
-            raise ConfigError(f"{folder} is not deleted: it is part of {above}, which would be torn; delete that whole")
-    if row.status == "running" and row.kind == runs.SEARCH:
-        raise ConfigError(f"{folder} is not deleted: its search runs now. Stop it first")
-    locks = {path.parent for path in folder.rglob(f"{LOCK}*") if path.is_file() and not path.is_symlink()}
-    for place in sorted(locks):
-        held.enter_context(folder_held(place))
-
-
-def _known(folder: Path) -> runs.Row:
-    """Return the row of a folder that holds a run.
-
-    Raises:
-        ConfigError: there is no such folder, or it is no run.
-    """
-    if not folder.is_dir():
-        raise ConfigError(f"run {folder}: no such folder; `hotloop runs list` names those below runs/")
-    row = runs.read(folder)
-    if row.kind == runs.UNKNOWN:
-        raise ConfigError(f"{folder} is {row.problem}; `hotloop runs list` names those below runs/")
-    return row
 
 
 def _best(row: runs.Row) -> str:

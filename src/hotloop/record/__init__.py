@@ -7,7 +7,7 @@ the lines are ahead of the document, so `load` prefers them.
 
 from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty, to_json
 from hotloop.record.process import this_process, was_killed
-from hotloop.record.reading import load
+from hotloop.record.reading import Follower, load
 from hotloop.record.writing import ERROR_LENGTH, SNAPSHOT_SECONDS, SNAPSHOT_SHARE, RunRecord, whole
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "SNAPSHOT_SECONDS",
     "SNAPSHOT_SHARE",
+    "Follower",
     "RunRecord",
     "empty",
     "load",

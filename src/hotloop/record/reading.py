@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hotloop.errors import RecordError
 from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty
-
-if TYPE_CHECKING:
-    import os
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -47,29 +45,80 @@ def _load_document(path: Path) -> dict[str, Any]:
 
 def _load_lines(path: Path) -> dict[str, Any]:
     document = empty()
-    unread = 0
     with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-        for text in lines:
-            try:
-                line = json.loads(text)
-                if "append" in line:
-                    # Interned keys: a million steps would otherwise hold five million copies of five words.
-                    entry = {sys.intern(key): value for key, value in line["entry"].items()}
-                    document[line["append"]].append(entry)
-                elif "update" in line:
-                    document[line["update"]].update(line["values"])
-                else:
-                    for section, kept in line.get("cut", {}).items():
-                        del document[section][kept:]
-                    document.update(line["set"])
-                document["updated"] = line["time"]
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                unread += 1  # a kill leaves at most one torn line a start; the count is shown, not hidden
+        unread = sum(not _take(document, text) for text in lines)
+    return _counted(document, unread, path)
+
+
+def _take(document: dict[str, Any], text: str) -> bool:
+    """Put what a line says into the document; return whether it could be read."""
+    try:
+        line = json.loads(text)
+        if "append" in line:
+            # Interned keys: a million steps would otherwise hold five million copies of five words.
+            entry = {sys.intern(key): value for key, value in line["entry"].items()}
+            document[line["append"]].append(entry)
+        elif "update" in line:
+            document[line["update"]].update(line["values"])
+        else:
+            for section, kept in line.get("cut", {}).items():
+                del document[section][kept:]
+            document.update(line["set"])
+        document["updated"] = line["time"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False  # a kill leaves at most one torn line a start; the count is shown, not hidden
+    return True
+
+
+def _counted(document: dict[str, Any], unread: int, path: Path) -> dict[str, Any]:
     if document.get("created") is None:
         raise RecordError(f"{path} holds no line of a run record")
     if unread:
         document["unread_lines"] = unread
     return document
+
+
+class Follower:
+    """Reads the record of a run that goes on: each look reads the lines that are new, and no others.
+
+    Not safe for several threads at once.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._file: tuple[int, int] | None = None
+        self._read, self._unread, self._document = 0, 0, empty()
+
+    def look(self) -> dict[str, Any]:
+        """Return the document as it is now. It is the same object each time, and grows.
+
+        Raises:
+            RecordError: as `load`.
+        """
+        path = self.folder / LINES
+        if not path.is_file():
+            self._file = None
+            return load(self.folder)
+        try:
+            with path.open("rb") as lines:
+                found = os.fstat(lines.fileno())
+                if self._file != (found.st_dev, found.st_ino) or found.st_size < self._read:
+                    self._file = (found.st_dev, found.st_ino)
+                    self._read, self._unread, self._document = 0, 0, empty()
+                lines.seek(self._read)
+                for text in lines:
+                    if not text.endswith(b"\n"):  # it is being written
+                        break
+                    self._read += len(text)
+                    self._unread += not _take(self._document, text.decode("utf-8", "replace"))
+        except OSError as error:
+            raise RecordError(f"{path} cannot be read: {error}") from error
+        document = _counted(self._document, self._unread, path)
+        _check(document, path)
+        return document
 
 
 def _check(document: dict[str, Any], path: Path) -> None:

@@ -57,15 +57,19 @@ def render(view: View | FoldsView | StudyView) -> str:
     """Return the page's text."""
     script = asset("uplot.min.js") + "\n" + asset("page.js")
     style = asset("uplot.min.css") + "\n" + asset("page.css")
-    return environment().get_template(view.template).render(
-        view=view,
-        data=embedded([chart.to_json() for chart in view.charts]),
-        script=Markup(script),  # noqa: S704 - our own files
-        style=Markup(style),  # noqa: S704 - our own files
-        script_hash=_digest(script),
-        style_hash=_digest(style),
-        version=__version__,
-        text=text,
+    return (
+        environment()
+        .get_template(view.template)
+        .render(
+            view=view,
+            data=embedded([chart.to_json() for chart in view.charts]),
+            script=Markup(script),  # noqa: S704 - our own files
+            style=Markup(style),  # noqa: S704 - our own files
+            script_hash=_digest(script),
+            style_hash=_digest(style),
+            version=__version__,
+            text=text,
+        )
     )
 
 
@@ -98,4 +102,3 @@ def environment() -> jinja2.Environment:
         auto_reload=False,
         loader=jinja2.FunctionLoader(asset),
     )
-

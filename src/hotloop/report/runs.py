@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hotloop import record
-from hotloop.errors import RecordError
+from hotloop.errors import ConfigError, RecordError
 from hotloop.report import folds, study
 from hotloop.report.charts import MetricRow, metric_lines
 from hotloop.report.series import Steps
@@ -83,7 +83,7 @@ def find(folder: Path) -> list[Row]:
     if kind == RUN:
         return [read(folder)]
     found = members(folder) if kind in (FOLDS, SEARCH) else [read(path) for path in _below(folder, _DEEPEST)]
-    return sorted(found, key=lambda row: row.created or 0.0, reverse=True)
+    return sorted(found, key=lambda one: one.created or 0.0, reverse=True)
 
 
 def members(folder: Path) -> list[Row]:
@@ -105,7 +105,7 @@ def read(folder: Path) -> Row:
         if kind == SEARCH:
             return _search(folder, study.load(folder))
         if kind == RUN:
-            return _run(folder, record.load(folder))
+            return row(folder, record.load(folder))
     except RecordError as error:
         begun = (folder / SETTINGS).is_file() and not any(
             (folder / n).exists() for n in (record.LINES, record.DOCUMENT)
@@ -113,6 +113,20 @@ def read(folder: Path) -> Row:
         told = "it was stopped before its first record was written" if begun else line(str(error), 300)
         return Row(folder, kind, problem=told)
     return Row(folder, kind, problem="no run, cross-validation or search: no record of any in it")
+
+
+def known(folder: Path) -> Row:
+    """Return the row of a folder that holds a run.
+
+    Raises:
+        ConfigError: there is no such folder, or it is no run.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"run {folder}: no such folder; `hotloop runs list` names those below runs/")
+    found = read(folder)
+    if found.kind == UNKNOWN:
+        raise ConfigError(f"{folder} is {found.problem}; `hotloop runs list` names those below runs/")
+    return found
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -134,7 +148,8 @@ def _below(folder: Path, deepest: int) -> Iterator[Path]:
             yield from _below(path, deepest - 1)
 
 
-def _run(folder: Path, document: Mapping[str, Any]) -> Row:
+def row(folder: Path, document: Mapping[str, Any]) -> Row:
+    """Return the row of a run by its record's document."""
     settings = dict(flat(document["settings"]))
     measured, steps = document["measurements"], Steps.read(document["steps"])
     metrics = [MetricRow.of(one) for one in metric_lines(document["metrics"])]

@@ -35,6 +35,8 @@ def line(value: Any, limit: int = 300) -> str:
 
 def number(value: Any) -> float | None:
     """Return a finite number as a float; None for everything else, including the record's "nan" and "inf"."""
+    if type(value) is float:  # a record has hundreds of thousands of them
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

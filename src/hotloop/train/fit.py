@@ -81,6 +81,7 @@ def _fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(display)
         fitting = _Fitting(task, start, chosen, display, Live(record, events, interrupt))
+        record.update("measurements", steps_total=fitting.total)
         stack.callback(fitting.compiling.close)
         if start.resume:
             fitting.restore(start.resume)

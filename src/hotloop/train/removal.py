@@ -1,0 +1,58 @@
+"""Runs are deleted: what may be, and how; nothing of several where one of them may not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hotloop.errors import ConfigError
+from hotloop.report import runs
+from hotloop.train.turn import LOCK, folder_held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def remove(folders: Sequence[Path], confirm: Callable[[], object] = lambda: None) -> None:
+    """Delete the folders of runs with all that is in them.
+
+    Args:
+        folders: of the runs.
+        confirm: called once all may be deleted; what it raises keeps them.
+
+    Raises:
+        ConfigError: one of them is no run, is used now, or is part of something larger; nothing was deleted.
+    """
+    with contextlib.ExitStack() as held:
+        for folder in folders:
+            _check(folder, held)
+        confirm()
+        if os.name == "nt":  # which deletes no file that is open
+            held.close()
+        for folder in folders:
+            shutil.rmtree(folder)
+
+
+def files(folder: Path) -> int:
+    """Return how many files are in a folder, at any depth."""
+    return sum(1 for path in folder.rglob("*") if not path.is_dir())
+
+
+def _check(folder: Path, held: contextlib.ExitStack) -> None:
+    """Refuse a folder that must not be deleted; hold the locks of its runs."""
+    row = runs.known(folder)
+    here = folder.resolve()
+    if folder.is_symlink() or Path.cwd().resolve().is_relative_to(here):
+        what = "a link: name the folder itself" if folder.is_symlink() else "the current folder, or has it inside"
+        raise ConfigError(f"{folder} is not deleted: it is {what}")
+    for above in (here.parent, here.parent.parent):
+        if runs.kind_of(above) in (runs.FOLDS, runs.SEARCH):
+            raise ConfigError(f"{folder} is not deleted: it is part of {above}, which would be torn; delete that whole")
+    if row.status == "running" and row.kind == runs.SEARCH:
+        raise ConfigError(f"{folder} is not deleted: its search runs now. Stop it first")
+    locks = {path.parent for path in folder.rglob(f"{LOCK}*") if path.is_file() and not path.is_symlink()}
+    for place in sorted(locks):
+        held.enter_context(folder_held(place))

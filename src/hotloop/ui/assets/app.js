@@ -1,0 +1,106 @@
+/* Joins the parts: charts that follow a run, what a person opened or typed stays, and copying. */
+(() => {
+"use strict";
+
+/* Charts: numbers come as JSON; where a chart has become another, its frame is asked for anew. */
+const frames = document.getElementById("frames");
+const kind = document.querySelector("[data-kind]")?.dataset.kind;
+let drawn = false, asking = false, again = false;
+
+async function follow() {
+  if (!frames || !window.hotloopCharts) return;
+  if (asking) { again = true; return; }
+  asking = true;
+  try {
+    const answer = await fetch(frames.dataset.charts);
+    if (answer.ok) await show(await answer.json());
+  } catch (error) { console.warn("The charts could not be loaded:", error); }
+  asking = false;
+  if (again) { again = false; follow(); }
+}
+
+async function show(charts) {
+  if (drawn && window.hotloopCharts.update(charts)) return;
+  if (drawn && !frames.dataset.frames) { location.reload(); return; }
+  if (frames.dataset.frames && frames.querySelectorAll("[data-chart]").length !== charts.length || drawn) {
+    const answer = await fetch(frames.dataset.frames);
+    if (!answer.ok) return;
+    frames.innerHTML = await answer.text();  // escaped by the server, and scripts in it do not run
+  }
+  if (!charts.length) return;
+  window.hotloopCharts.start(charts);
+  drawn = true;
+}
+
+document.addEventListener("htmx:sseMessage", (event) => { if (event.detail.type === "changed" && event.target.id === "head") follow(); });
+follow();
+
+/* A part that is replaced keeps what a person opened, searched for and chose in it. */
+let kept = null;
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const part = event.detail.target, ids = (found) => [...part.querySelectorAll(found)];
+  kept = {
+    open: new Map(ids("details[id]").map((one) => [one.id, one.open])),
+    typed: new Map(ids("[data-filter]").map((one) => [one.dataset.filter, one.value])),
+    checked: new Set(ids("input[type=checkbox]:checked").map((one) => one.value)),
+    scrolled: new Map(ids("details[id] .log").map((one) => [one.parentElement.id, one.scrollTop + one.clientHeight < one.scrollHeight - 4 ? one.scrollTop : null])),
+    focus: part.contains(document.activeElement) && document.activeElement.id,
+  };
+});
+document.addEventListener("htmx:afterSwap", (event) => {
+  const part = event.detail.target;
+  settle(part);
+  if (part.id === "head" && part.firstElementChild.dataset.kind !== kind) { location.reload(); return; }  // it has its record now
+  if (!kept) return;
+  part.querySelectorAll("details[id]").forEach((one) => { if (kept.open.has(one.id)) one.open = kept.open.get(one.id); });
+  part.querySelectorAll("[data-filter]").forEach((one) => { if (kept.typed.get(one.dataset.filter)) { one.value = kept.typed.get(one.dataset.filter); one.dispatchEvent(new Event("input")); } });
+  part.querySelectorAll("input[type=checkbox]").forEach((one) => { if (kept.checked.has(one.value)) one.checked = true; });
+  part.querySelectorAll("details[id] .log").forEach((one) => { const at = kept.scrolled.get(one.parentElement.id); one.scrollTop = at ?? one.scrollHeight; });
+  if (kept.focus) document.getElementById(kept.focus)?.focus();
+});
+
+function settle(part) {
+  if (window.hotloopCharts) part.querySelectorAll("[data-filter]").forEach(window.hotloopCharts.filter);
+}
+document.querySelectorAll(".log").forEach((one) => { one.scrollTop = one.scrollHeight; });
+
+/* What was typed into the form of settings stays in this tab, whatever becomes of the server or of the page. */
+const form = document.getElementById("setup");
+if (form) {
+  const key = "hotloop:" + form.dataset.draft, fields = () => [...form.elements].filter((one) => one.name && one.type !== "hidden");
+  const value = (one) => one.type === "checkbox" ? (one.checked ? "on" : "") : one.value;
+  const save = () => {
+    const typed = {};
+    for (const one of fields())
+      if ((one.type !== "radio" || one.checked) && value(one) !== one.dataset.default) typed[one.name] = value(one);
+    sessionStorage.setItem(key, JSON.stringify(typed));
+  };
+  const put = (one, text) => {
+    if (one.type === "radio") one.checked = one.value === text;
+    else if (one.type === "checkbox") one.checked = text === "on";
+    else one.value = text;
+  };
+  const restore = () => {
+    const typed = JSON.parse(sessionStorage.getItem(key) || "{}");
+    for (const one of fields()) if (one.name in typed) put(one, typed[one.name]);
+    if (Object.keys(typed).length) form.dispatchEvent(new Event("change", {bubbles: true}));
+    if (typed.mode) document.getElementById("advanced").open = true;
+  };
+  form.addEventListener("input", save);
+  form.addEventListener("change", save);
+  document.getElementById("forget").addEventListener("click", () => { sessionStorage.removeItem(key); location.href = "/training?" + new URLSearchParams(new FormData(document.getElementById("what"))); });
+  if (form.hasAttribute("data-sent")) save();
+  else addEventListener("pageshow", restore);
+}
+document.querySelectorAll("[data-submit]").forEach((one) => one.addEventListener("change", () => {
+  if (one.id === "recipe") one.form.elements.program.value = "";
+  one.form.requestSubmit();
+}));
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  const from = document.getElementById(button.dataset.copy);
+  navigator.clipboard.writeText(from.textContent).then(() => { button.textContent = "Copied"; setTimeout(() => { button.textContent = "Copy"; }, 1500); });
+});
+})();

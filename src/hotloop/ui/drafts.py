@@ -1,0 +1,231 @@
+"""A run that is being set up: from the fields of a form to settings, a command, and all that is wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import ConfigError
+from hotloop.train import conf_files, configure, idle, nested, schema
+from hotloop.train.settings import GROUP
+from hotloop.ui import compilation, processes
+from hotloop.ui.fields import Field, fields, to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RECIPES = ("criteria", "digits", "language", "diffusion", "focus")
+VERBS = {"train": "Train once", "kfold": "Cross-validate", "hpo": "Search for settings"}
+HIDDEN = ("recipe.name", "run.folder", "run.resume", "hpo.folder", "hpo.name", *compilation.OWN)
+"""Settings that the page sets itself, or that have a place of their own in it."""
+_NAMED = re.compile(r"[a-z]\w*(?:\.\w+)+")
+_FOLDER = re.compile(r"[A-Za-z0-9_][\w.-]{0,79}", re.ASCII)
+CHOICE = "choice."
+
+
+@dataclasses.dataclass
+class Draft:
+    """What a form holds.
+
+    Args:
+        recipe: its name, or a program's, ``FILE.py:make``.
+        choices: of groups, such as ``pictures=folder``.
+        form: all that was typed, by the fields' names.
+        components: of the recipe.
+        errors: what is wrong, by the field that it stands beside; the empty name is of no field.
+        changes: the settings that differ from the defaults.
+    """
+
+    recipe: str
+    choices: dict[str, str]
+    form: Mapping[str, str]
+    components: list[str]
+    errors: dict[str, str] = dataclasses.field(default_factory=dict)
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def base(self) -> dict[str, Any]:
+        """The settings before anything is changed.
+
+        Raises:
+            ConfigError: there is no such recipe or choice, or the program cannot be read.
+        """
+        chosen = [f"{group}={name}" for group, name in self.choices.items() if name]
+        values = configure.compose([f"recipe={self.recipe}", *chosen])
+        return configure.to_dict(configure.build(values))
+
+    @functools.cached_property
+    def groups(self) -> dict[str, list[Field]]:
+        """The fields of each group of settings, the recipe's own groups first."""
+        model = configure.model(configure.recipe_choice(self.recipe) if ":" in self.recipe else self.recipe)
+        whole = dict(model.model_json_schema())
+        if ":" in self.recipe:
+            own = program_schema(self.recipe)
+            whole["$defs"] = {**whole.get("$defs", {}), **own.get("$defs", {})}
+            whole["properties"] = {**whole["properties"], GROUP: own["properties"][GROUP]["anyOf"][0]}
+        found = fields(whole, self.base)
+        last = ("data", "compile", "kfold", "hpo", "run")
+        order = sorted(found, key=lambda group: (group in last, last.index(group) if group in last else 0))
+        kept = {group: [one for one in found[group] if not _hidden(one.name)] for group in order}
+        return {group: some for group, some in kept.items() if some}
+
+    @property
+    def fields(self) -> list[Field]:
+        """All fields."""
+        return [one for some in self.groups.values() for one in some]
+
+    def typed(self, field: Field) -> str:
+        """Return what stands in a field."""
+        return self.form.get(field.name, field.text(field.default))
+
+    def read(self) -> None:
+        """Read the form: find ``changes``, and all ``errors`` at once."""
+        self.errors, self.changes = {}, compilation.read(self.form, self.base, self.components)
+        for one in self.fields:
+            if one.name not in self.form:
+                continue
+            try:
+                value = one.read(self.form[one.name])
+                if value != one.default and (wrong := self._wrong(one, value)):
+                    self.errors[one.name] = wrong
+                elif value != one.default:
+                    self.changes[one.name] = value
+            except (ValueError, StopIteration) as error:
+                self.errors[one.name] = str(error) or f"{one.name}: expected {one.takes}"
+        named = self.form.get("name", "").strip()
+        if named and not _FOLDER.fullmatch(named):
+            self.errors["name"] = f"name={named!r}: expected letters, digits, dots, dashes and underscores"
+        if not self.errors:
+            self._check_together()
+
+    def _wrong(self, field: Field, value: Any) -> str:
+        if field.name.startswith(f"{GROUP}."):
+            return field.wrong(value)
+        model = configure.model(configure.recipe_choice(self.recipe))
+        return schema.problem(model, field.name, value)
+
+    def _check_together(self) -> None:
+        try:
+            settings = configure.build(self.values())
+            idle.refuse_idle(settings, tuple(settings.hpo.space) if self.verb == "hpo" else ())
+        except ConfigError as error:
+            self.blame(str(error))
+
+    def blame(self, text: str) -> None:
+        """Put each line of an error beside the field that it names first, or above the form."""
+        known = {one.name for one in self.fields} | {"mode", "inference"}
+        for each in filter(None, (one.strip() for one in text.splitlines())):
+            named = next((name for found in _NAMED.findall(each) if (name := _slot(found)) in known), "")
+            parts = (_slot(found) for found in _NAMED.findall(each))
+            named = named or next((one for one in parts if one.startswith("part.")), "")
+            self.errors[named] = "\n".join(filter(None, (self.errors.get(named), each.removeprefix("hotloop: "))))
+
+    def values(self) -> dict[str, Any]:
+        """Return the settings as plain data, with what was changed."""
+        return dict(nested.merge(json.loads(json.dumps(self.base)), nested.nested(self.changes)))
+
+    @property
+    def verb(self) -> str:
+        """The command: ``train``, ``kfold`` or ``hpo``."""
+        asked = self.form.get("verb", "train")
+        return asked if asked in VERBS else "train"
+
+    @property
+    def overrides(self) -> list[str]:
+        """The arguments of the command, without the folder."""
+        chosen = [f"{group}={name}" for group, name in self.choices.items() if name]
+        return [f"recipe={self.recipe}", *chosen, *(f"{name}={to_text(value)}" for name, value in self.changes.items())]
+
+    @property
+    def command(self) -> str:
+        """The command as it is typed into a shell."""
+        return shlex.join(["hotloop", self.verb, *self.overrides])
+
+    def yaml(self) -> str:
+        """Return the settings as a file for ``--config``."""
+        return conf_files.to_yaml(self.values())
+
+    def folder(self, root: Path) -> Path:
+        """Choose the folder of the run.
+
+        Raises:
+            ConfigError: it is there already.
+        """
+        named = self.form.get("name", "").strip()
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        place = root / conf_files.folder_name(self.recipe)
+        if named and (place / named).exists():
+            raise ConfigError(f"name={named!r}: {place.name}/{named} is there already; choose another name")
+        base = named or (f"search-{stamp}" if self.verb == "hpo" else stamp)
+        tried = [base, *(f"{base}-{number}" for number in range(2, 100))]
+        return next(place / one for one in tried if not (place / one).exists())
+
+    def arguments(self, folder: Path) -> list[str]:
+        """Return the arguments of the command that is started for a folder."""
+        key = "hpo.folder" if self.verb == "hpo" else "run.folder"
+        return [self.verb, *self.overrides, f"{key}={to_text(str(folder))}"]
+
+
+def of(form: Mapping[str, str], components: Mapping[str, list[str]]) -> Draft:
+    """Return the draft of a form, whose recipe may be a program's name.
+
+    Raises:
+        ConfigError: the program's file is not there, or not named with its function.
+    """
+    asked = form.get("program", "").strip() or form.get("recipe", "diffusion").strip()
+    recipe = asked if asked in RECIPES else configure.program_name(f"recipe={asked}") or ""
+    if not recipe:
+        raise ConfigError(f"program={asked!r}: expected a file and its function, such as train.py:make")
+    place = Path(recipe.rpartition(":")[0])
+    if ":" in recipe and place.suffix == ".py" and not place.is_file():
+        raise ConfigError(f"program={asked!r}: there is no file {place}")
+    choices = {key.removeprefix(CHOICE): value for key, value in form.items() if key.startswith(CHOICE) and value}
+    known = conf_files.groups()
+    for group, name in choices.items():
+        if name not in known.get(group, ()):
+            raise ConfigError(f"{group}={name!r}: no such choice; expected one of {', '.join(known.get(group, ()))}")
+    return Draft(recipe, choices, form, list(components.get(recipe, ["model", "loss"] if ":" in recipe else [])))
+
+
+def choices_of(draft: Draft) -> dict[str, list[str]]:
+    """Return the choices of the recipe's groups, where there are any beside the defaults."""
+    found = {group: [one for one in names if one != "default"] for group, names in conf_files.groups().items()}
+    left_out = ("recipe", "hpo", "program", "training", "compile")
+    return {group: names for group, names in found.items() if names and group in draft.base and group not in left_out}
+
+
+def program_schema(name: str) -> dict[str, Any]:
+    """Return the JSON Schema of a program's settings; its file is run by a process of its own.
+
+    Raises:
+        ConfigError: it cannot be read, with what it raised.
+    """
+    place = Path(name.rpartition(":")[0])
+    return _program_schema(name, place.stat().st_mtime_ns if place.is_file() else 0)
+
+
+@functools.lru_cache(maxsize=32)
+def _program_schema(name: str, changed: int) -> dict[str, Any]:
+    del changed  # a file that was changed is read again
+    code, out, err = processes.ask(["settings", "--schema", name], 120)
+    if code:
+        raise ConfigError(f"{name} cannot be read: {err.strip()[-2000:]}")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def _hidden(name: str) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in HIDDEN)
+
+
+def _slot(name: str) -> str:
+    """Return the field that shows a setting."""
+    if name.startswith("compile.components."):
+        return f"part.{name.split('.')[2]}"
+    return {compilation.COMPILE: "mode", "compile.preset": "mode", "compile.inference": "inference"}.get(name, name)

@@ -1,0 +1,146 @@
+"""Runs as processes of their own: they are started, found again and asked to stop by what is in their folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotloop import record
+from hotloop.errors import ConfigError
+from hotloop.record.process import started
+from hotloop.train.turn import HOLDER
+from hotloop.ui.places import LOG, START, STOP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """A process that works in a run's folder."""
+
+    pid: int
+    started: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data, to be recognised by `find`."""
+        return {"pid": self.pid, "host": platform.node(), "process_started": self.started}
+
+
+def command(arguments: Sequence[str]) -> list[str]:
+    """Return the command of hotloop in this very Python."""
+    return [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", "hotloop", *arguments]
+
+
+def start(folder: Path, arguments: Sequence[str]) -> None:
+    """Start hotloop for a run's folder, in a session of its own: neither Ctrl-C nor the end of this process ends it.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOG).open("ab") as log:
+            child = subprocess.Popen(  # noqa: S603 - our own program, without a shell
+                command(arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True, env=environment,
+            )  # fmt: skip
+        told = {**Process(child.pid, started(child.pid)).to_dict(), "created": time.time(), "arguments": [*arguments]}
+        with record.whole(folder / START, durable=False) as file:
+            file.write(record.to_json(told).encode())
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error}. Make room, or change its permissions") from error
+    # A process that nobody waits for stays in the system's table, and would seem to run.
+    threading.Thread(target=child.wait, daemon=True).start()
+
+
+def find(folder: Path) -> Process | None:
+    """Return the process that works in a folder; None where there is none, or where it is another machine's."""
+    for name in (HOLDER, START):
+        told = _read(folder / name)
+        pid, began = told.get("pid"), told.get("process_started")
+        if type(pid) is not int or pid <= 1 or told.get("host") != platform.node() or not _is_ours(pid):
+            continue
+        if started(pid) == began:
+            return Process(pid, began)
+    return None
+
+
+def _is_ours(pid: int) -> bool:
+    """Return whether a process lives and is hotloop's: what a folder says of its process may be anything."""
+    try:
+        os.kill(pid, 0)
+    except (OSError, OverflowError):
+        return False
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return sys.platform != "linux"
+    return b"hotloop" in words and pid != os.getpid()
+
+
+def stop(folder: Path, *, at_once: bool = False) -> str:
+    """Ask a run to stop after its step; with ``at_once``, end one that was asked before. Returns what was done.
+
+    A second signal ends a run in the middle of its step, so a second press of the button must not send one.
+
+    Raises:
+        ConfigError: nothing works in the folder.
+    """
+    process = find(folder)
+    if process is None:
+        raise ConfigError(f"{folder.name}: nothing runs there now")
+    if asked_to_stop(folder, process) and not at_once:
+        return "It was asked to stop before: it stops after its step."
+    try:
+        with record.whole(folder / STOP, durable=False) as file:
+            file.write(json.dumps(process.to_dict()).encode())
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error}. Stop process {process.pid} by hand") from error
+    os.kill(process.pid, signal.SIGTERM)
+    return "It ends at once." if at_once else "It stops after its step, and can be resumed."
+
+
+def asked_to_stop(folder: Path, process: Process | None) -> bool:
+    """Return whether a process was asked to stop."""
+    return process is not None and _read(folder / STOP) == process.to_dict()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a small document; empty where it is none."""
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() and path.stat().st_size < 2**16 else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def arguments_of(folder: Path) -> list[str]:
+    """Return with which arguments a server started what is in a folder; to be shown, never to be run."""
+    found = _read(folder / START).get("arguments")
+    return [str(one) for one in found] if isinstance(found, list) else []
+
+
+def ask(arguments: Sequence[str], seconds: float = 300.0) -> tuple[int, str, str]:
+    """Run hotloop and return its exit code, what it printed, and what it printed on stderr.
+
+    Raises:
+        ConfigError: it takes longer than that.
+    """
+    try:
+        done = subprocess.run(  # noqa: S603 - our own program, without a shell
+            command(arguments), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"hotloop {arguments[0]} took longer than {seconds:.0f} s, and was ended") from None
+    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")

@@ -1,0 +1,235 @@
+"""Pages of runs: the list, one run as it goes, several side by side; and what a person may do to a run."""
+
+from __future__ import annotations
+
+import shutil
+import urllib.parse
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+
+from hotloop.errors import HotloopError
+from hotloop.report import page, runs
+from hotloop.report.charts import Chart
+from hotloop.report.series import Line
+from hotloop.report.text import line, quantity, text
+from hotloop.train import configure, removal
+from hotloop.ui import places, processes
+from hotloop.ui.site import form_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.requests import Request
+
+    from hotloop.ui.site import Site
+    from hotloop.ui.watching import Shown
+
+ROWS = 50
+"""Runs on a page of the list."""
+COMPARED = 8
+"""Runs that are compared at most: as many as a chart has colours."""
+TONES = {"finished": "good", "running": "note", "starting": "note", "stopping": "warn", "open": "note"}
+TONES |= {"interrupted": "warn", "killed": "warn", "pruned": "note", "queued": "note"}
+_SANDBOX = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+)
+"""The policy of a report, which has a script of its own: it acts as another site, without our cookie."""
+
+
+class RunPages:
+    """Answers requests about runs."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def runs(self, request: Request) -> Response:
+        """Show the list of runs."""
+        return self.site.show(request, "runs.html.j2", **self._listed(request))
+
+    def table(self, request: Request) -> Response:
+        """Show the table of the list alone, as it is now."""
+        return self.site.show(request, "runs_table.html.j2", **self._listed(request))
+
+    def _listed(self, request: Request) -> dict[str, Any]:
+        wanted = request.query_params.get("find", "").strip().lower()
+        found = [one for one in self.site.places.all() if wanted in one.name.lower()]
+        pages = max(1, -(-len(found) // ROWS))
+        asked = request.query_params.get("page", "1")
+        number = min(pages, max(1, int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 6 else 1))  # noqa: PLR2004 - digits
+        part = found[(number - 1) * ROWS : number * ROWS]
+        rows = [(one.name, self.site.watching.row(one.path)) for one in part]
+        return {"rows": rows, "total": len(found), "page": number, "pages": pages, "find": wanted, "tones": TONES}
+
+    def list_news(self, request: Request) -> Response:
+        """Stream that something in the list has changed."""
+        del request
+        return self.site.news(lambda: [(one.name, one.changed) for one in self.site.places.all()], lambda: 2.0)
+
+    def run(self, request: Request) -> Response:
+        """Show one run, cross-validation or search."""
+        name, path = self.site.run_named(request.query_params)
+        shown = self.site.watching.run(path)
+        body = {runs.FOLDS: "folds_body.html.j2", runs.SEARCH: "study_body.html.j2"}.get(shown.row.kind, "")
+        inside = [] if shown.row.kind == runs.RUN else runs.members(path)
+        members = [(self.site.places.name(one.folder), one) for one in inside[:200]]
+        return self.site.show(
+            request, "run.html.j2", name=name, body=body, members=members, **self._of_run(name, path, shown)
+        )
+
+    def head(self, request: Request) -> Response:
+        """Show the part of a run's page that changes as it goes."""
+        name, path = self.site.run_named(request.query_params)
+        return self.site.show(request, "run_head.html.j2", name=name, **self._of_run(name, path))
+
+    def part(self, request: Request) -> Response:
+        """Show the charts' frames, or the details, of a run as they are now."""
+        name, path = self.site.run_named(request.query_params)
+        template = {"charts": "charts.html.j2", "details": "details.html.j2", "summary": "summary.html.j2"}
+        shown = self.site.watching.run(path)
+        wanted = template.get(request.query_params.get("part", ""))
+        if wanted is None or shown.view is None or shown.row.kind != runs.RUN:
+            return HTMLResponse("", 404)
+        return self.site.show(request, wanted, name=name, view=shown.view)
+
+    def _of_run(self, name: str, path: Path, shown: Shown | None = None) -> dict[str, Any]:
+        shown = shown or self.site.watching.run(path)
+        log = path / places.LOG
+        verb = {runs.FOLDS: "kfold"}.get(shown.row.kind, "train")
+        return {
+            "shown": shown, "row": shown.row, "view": shown.view, "tone": TONES.get(shown.status, "bad"),
+            "log": _plain(places.tail(log)), "samples": places.samples(path)[:12], "checkpoints": _checkpoints(path),
+            "again": "" if shown.row.kind == runs.SEARCH else configure.again(path, verb), "folder": str(path),
+            "started_as": processes.arguments_of(path), "signature": name,
+        }  # fmt: skip
+
+    def run_news(self, request: Request) -> Response:
+        """Stream that a run has changed."""
+        _, path = self.site.run_named(request.query_params)
+        watching = self.site.watching
+
+        def pause() -> float:
+            return watching.run(path).pause if path.is_dir() else 5.0
+
+        return self.site.news(lambda: (places.signature(path), processes.find(path)), pause)
+
+    def charts(self, request: Request) -> Response:
+        """Return the charts of a run as JSON, thinned to what a screen can show."""
+        _, path = self.site.run_named(request.query_params)
+        view = self.site.watching.run(path).view
+        found = [] if view is None else [chart.to_json() for chart in view.charts]
+        return JSONResponse(found)
+
+    def sample(self, request: Request) -> Response:
+        """Return a picture among a run's samples."""
+        _, path = self.site.run_named(request.query_params)
+        content, kind = places.picture(path, request.query_params.get("name", ""))
+        return Response(content, media_type=kind, headers={"content-security-policy": "default-src 'none'; sandbox"})
+
+    def report(self, request: Request) -> Response:
+        """Return the run's report as `hotloop report` writes it, made now: a file in the folder may be anything."""
+        _, path = self.site.run_named(request.query_params)
+        view = self.site.watching.run(path).view
+        if view is None:
+            raise LookupError(path)
+        html = page.render(view).encode("utf-8", "replace")
+        return HTMLResponse(html, headers={"content-security-policy": _SANDBOX})
+
+    def settings(self, request: Request) -> Response:
+        """Return the run's settings as it wrote them, to be kept as a file."""
+        _, path = self.site.run_named(request.query_params)
+        content = places.tail(path / runs.SETTINGS, 2**20)
+        return PlainTextResponse(content, headers={"content-disposition": 'attachment; filename="settings.yaml"'})
+
+    def compare(self, request: Request) -> Response:
+        """Show several runs side by side: settings that differ, figures, and their losses in one chart."""
+        names = list(dict.fromkeys(request.query_params.getlist("run")))[:COMPARED]
+        found = [(name, self.site.watching.run(self.site.places.find(name))) for name in names]
+        settings = _beside([one.row.settings for _, one in found])
+        other = {key: values for key, values in settings.items() if any(one != values[0] for one in values)}
+        differ = {key: list(map(text, values)) for key, values in other.items()}
+        rows = [(shown.status, shown.row) for _, shown in found]
+        facts = [{"status": status, "ran": row.tier, "steps": row.steps, **row.figures} for status, row in rows]
+        figures = {key: [quantity(key, each) for each in row] for key, row in _beside(facts).items()}
+        return self.site.show(request, "compare.html.j2", names=names, differ=differ, figures=figures)
+
+    def compare_charts(self, request: Request) -> Response:
+        """Return the losses of several runs as one chart."""
+        lines = []
+        for name in list(dict.fromkeys(request.query_params.getlist("run")))[:COMPARED]:
+            view = self.site.watching.run(self.site.places.find(name)).view
+            chart = next((one for one in getattr(view, "charts", ()) if one.key == "loss"), None)
+            if chart is not None:
+                which = next((i for i, style in enumerate(chart.styles) if style == "line"), 0)
+                pairs = zip(chart.steps, chart.columns[which], strict=True)
+                lines.append(Line.of(line(name, 80), pairs))
+        lines = [one for one in lines if one]
+        charts = [Chart.of("loss", "Training loss", lines, ["line"] * len(lines), wide=True)] if lines else []
+        return JSONResponse([one.to_json() for one in charts])
+
+    def stop(self, request: Request) -> Response:
+        """Ask a run to stop after its step."""
+        form = form_of(request)
+        name, path = self.site.run_named(form)
+        try:
+            processes.stop(path, at_once=form.get("at_once") == "yes")
+        except HotloopError as error:
+            return self._refused(request, name, error)
+        return back_to(name)
+
+    def resume(self, request: Request) -> Response:
+        """Go on with a run where its last checkpoint is."""
+        name, path = self.site.run_named(form_of(request))
+        shown = self.site.watching.run(path)
+        try:
+            if shown.runs_now:
+                return back_to(name)
+            verb = "kfold" if shown.row.kind == runs.FOLDS else "train"
+            processes.start(path, [verb, configure.resume(path)])
+        except HotloopError as error:
+            return self._refused(request, name, error)
+        return back_to(name)
+
+    def delete(self, request: Request) -> Response:
+        """Delete a run once a person has said a second time that it is to go."""
+        form = form_of(request)
+        name, path = self.site.run_named(form)
+        if form.get("sure") != "yes":
+            return self.site.show(request, "delete.html.j2", name=name, many=removal.files(path))
+        try:
+            if processes.find(path) is not None:
+                return self._refused(request, name, "it runs now. Stop it first")
+            if (path / places.START).is_file() and runs.kind_of(path) == runs.UNKNOWN:
+                shutil.rmtree(path)  # it ended before it had a record
+            else:
+                removal.remove([path])
+        except HotloopError as error:
+            return self._refused(request, name, error)
+        self.site.places.forget()
+        return RedirectResponse("/runs", 303)
+
+    def _refused(self, request: Request, name: str, why: object) -> Response:
+        return self.site.show(request, "refused.html.j2", 409, name=name, why=str(why))
+
+
+def back_to(name: str) -> Response:
+    """Return the way back to the page of a run."""
+    return RedirectResponse(f"/run?run={urllib.parse.quote(name, safe='')}", 303)
+
+
+def _checkpoints(path: Path) -> list[tuple[str, int]]:
+    try:
+        files = sorted((path / "checkpoints").glob("*.pt"))
+        return [(one.name, one.lstat().st_size) for one in files if not one.is_symlink()]
+    except OSError:
+        return []
+
+
+def _beside(columns: list[Any]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for one in columns for name in one)
+    return {name: [one.get(name) for one in columns] for name in names}
+
+
+def _plain(log: str) -> str:
+    """Return the end of a log without what a terminal would act on; of a line that was overwritten, its last text."""
+    return "\n".join(text(one.rsplit("\r", 1)[-1]) for one in log.replace("\r\n", "\n").split("\n"))

@@ -1,0 +1,110 @@
+"""What all pages share: templates, the runs folder, what is known of it, and who may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from starlette.responses import HTMLResponse, StreamingResponse
+
+from hotloop.report import page, text
+from hotloop.ui.places import Places
+from hotloop.ui.probe import Probe
+from hotloop.ui.security import FORM
+from hotloop.ui.watching import Watching
+from hotloop.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from starlette.requests import Request
+
+    from hotloop.ui.security import Access
+
+ASSETS = Path(__file__).with_name("assets")
+STATIC = {
+    "htmx.js": "htmx.min.js", "sse.js": "sse.min.js", "app.js": "app.js", "app.css": "app.css",
+    "uplot.js": "uplot.min.js", "charts.js": "page.js", "uplot.css": "uplot.min.css", "report.css": "page.css",
+}  # fmt: skip
+"""The scripts and styles that are served, by their names there: of this package or, where it has none, the report's."""
+
+
+class Site:
+    """One server's pages.
+
+    Args:
+        root: the runs folder.
+        access: who may ask.
+        probe: what this machine can run.
+    """
+
+    def __init__(self, root: Path, access: Access, probe: Probe | None = None) -> None:
+        self.places, self.access, self.watching = Places(root), access, Watching()
+        self.probe = probe or Probe()
+        self.stopping = False
+
+    def show(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        """Return a page, or a part of one."""
+        common = {"csrf": self.access.csrf, "path": request.url.path, "root": str(self.places.root), "text": text}
+        html = _environment().get_template(template).render(version=__version__, **common, **values)
+        return HTMLResponse(html.encode("utf-8", "replace"), status)
+
+    def run_named(self, values: Mapping[str, str]) -> tuple[str, Path]:
+        """Return the name and the folder of the run that a request is about.
+
+        Raises:
+            LookupError: there is no such run.
+        """
+        name = values.get("run", "")
+        return name, self.places.find(name)
+
+    def news(self, signature: Callable[[], Any], pause: Callable[[], float]) -> StreamingResponse:
+        """Return a stream that says ``changed`` where a signature has changed, not more often than the pause allows."""
+
+        async def stream() -> AsyncIterator[bytes]:
+            known = await asyncio.to_thread(signature)
+            yield b"retry: 2000\n\n"
+            waited = 0.0
+            while not self.stopping:
+                wait = await asyncio.to_thread(pause)
+                await asyncio.sleep(wait)
+                waited += wait
+                now = await asyncio.to_thread(signature)
+                if now != known:
+                    known, waited = now, 0.0
+                    yield b"event: changed\ndata: 1\n\n"
+                elif waited > 15:  # noqa: PLR2004 - seconds, so that a viewer who left is noticed
+                    waited = 0.0
+                    yield b": still here\n\n"
+
+        return StreamingResponse(stream(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+def form_of(request: Request) -> dict[str, str]:
+    """Return the checked form of a request."""
+    form: dict[str, str] = request.scope[FORM]
+    return form
+
+
+def asset(name: str) -> tuple[str, str]:
+    """Return a script or a style, and its type.
+
+    Raises:
+        LookupError: there is none of this name.
+    """
+    file = STATIC[name]
+    own = ASSETS / file
+    kind = "text/css" if name.endswith(".css") else "text/javascript"
+    return own.read_text(encoding="utf-8") if own.is_file() else page.asset(file), kind
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    own = jinja2.FileSystemLoader(Path(__file__).with_name("templates"))
+    shared = page.environment()
+    found = shared.overlay(loader=jinja2.ChoiceLoader([own, *([shared.loader] if shared.loader else [])]))
+    found.filters["short"] = lambda value: text.line(value, 200)
+    return found

@@ -1,0 +1,157 @@
+"""The page on which a run is set up: its form, what would run, a check without training, and the start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hotloop import measured
+from hotloop.errors import ConfigError, HotloopError, RecordError
+from hotloop.report import runs
+from hotloop.report.text import text
+from hotloop.train import conf_files
+from hotloop.train.nested import leaves
+from hotloop.ui import compilation, drafts, processes
+from hotloop.ui.drafts import CHOICE, Draft
+from hotloop.ui.run_pages import back_to
+from hotloop.ui.site import form_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from hotloop.ui.site import Site
+
+CHECK_SECONDS = 300.0
+
+
+class TrainingPages:
+    """Answers requests about a run that is to be started."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def form(self, request: Request) -> Response:
+        """Show the form of a recipe or a program, empty or with the settings of a run."""
+        asked = dict(request.query_params)
+        try:
+            if name := asked.pop("from", ""):
+                asked = self._of_run(name)
+            return self._page(request, self._draft(asked), sent=bool(name))
+        except (ConfigError, RecordError) as error:
+            return self._unusable(request, asked, error)
+
+    def preview(self, request: Request) -> Response:
+        """Show what would run, and what is wrong, beside the fields."""
+        try:
+            draft = self._draft(form_of(request))
+            draft.read()
+        except ConfigError as error:
+            return self.site.show(request, "preview.html.j2", draft=None, why=str(error))
+        return self.site.show(request, "preview.html.j2", draft=draft, why="")
+
+    def check(self, request: Request) -> Response:
+        """Check all but the step itself, in a process of its own: nothing is trained or written."""
+        try:
+            draft = self._draft(form_of(request))
+            draft.read()
+            if draft.errors:
+                return self.site.show(request, "checked.html.j2", errors=draft.errors, code=2, said="")
+            code, out, err = processes.ask([draft.verb, *draft.overrides, "--dry-run"], CHECK_SECONDS)
+        except ConfigError as error:
+            return self.site.show(request, "checked.html.j2", errors={"": str(error)}, code=2, said="")
+        return self.site.show(request, "checked.html.j2", errors={}, code=code, said=text((out + err).strip()[-8000:]))
+
+    def start(self, request: Request) -> Response:
+        """Start the run and show it, or show the form again with all that is wrong."""
+        form = form_of(request)
+        try:
+            draft = self._draft(form)
+            draft.read()
+            if not draft.errors and draft.verb != "hpo" and ":" in draft.recipe:
+                self._check_program(draft)
+            if draft.errors:
+                return self._page(request, draft, 422, sent=True)
+            folder = draft.folder(self.site.places.root)
+            processes.start(folder, draft.arguments(folder))
+        except HotloopError as error:
+            return self._unusable(request, form, error)
+        self.site.places.forget()
+        return back_to(self.site.places.name(folder))
+
+    def _draft(self, form: Mapping[str, str]) -> Draft:
+        return drafts.of(form, self.site.probe.answer()["components"])
+
+    def _check_program(self, draft: Draft) -> None:
+        """Have a program's own validators judge its settings, where its file is run anyway."""
+        code, _, err = processes.ask([draft.verb, *draft.overrides, "--show"], CHECK_SECONDS)
+        if code:
+            draft.blame(err.strip()[-4000:] or f"The program ended with exit code {code}")
+
+    def _of_run(self, name: str) -> dict[str, str]:
+        """Return the form that would start a run of the past again.
+
+        Raises:
+            ConfigError: its settings cannot be read.
+        """
+        values = conf_files.read(self.site.places.find(name) / runs.SETTINGS)
+        recipe = str((values.get("recipe") or {}).get("name", ""))
+        found = {"program" if ":" in recipe else "recipe": recipe}
+        draft = self._draft(found)
+        plain = dict(leaves(values))
+        for field in draft.fields:
+            if field.name in plain:
+                found[field.name] = field.text(plain[field.name])
+            elif isinstance(part := _at(values, field.name), dict | list):
+                found[field.name] = field.text(part)
+        whole = {**draft.base, **values}
+        found["mode"], found["inference"] = compilation.mode_of(whole), str(whole["compile"]["inference"])
+        for one in compilation.parts(whole, draft.components):
+            found |= {f"part.{one.name}.mode": one.training, f"part.{one.name}.inference": one.inference}
+            found |= {f"part.{one.name}.on": "on"} if one.on else {}
+        return found
+
+    def _page(self, request: Request, draft: Draft, status: int = 200, *, sent: bool = False) -> Response:
+        probe, base = self.site.probe.answer(), draft.base
+        if not draft.changes and not draft.errors:
+            draft.read()
+        now = draft.values()
+        return self.site.show(
+            request, "training.html.j2", status, draft=draft, sent=sent, recipes=drafts.RECIPES, verbs=drafts.VERBS,
+            choices=drafts.choices_of(draft), choice=CHOICE, probe=probe, modes=compilation.modes(probe["missing"]),
+            mode=draft.form.get("mode", compilation.mode_of(now)), usual_mode=compilation.mode_of(base), base=base,
+            inference=draft.form.get("inference", base["compile"]["inference"]), parts=self._parts(draft),
+            usual={one.name: one for one in compilation.parts(base, draft.components)}, as_above=compilation.AS_ABOVE,
+            measured_on=measured.MACHINE, why="", back=_query(draft),
+        )  # fmt: skip
+
+    def _parts(self, draft: Draft) -> list[compilation.Part]:
+        """Return the components as they stand in the form."""
+        found = []
+        for one in compilation.parts(draft.base, draft.components):
+            key = f"part.{one.name}"
+            if f"{key}.mode" in draft.form:
+                mode, inference = draft.form[f"{key}.mode"], draft.form.get(f"{key}.inference", one.inference)
+                one = compilation.Part(one.name, f"{key}.on" in draft.form, mode, inference)  # noqa: PLW2901 - as typed
+            found.append(one)
+        return found
+
+    def _unusable(self, request: Request, asked: Mapping[str, str], error: Exception) -> Response:
+        """Show what is wrong with the recipe, the program or the folder; what was typed goes back with it."""
+        kept = {name: value for name, value in asked.items() if name not in ("program", "recipe")}
+        return self.site.show(
+            request, "unusable.html.j2", 422, why=str(error), recipes=drafts.RECIPES, kept=kept,
+            recipe=asked.get("recipe", ""), program=asked.get("program", ""),
+        )  # fmt: skip
+
+
+def _query(draft: Draft) -> dict[str, Any]:
+    key = "program" if ":" in draft.recipe else "recipe"
+    return {key: draft.recipe, **{f"{CHOICE}{group}": name for group, name in draft.choices.items()}}
+
+
+def _at(values: Any, name: str) -> Any:
+    for part in name.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
