@@ -11,7 +11,7 @@ TESTS := tests
 # pytest-xdist: two workers, each with one thread, or they fight over the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: setup demo test test-slow matrix check format clean
+.PHONY: setup setup-browser demo test test-slow matrix check format clean
 
 setup: $(STAMP)
 
@@ -19,6 +19,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
+
+# A browser for the tests of the page, on Debian and Ubuntu; without one they are skipped, and say so.
+setup-browser:
+	test -x /usr/bin/chromium || (apt-get update -q && apt-get install -y -q chromium)
 
 demo: setup
 	$(BIN)/hotloop train recipe=criteria training.optimization.use_torch_compile=auto

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -58,7 +59,9 @@ class Draft:
         """
         chosen = [f"{group}={name}" for group, name in self.choices.items() if name]
         values = configure.compose([f"recipe={self.recipe}", *chosen])
-        return configure.to_dict(configure.build(values))
+        with contextlib.suppress(ConfigError):  # a choice may leave something to be set, such as a path
+            return configure.to_dict(configure.build(values))
+        return values
 
     @functools.cached_property
     def groups(self) -> dict[str, list[Field]]:
@@ -119,11 +122,10 @@ class Draft:
 
     def blame(self, text: str) -> None:
         """Put each line of an error beside the field that it names first, or above the form."""
-        known = {one.name for one in self.fields} | {"mode", "inference"}
+        parts = {f"part.{name}" for name in self.components}
+        known = {one.name for one in self.fields} | {"mode", "inference"} | parts
         for each in filter(None, (one.strip() for one in text.splitlines())):
             named = next((name for found in _NAMED.findall(each) if (name := _slot(found)) in known), "")
-            parts = (_slot(found) for found in _NAMED.findall(each))
-            named = named or next((one for one in parts if one.startswith("part.")), "")
             self.errors[named] = "\n".join(filter(None, (self.errors.get(named), each.removeprefix("hotloop: "))))
 
     def values(self) -> dict[str, Any]:

@@ -82,11 +82,16 @@ def _is_ours(pid: int) -> bool:
         os.kill(pid, 0)
     except (OSError, OverflowError):
         return False
+    words = _command_of(pid)
+    return pid != os.getpid() and (b"hotloop" in words or (not words and sys.platform != "linux"))
+
+
+def _command_of(pid: int) -> bytes:
+    """Return a process's command; empty where the system does not say, or where the process has ended."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return sys.platform != "linux"
-    return b"hotloop" in words and pid != os.getpid()
+        return b""
 
 
 def stop(folder: Path, *, at_once: bool = False) -> str:

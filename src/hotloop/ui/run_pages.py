@@ -29,6 +29,7 @@ ROWS = 50
 """Runs on a page of the list."""
 COMPARED = 8
 """Runs that are compared at most: as many as a chart has colours."""
+_PARTS = {one: f"{one}.html.j2" for one in ("charts", "details", "summary")} | {"files": "run_files.html.j2"}
 TONES = {"finished": "good", "running": "note", "starting": "note", "stopping": "warn", "open": "note"}
 TONES |= {"interrupted": "warn", "killed": "warn", "pruned": "note", "queued": "note"}
 _SANDBOX = (
@@ -74,25 +75,25 @@ class RunPages:
         inside = [] if shown.row.kind == runs.RUN else runs.members(path)
         members = [(self.site.places.name(one.folder), one) for one in inside[:200]]
         return self.site.show(
-            request, "run.html.j2", name=name, body=body, members=members, **self._of_run(name, path, shown)
+            request, "run.html.j2", name=name, body=body, members=members, **self._of_run(path, shown)
         )
 
     def head(self, request: Request) -> Response:
         """Show the part of a run's page that changes as it goes."""
         name, path = self.site.run_named(request.query_params)
-        return self.site.show(request, "run_head.html.j2", name=name, **self._of_run(name, path))
+        return self.site.show(request, "run_head.html.j2", name=name, **self._of_run(path))
 
     def part(self, request: Request) -> Response:
-        """Show the charts' frames, or the details, of a run as they are now."""
+        """Show one part of a run's page as it is now."""
         name, path = self.site.run_named(request.query_params)
-        template = {"charts": "charts.html.j2", "details": "details.html.j2", "summary": "summary.html.j2"}
+        wanted = request.query_params.get("part", "")
         shown = self.site.watching.run(path)
-        wanted = template.get(request.query_params.get("part", ""))
-        if wanted is None or shown.view is None or shown.row.kind != runs.RUN:
+        known = wanted == "files" or (shown.view is not None and shown.row.kind == runs.RUN)
+        if wanted not in _PARTS or not known:
             return HTMLResponse("", 404)
-        return self.site.show(request, wanted, name=name, view=shown.view)
+        return self.site.show(request, _PARTS[wanted], name=name, **self._of_run(path, shown))
 
-    def _of_run(self, name: str, path: Path, shown: Shown | None = None) -> dict[str, Any]:
+    def _of_run(self, path: Path, shown: Shown | None = None) -> dict[str, Any]:
         shown = shown or self.site.watching.run(path)
         log = path / places.LOG
         verb = {runs.FOLDS: "kfold"}.get(shown.row.kind, "train")
@@ -100,7 +101,7 @@ class RunPages:
             "shown": shown, "row": shown.row, "view": shown.view, "tone": TONES.get(shown.status, "bad"),
             "log": _plain(places.tail(log)), "samples": places.samples(path)[:12], "checkpoints": _checkpoints(path),
             "again": "" if shown.row.kind == runs.SEARCH else configure.again(path, verb), "folder": str(path),
-            "started_as": processes.arguments_of(path), "signature": name,
+            "started_as": processes.arguments_of(path),
         }  # fmt: skip
 
     def run_news(self, request: Request) -> Response:

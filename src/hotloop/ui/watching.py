@@ -28,6 +28,8 @@ KEPT = 8
 SHARE = 0.02
 """Share of a core that showing a run may take while it trains: the longer its record, the rarer its page is renewed."""
 LEAST_SECONDS = 1.0
+WHOLE_SECONDS = 5.0
+"""For searches and cross-validations, whose pages are loaded as a whole."""
 
 
 @dataclasses.dataclass
@@ -62,7 +64,7 @@ class Shown:
     @property
     def pause(self) -> float:
         """How many seconds should pass before it is looked at again."""
-        return max(LEAST_SECONDS, self.seconds / SHARE)
+        return max(LEAST_SECONDS if self.row.kind == runs.RUN else WHOLE_SECONDS, self.seconds / SHARE)
 
 
 class _Entry:

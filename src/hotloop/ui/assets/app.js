@@ -21,7 +21,6 @@ async function follow() {
 
 async function show(charts) {
   if (drawn && window.hotloopCharts.update(charts)) return;
-  if (drawn && !frames.dataset.frames) { location.reload(); return; }
   if (frames.dataset.frames && frames.querySelectorAll("[data-chart]").length !== charts.length || drawn) {
     const answer = await fetch(frames.dataset.frames);
     if (!answer.ok) return;
@@ -32,7 +31,7 @@ async function show(charts) {
   drawn = true;
 }
 
-document.addEventListener("htmx:sseMessage", (event) => { if (event.detail.type === "changed" && event.target.id === "head") follow(); });
+document.addEventListener("htmx:sseMessage", (event) => { if (event.detail.type === "changed" && event.target.id === "head") (frames && "reload" in frames.dataset ? location.reload() : follow()); });
 follow();
 
 /* A part that is replaced keeps what a person opened, searched for and chose in it. */

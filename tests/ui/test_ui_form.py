@@ -1,0 +1,254 @@
+"""The form of settings: made of their schema, read back whole, with all that is wrong beside its field."""
+
+import html
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_folders import a_run
+
+from hotloop.train import configure, grammar
+from hotloop.ui import compilation, drafts, fields, processes
+
+PARTS = ["unet", "text_encoder", "vae", "loss"]
+USUAL = {"recipe": "diffusion"}
+
+
+def draft(**typed):
+    found = drafts.of({**USUAL, **typed}, {"diffusion": PARTS, "digits": ["model", "loss"]})
+    found.read()
+    return found
+
+
+def component(name, on=True, mode="as above", inference="none"):
+    return {f"part.{name}.mode": mode, f"part.{name}.inference": inference, **({f"part.{name}.on": "on"} if on else {})}
+
+
+def test_the_form_of_every_recipe_shows_every_setting_and_stands_for_the_defaults():
+    for recipe in drafts.RECIPES:
+        found = drafts.of({"recipe": recipe}, {})
+        shown = {one.name for one in found.fields}
+        model = configure.model(recipe)
+        for name in ("training.learning_rate", "run.seed", "hpo.n_trials"):
+            assert name in shown
+        sent = {one.name: found.typed(one) for one in found.fields}
+        again = drafts.of({"recipe": recipe, **sent}, {})
+        again.read()
+        assert (again.errors, again.changes) == ({}, {}), recipe
+        assert configure.build(again.values()) == configure.load([f"recipe={recipe}"])
+        assert model is not None
+
+
+def test_what_is_changed_becomes_the_command_and_the_file():
+    found = draft(**{"training.batch_size": "8", "training.learning_rate": "1e-4", "data.sample_size": "64"})
+    assert not found.errors
+    assert found.command == (
+        "hotloop train recipe=diffusion training.batch_size=8 training.learning_rate=0.0001 data.sample_size=64"
+    )
+    again = configure.load(found.overrides)
+    assert again == configure.build(found.values())
+    assert "batch_size: 8" in found.yaml()
+
+
+def test_all_that_is_wrong_is_said_at_once_beside_its_field():
+    found = draft(**{
+        "training.batch_size": "0", "training.learning_rate": "fast", "training.optimizer": "Adom", "run.seed": "-1",
+        "training.optimizer_options": "{a", "name": "../a",
+    })  # fmt: skip
+    assert set(found.errors) == {
+        "training.batch_size", "training.learning_rate", "training.optimizer", "run.seed",
+        "training.optimizer_options", "name",
+    }  # fmt: skip
+    assert "at least 1" in found.errors["training.batch_size"]
+
+
+@pytest.mark.parametrize("typed", ["0,001", "1.000,5", "1'000,5"])
+def test_a_number_in_another_countrys_format_is_refused_and_never_read_as_another(typed):
+    wrong = draft(**{"training.learning_rate": typed}).errors["training.learning_rate"]
+    assert "with a point" in wrong
+    assert "training.learning_rate" not in draft(**{"training.learning_rate": typed}).changes
+
+
+def test_settings_that_do_not_fit_together_are_said_beside_the_first_that_is_named():
+    both = draft(**{"training.optimization.use_bf16": "true", "training.optimization.use_fp16": "true"})
+    assert "leave one out" in both.errors["training.optimization.use_bf16"]
+    idle = draft(**{"pictures.buckets": "3"})
+    assert "has no effect" in idle.errors["pictures.buckets"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("none", []),
+        ("auto", ["use_torch_compile=auto"]),
+        ("triton", ["use_torch_compile=true", "compile.preset=triton"]),
+    ],
+)
+def test_a_mode_is_settings(mode, said):
+    found = draft(mode=mode, **component("unet"))
+    assert [one for one in said if one not in found.command] == []
+    assert compilation.mode_of(found.values()) == mode
+
+
+def test_each_component_has_a_switch_and_a_mode_of_its_own():
+    found = draft(
+        mode="default",
+        **component("unet", mode="aot_eager", inference="as above"),
+        **component("vae", inference="inductor"),
+    )
+    parts = found.values()["compile"]["components"]
+    assert parts["unet"] == {"training": "aot_eager"}
+    assert parts["vae"] == {"training": None, "inference": "inductor"}
+    assert parts["text_encoder"] == {"training": "none", "inference": "none"}
+    off = draft(mode="default", **component("unet", on=False))
+    assert off.values()["compile"]["components"]["unet"]["training"] == "none"
+
+
+def test_by_default_the_unet_alone_is_switched_on():
+    assert {one.name: one.on for one in compilation.parts(draft().base, PARTS)} == {
+        "unet": True, "text_encoder": False, "vae": False, "loss": False,
+    }  # fmt: skip
+
+
+def test_a_component_that_cannot_be_compiled_is_told_beside_it():
+    found = draft(mode="default", **component("text_encoder", inference="none"))
+    assert "has no effect" in found.errors["part.text_encoder"]
+
+
+def test_what_this_machine_cannot_run_is_greyed_with_its_reason(client):
+    text = client.get("/training").text
+    row = re.search(r'<tr class="off">(.*?)</tr>', text, re.DOTALL)[1]
+    assert 'value="triton"' in row
+    assert "disabled" in row
+    assert "Not here: no GPU that torch can use" in row
+    assert re.search(r'id="mode-default"[^>]*>', text)[0].count("disabled") == 0
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(values)
+def test_a_value_is_written_so_that_it_is_read_back(value):
+    assert grammar.parse(fields.to_text(value)) == value
+
+
+@given(st.text())
+def test_any_text_is_one_argument_and_one_value(text):
+    assert grammar.parse(fields.to_text(text)) == text
+
+
+def test_a_form_that_is_wrong_comes_back_with_all_that_was_typed(client, monkeypatch):
+    monkeypatch.setattr(processes, "start", lambda *_: pytest.fail("it was started"))
+    typed = {
+        "recipe": "diffusion",
+        "training.batch_size": "zero",
+        "diffusion.width": "24",
+        "mode": "auto",
+        "name": "mine",
+    }
+    answer = client.post("/training/start", data=typed)
+    assert answer.status_code == 422
+    text = html.unescape(answer.text)
+    assert 'value="zero"' in text
+    assert 'value="24"' in text
+    assert 'value="mine"' in text
+    assert re.search(r'id="mode-auto"[^>]* checked', text)
+    assert 'aria-invalid="true"' in text
+    assert "expected an integer of at least 1" in text
+
+
+def test_start_begins_a_process_in_a_folder_below_the_runs_and_shows_it(client, root, monkeypatch):
+    began = []
+    monkeypatch.setattr(processes, "start", lambda folder, arguments: began.append((folder, arguments)))
+    answer = client.post("/training/start", data={"recipe": "digits", "name": "first", "training.num_epochs": "1"})
+    assert answer.headers["location"] == "/run?run=digits%2Ffirst"
+    folder, arguments = began[0]
+    assert folder == root / "digits" / "first"
+    assert arguments == ["train", "recipe=digits", "training.num_epochs=1", f"run.folder={folder}"]
+    a_run(folder)
+    assert "is there already" in client.post("/training/start", data={"recipe": "digits", "name": "first"}).text
+
+
+def test_a_search_and_a_cross_validation_are_started_as_such(client, monkeypatch):
+    began = []
+    monkeypatch.setattr(processes, "start", lambda folder, arguments: began.append(arguments))
+    client.post("/training/start", data={"recipe": "digits", "verb": "hpo", "hpo.n_trials": "2"})
+    client.post("/training/start", data={"recipe": "digits", "verb": "kfold"})
+    assert began[0][0] == "hpo"
+    assert began[0][-1].startswith("hpo.folder=")
+    assert began[1][0] == "kfold"
+    assert began[1][-1].startswith("run.folder=")
+
+
+def test_the_preview_marks_what_has_changed_and_what_is_wrong(client):
+    text = client.post("/training/preview", data={**USUAL, "training.batch_size": "8", "run.seed": "x"}).text
+    assert "changed, default 64" in text
+    assert re.search(r'id="note-run.seed"[^>]*><span class="wrong">run.seed=', text)
+
+
+PROGRAM = '''
+from typing import Annotated, Literal
+import hotloop
+
+def make(lr: Annotated[float, hotloop.Range(0, 1)] = 1e-3, kind: Literal["plain", "nan"] = "plain", width: int = 4):
+    """Make it.
+
+    Args:
+        lr: the rate of it.
+    """
+'''
+
+
+def test_a_programs_parameters_are_fields(client, tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    name = f"{tmp_path}/train.py:make"
+    text = client.get("/training", params={"program": name}).text
+    assert 'name="program.lr" value="0.001"' in text
+    assert '<option value="nan">nan</option>' in text
+    wrong = client.post("/training/preview", data={"program": name, "program.lr": "3"}).text
+    assert "program.lr=3: expected a number at least 0 and at most 1" in wrong
+    good = client.post("/training/preview", data={"program": name, "program.kind": "nan", "program.width": "8"}).text
+    assert "program.width=8" in good
+    assert "program.kind=&#39;nan&#39;" in good.replace("&#39;&#34;&#39;&#34;&#39;", "&#39;")  # as text, in a shell
+
+
+@pytest.mark.parametrize(
+    ("program", "said"), [("train.py", "expected a file and its function"), ("none.py:make", "no file")]
+)
+def test_a_program_that_cannot_be_named_is_said(client, program, said):
+    answer = client.get("/training", params={"program": program})
+    assert answer.status_code == 422
+    assert said in answer.text
+    assert f'value="{program}"' in answer.text
+
+
+def test_a_program_that_raises_is_shown_and_does_not_harm_the_server(client, tmp_path):
+    (tmp_path / "train.py").write_text("raise SystemExit('<b>no')")
+    answer = client.get("/training", params={"program": f"{tmp_path}/train.py:make"})
+    assert answer.status_code == 422
+    assert "&lt;b&gt;no" in answer.text
+    assert client.get("/runs").status_code == 200
+
+
+def test_a_run_begins_with_the_settings_of_another(client, root):
+    folder = a_run(root / "a")
+    settings = configure.load(["recipe=diffusion", "training.batch_size=8", "compile.components.unet.training=aot_eager",
+                               "training.optimization.use_torch_compile=true", "compile.preset=inductor"])  # fmt: skip
+    (folder / "settings.yaml").write_text(configure.to_yaml(settings))
+    text = client.get("/training?from=a").text
+    assert 'name="training.batch_size" value="8"' in text
+    assert re.search(r'id="mode-inductor"[^>]* checked', text)
+    command = html.unescape(re.search(r'<pre class="log" id="command"[^>]*>(.*?)</pre>', text)[1])
+    assert configure.load(command.split()[2:]) == settings
+
+
+def test_a_choice_of_a_group_changes_the_defaults(client):
+    text = client.get("/training", params={"recipe": "diffusion", "choice.pictures": "folder"}).text
+    assert "<option selected>folder</option>" in text
+    assert re.search(r'id="note-pictures.path"[^>]*><span class="wrong">pictures.path', text)
+    assert client.get("/training", params={"recipe": "diffusion", "choice.pictures": "nonesuch"}).status_code == 422

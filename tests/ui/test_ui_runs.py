@@ -1,0 +1,252 @@
+"""The list of runs and the page of a run: what they show, as it changes, with many runs and long records."""
+
+import json
+import re
+import shutil
+
+import pytest
+from run_folders import a_cross_validation, a_run, a_study
+
+from hotloop import record
+from hotloop.record import RunRecord
+from hotloop.report.text import number
+from hotloop.ui import places, processes, watching
+from hotloop.ui.places import Places
+
+
+def names_in(text):
+    return re.findall(r'<a href="/run\?run=([^"]+)">', text)
+
+
+def test_an_empty_folder_says_where_to_begin(client, root):
+    assert "Start one" in client.get("/runs").text
+    assert not root.exists()
+
+
+def test_runs_are_listed_with_what_came_of_them(client, root):
+    a_run(root / "digits" / "one", accuracies=(0.5, 0.9))
+    a_run(root / "digits" / "two", status="failed")
+    a_cross_validation(root / "folds")
+    a_study(root / "search")
+    text = client.get("/runs").text
+    assert set(names_in(text)) == {"digits/one", "digits/two", "folds", "search"}
+    for said in ("finished", "failed", "accuracy 0.9", "why it ended", "2 folds", "1 trials", "cross-validation"):
+        assert said in text, said
+
+
+def test_the_list_is_found_by_name_and_paged_the_last_changed_first(client, root):
+    for number_ in range(60):
+        a_run(root / f"run-{number_:03}", accuracies=(0.5,))
+    first = client.get("/runs").text
+    assert names_in(first)[0] == "run-059"
+    assert len(names_in(first)) == 50
+    assert "Page 1 of 2, 60 runs" in first
+    assert names_in(client.get("/runs?page=2").text)[-1] == "run-000"
+    assert names_in(client.get("/runs?find=RUN-007").text) == ["run-007"]
+    for odd in ("0", "-1", "99", "x", "\u0661", "9" * 50):
+        assert client.get("/runs", params={"page": odd}).status_code == 200
+
+
+def test_of_a_thousand_runs_a_page_reads_only_its_own(client, root, monkeypatch):
+    whole = a_run(root / "run-0000", accuracies=(0.5,))
+    for number_ in range(1, 1000):
+        shutil.copytree(whole, root / f"run-{number_:04}")
+    read = []
+    monkeypatch.setattr(watching.runs, "read", lambda path, was=watching.runs.read: read.append(path) or was(path))
+    assert "1,000 runs" in client.get("/runs").text
+    assert len(read) == 50
+    client.get("/runs")
+    assert len(read) == 50  # nothing has changed
+
+
+def long_record(folder, steps):
+    entries = ({"step": n, "seconds": 0.01, "loss": 1 / n, "running": "eager"} for n in range(1, steps + 1))
+    folder.mkdir(parents=True)
+    with (folder / "record.jsonl").open("w") as lines:
+        lines.write(json.dumps({"time": 1.0, "set": {"created": 1.0, "schema": 1, "status": "finished"}}) + "\n")
+        lines.writelines(json.dumps({"time": 1.0, "append": "steps", "entry": one}) + "\n" for one in entries)
+    return folder
+
+
+def test_a_hundred_thousand_points_become_what_a_screen_can_show(client, root):
+    long_record(root / "long", 100_000)
+    charts = client.get("/run/charts?run=long").json()
+    loss = next(one for one in charts if one["key"] == "loss")
+    assert loss["steps"][0] == 1
+    assert loss["steps"][-1] == 100_000
+    assert all(len(one["steps"]) <= 4000 for one in charts)
+
+
+def test_a_record_is_read_on_where_it_was_left(root):
+    folder = long_record(root / "a", 100)
+    follower = record.Follower(folder)
+    first = follower.look()
+    assert len(first["steps"]) == 100
+    with (folder / "record.jsonl").open("a") as lines:
+        lines.write('{"time": 2.0, "append": "steps", "entry": {"step": 101}}\n{"time": 3.0, "append": "st')
+    assert follower.look() is first
+    assert [one["step"] for one in first["steps"][-2:]] == [100, 101]
+    with (folder / "record.jsonl").open("a") as lines:
+        lines.write('eps", "entry": {"step": 102}}\nnonsense\n')
+    assert follower.look()["steps"][-1]["step"] == 102
+    assert first["unread_lines"] == 1
+    assert {**record.load(folder), "updated": 0} == {**first, "updated": 0}
+
+
+def test_a_record_that_was_written_anew_is_read_anew(root):
+    folder = long_record(root / "a", 100)
+    follower = record.Follower(folder)
+    follower.look()
+    shutil.rmtree(folder)
+    long_record(folder, 3)
+    assert len(follower.look()["steps"]) == 3
+
+
+def test_a_run_goes_on_while_it_is_watched(client, root):
+    written = RunRecord(root / "a")
+    written.update("measurements", steps_total=10)
+    for step in range(1, 5):
+        written.append("steps", {"step": step, "seconds": 2.0, "loss": 1.0, "running": "full+graph"})
+    first = client.get("/run/charts?run=a").json()
+    for step in range(5, 9):
+        written.append("steps", {"step": step, "seconds": 2.0, "loss": 0.5, "running": "full+graph"})
+    then = client.get("/run/charts?run=a").json()
+    assert (first[0]["steps"][-1], then[0]["steps"][-1]) == (4, 8)
+    assert "full+graph" in client.get("/run/part?part=charts&run=a").text
+    written.finish()
+    assert "finished" in client.get("/run/head?run=a").text
+
+
+def a_process(root, monkeypatch, *, total=10, done=4):
+    """Make a run whose process is this one, as far as the page can tell."""
+    written = RunRecord(root / "a")
+    written.update("measurements", steps_total=total)
+    for step in range(1, done + 1):
+        written.append("steps", {"step": step, "seconds": 2.0, "loss": 1.0, "running": "eager"})
+    written._lines.close()  # as it is between two of its lines
+    told = record.this_process()
+    (root / "a" / "run.lock.json").write_text(json.dumps(told))
+    monkeypatch.setattr(processes, "_is_ours", lambda pid: pid == told["pid"])
+    return told
+
+
+def test_a_running_run_says_how_far_it_is(client, root, monkeypatch):
+    a_process(root, monkeypatch)
+    head = client.get("/run/head?run=a").text
+    assert "40%" in head
+    assert "12 s left" in head
+    assert "running" in head
+
+
+def test_stop_is_sent_once_and_the_second_time_only_where_that_is_meant(client, root, monkeypatch):
+    told = a_process(root, monkeypatch)
+    sent = []
+    monkeypatch.setattr(processes.os, "kill", lambda pid, signal: sent.append(pid) if signal else None)
+    assert client.post("/run/stop", data={"run": "a"}).status_code == 303
+    client.post("/run/stop", data={"run": "a"})
+    assert sent == [told["pid"]]
+    head = client.get("/run/head?run=a").text
+    assert "stopping" in head
+    assert "Stop at once" in head
+    client.post("/run/stop", data={"run": "a", "at_once": "yes"})
+    assert len(sent) == 2
+
+
+def test_what_runs_is_neither_deleted_nor_resumed(client, root, monkeypatch):
+    a_process(root, monkeypatch)
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda *_, **__: pytest.fail("a second process"))
+    assert "it runs now" in client.post("/run/delete", data={"run": "a", "sure": "yes"}).text
+    assert client.post("/run/resume", data={"run": "a"}).status_code == 303
+    assert (root / "a").is_dir()
+
+
+def test_a_run_is_deleted_once_a_person_said_so_twice(client, root):
+    a_run(root / "a")
+    asked = client.post("/run/delete", data={"run": "a"})
+    assert "cannot be undone" in asked.text
+    assert (root / "a").is_dir()
+    assert client.post("/run/delete", data={"run": "a", "sure": "yes"}).headers["location"] == "/runs"
+    assert not (root / "a").exists()
+    assert names_in(client.get("/runs").text) == []
+
+
+def test_a_part_of_a_cross_validation_is_not_deleted(client, root):
+    a_cross_validation(root / "folds")
+    refused = client.post("/run/delete", data={"run": "folds/fold-0", "sure": "yes"})
+    assert refused.status_code == 409
+    assert "is part of" in refused.text
+
+
+def test_a_process_that_ended_before_its_record_is_shown_with_its_log(client, root):
+    folder = root / "a"
+    folder.mkdir(parents=True)
+    (folder / places.START).write_text(json.dumps({"pid": 1, "arguments": ["train", "recipe=x"]}))
+    (folder / places.LOG).write_text("hotloop: recipe=x: no such choice\n10%\r20%\r30%\n")
+    text = client.get("/run?run=a").text
+    for said in ("not started", "recipe=x: no such choice", "30%", "hotloop train recipe=x"):
+        assert said in text
+    assert "20%" not in text
+    client.post("/run/delete", data={"run": "a", "sure": "yes"})
+    assert not folder.exists()
+
+
+def test_a_run_is_resumed_by_its_folder_and_never_by_what_a_folder_says(client, root, monkeypatch):
+    folder = a_run(root / "a", status="interrupted")
+    (folder / places.START).write_text(json.dumps({"arguments": ["train", "recipe=/tmp/evil.py:make"]}))
+    began = []
+    monkeypatch.setattr(processes, "start", lambda folder, arguments: began.append((folder, arguments)))
+    assert "Resume" in client.get("/run?run=a").text
+    client.post("/run/resume", data={"run": "a"})
+    assert began == [(folder, ["train", f"run.resume={folder}"])]
+
+
+def test_runs_are_compared(client, root):
+    a_run(root / "a", accuracies=(0.5, 0.6))
+    a_run(root / "b", accuracies=(0.7,), goal="min:loss")
+    text = client.get("/compare?run=a&run=b").text
+    assert "recipe.goal" in text
+    assert "training.learning_rate" not in text  # which does not differ
+    assert "min:loss" in text
+    chart = client.get("/compare/charts?run=a&run=b").json()[0]
+    assert chart["names"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("make", "said"), [(a_study, "Best accuracy"), (a_cross_validation, "What is in each fold")])
+def test_searches_and_folds_have_pages(client, root, make, said):
+    make(root / "whole")
+    text = client.get("/run?run=whole").text
+    assert said in text
+
+
+def test_settings_are_kept_as_a_file(client, root):
+    folder = a_run(root / "a")
+    (folder / "settings.yaml").write_text("recipe: {name: digits}\n")
+    answer = client.get("/run/settings?run=a")
+    assert answer.text == "recipe: {name: digits}\n"
+    assert answer.headers["content-disposition"].startswith("attachment")
+    (folder / "settings.yaml").unlink()
+    (folder / "settings.yaml").symlink_to("/etc/hostname")
+    assert not client.get("/run/settings?run=a").text
+
+
+def test_links_and_hidden_folders_hold_no_runs(root, tmp_path):
+    a_run(tmp_path / "elsewhere")
+    a_run(root / ".hidden")
+    a_run(root / "shown")
+    (root / "link").symlink_to(tmp_path / "elsewhere")
+    assert [one.name for one in Places(root).all()] == ["shown"]
+
+
+def test_a_page_is_renewed_the_rarer_the_longer_it_takes(root):
+    shown = watching.Watching().run(a_run(root / "a"))
+    shown.seconds = 0.001
+    assert shown.pause == watching.LEAST_SECONDS
+    shown.seconds = 2.0
+    assert shown.pause == 2.0 / watching.SHARE
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [(1.5, 1.5), (float("nan"), None), (float("inf"), None), (True, None), (2, 2.0)]
+)
+def test_a_number_of_a_record_is_finite(value, found):
+    assert number(value) == found
