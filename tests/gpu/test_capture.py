@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hotloop
+from hotloop._torch.dispatch import observing
 
 pytestmark = [
     pytest.mark.gpu,
@@ -71,6 +72,46 @@ def test_the_random_stream_ends_where_eagers_does():
     captured = torch.cuda.get_rng_state()
     train("eager", 30)
     assert torch.equal(captured, torch.cuda.get_rng_state())
+
+
+def test_dropout_between_the_layers_of_an_lstm_is_captured_and_its_state_ends_where_eagers_does():
+    """cuDNN draws from a state that torch keeps for the device, and that torch.manual_seed does not put back."""
+    states = []
+
+    def noting(operation, args, kwargs):
+        if operation is torch.ops.aten._cudnn_rnn.default:
+            states.append(args[-1])
+        return operation(*args, **kwargs)
+
+    def run(tier):
+        torch.manual_seed(0)
+        body, head = nn.LSTM(8, 16, num_layers=2, dropout=0.5, batch_first=True).cuda(), nn.Linear(16, 4).cuda()
+        optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()], lr=2**-8, fused=True)
+        loop = hotloop.Loop([body, head], optimizer, run=tier)
+
+        @loop.step
+        def step(x):
+            loss = head(body(x)[0][:, -1]).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        draws = torch.Generator().manual_seed(2)
+        losses = [step(torch.randn(32, 6, 8, generator=draws).cuda()) for _ in range(30)]
+        return [loss.item() for loss in losses], loop
+
+    with observing(noting):
+        nn.LSTM(8, 16, num_layers=2, dropout=0.5).cuda()(torch.ones(1, 1, 8, device="cuda"))
+    state, before = states[0], states[0].clone()
+    theirs, _ = run("eager")
+    after = state.clone()
+    assert not torch.equal(before, after)
+    state.copy_(before)
+    ours, loop = run("eager+graph")
+    assert loop.status().tier == "eager+graph", loop.status()
+    assert torch.equal(state, after)
+    assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 def test_a_capture_that_fails_half_way_leaves_torch_right():

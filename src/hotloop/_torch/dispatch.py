@@ -72,9 +72,14 @@ def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
 
 
 def written_by(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that an operation writes into, by its schema."""
+    """Yield the tensors that an operation writes into, by its schema; of cuDNN's RNNs also the state of their dropout.
+
+    torch keeps that state for each device, hands it to every such call, and offers no other way to reach it.
+    """
     for index, name in _written_places(operation):
         yield from tensors_in(kwargs.get(name, args[index] if index < len(args) else None))
+    if drops_in_rnn(operation, args, kwargs):
+        yield from tensors_in(_argument(operation, args, kwargs, "dropout_state"))
 
 
 @functools.lru_cache(_KINDS)
@@ -94,14 +99,23 @@ def is_random(operation: Any) -> bool:
 
 
 def draws_random(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a call of an operation draws random numbers: attention that drops nothing draws none."""
+    """Return whether a call of an operation draws random numbers: attention or an RNN that drops nothing draws none."""
     if not is_random(operation):
         return False
     names = argument_names(operation)
-    if "dropout_p" not in names:
-        return True
-    place = names.index("dropout_p")
-    return bool(kwargs.get("dropout_p", args[place] if place < len(args) else 0.0) != 0.0)
+    share = next((name for name in ("dropout_p", "dropout") if name in names), None)
+    return share is None or bool(_argument(operation, args, kwargs, share))
+
+
+def drops_in_rnn(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call is cuDNN's RNN with dropout between its layers."""
+    return name_of(operation) == "aten._cudnn_rnn" and draws_random(operation, args, kwargs)
+
+
+def _argument(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """Return an argument of a call by name; None where it was left out."""
+    place = argument_names(operation).index(name)
+    return kwargs.get(name, args[place] if place < len(args) else None)
 
 
 def draws_elsewhere(kwargs: dict[str, Any]) -> bool:

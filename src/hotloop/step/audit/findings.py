@@ -20,6 +20,8 @@ class AuditFindings:
 
     operations: int = 0
     random_operations: int = 0
+    drops_in_rnn: tuple[str, int] | None = None
+    """The line that runs an RNN of cuDNN's with dropout, which keeps a random state of its own."""
     matrix_dtypes: set[torch.dtype] = dataclasses.field(default_factory=set)
     """Floating dtypes that matrix products and convolutions computed in: autocast's show nowhere else."""
     obstacles: list[Obstacle] = dataclasses.field(default_factory=list)

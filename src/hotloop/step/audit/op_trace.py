@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.checks import checks_surrounded
-from hotloop._torch.dispatch import draws_random, host_read, name_of, observing, tensors_in, user_place, written_by
+from hotloop._torch.dispatch import (
+    draws_random,
+    drops_in_rnn,
+    host_read,
+    name_of,
+    observing,
+    tensors_in,
+    user_place,
+    written_by,
+)
 from hotloop._torch.fake import version_of
 from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.graphs import is_own_file
@@ -223,6 +232,8 @@ class OpTrace:
             self._obstacle("a tensor is copied to the host", _COPY_IT_OUT)
         if draws_random(operation, args, kwargs):
             self.seen.random_operations += 1
+            if drops_in_rnn(operation, args, kwargs):
+                self.seen.drops_in_rnn = own_place()
             if self._restored:
                 self._obstacle(
                     "random numbers are drawn where the random state is restored: activation checkpointing, fork_rng",

@@ -36,7 +36,19 @@ _LEFT_OUT = (
     "That only decides whether to raise, so a recording leaves it out; proofs and the steps that the sentinel checks "
     "do it. With checks='keep' each step does it, and none is captured"
 )
+_APART = (
+    "write dropout between layers as modules: nn.LSTM(...), nn.Dropout(p), nn.LSTM(...), each of one layer, instead of "
+    "nn.LSTM(..., num_layers=n, dropout=p)"
+)
 _REPEAT_IT = "draw from torch's own generators, and read clocks and files outside of the step"
+
+
+def _does_not_repeat(audit: AuditFindings, why: str) -> Obstacle:
+    """Return the obstacle of a step that differs from itself; with the line of an RNN's dropout, which may be why."""
+    if audit.drops_in_rnn is None:
+        return Obstacle(why, _REPEAT_IT)
+    reason = f"{why}; an RNN drops between its layers, by a random state of cuDNN's"
+    return Obstacle(reason, _APART, *audit.drops_in_rnn)
 
 
 @dataclasses.dataclass
@@ -134,7 +146,7 @@ class GraphProofs:
             # masks. Then the reference takes that path too, and the next call has to repeat itself there.
             other = path.reports_capturing and not path.compared and by_chance and self._runs.differs_by_chance(run)
             path.compared = True
-            return result, None if other else Obstacle(spread, _REPEAT_IT), False
+            return result, None if other else _does_not_repeat(audit, spread), False
         if path.compared:
             line = f"{step.name}: takes another path while it is captured, and is compared with that one"
             self._context.reports.say_once(line)
