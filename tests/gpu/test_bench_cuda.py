@@ -49,11 +49,9 @@ def test_captured_steps_are_timed_as_replays_and_their_memory_is_known(name):
     eager, captured = found.ways
     assert captured.timed, captured.reason
     assert captured.as_asked == 1
-    assert captured.difference == "faster", "launches are all there is to a step as small as this"
     assert captured.caches == "none"
     assert eager.peak_bytes > 0
     assert captured.peak_bytes > 0
-    assert found.best(10_000) == "eager+graph"
 
 
 def test_after_a_bench_nothing_is_left_on_the_gpu(name):

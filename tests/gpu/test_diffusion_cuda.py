@@ -47,7 +47,7 @@ def test_it_learns_in_half_precision(tmp_path, train, precision):
     assert found.isfinite().all()
     assert found[-5:].mean() < found[:5].mean()
     if precision == "use_fp16":
-        assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["scaler"]["scale"] >= 1
+        assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["others"]["scaler"]["scale"] >= 1
 
 
 @pytest.mark.inductor
@@ -70,7 +70,7 @@ def test_auto_captures_the_step_with_its_noise_and_its_average(tmp_path, train):
     running = {one["running"] for one in record.load(tmp_path / "run")["steps"]}
     assert any("graph" in tier for tier in running), outcome.notes
     assert losses(tmp_path / "run").isfinite().all()
-    average = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["average"]
+    average = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["others"]["model.average"]
     assert all(one.isfinite().all() for one in average.values())
 
 
