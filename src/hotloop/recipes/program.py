@@ -6,13 +6,14 @@ Its file is run as an import would run it, with all that it may do on this machi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
 from hotloop.measure import machine
 from hotloop.step.loop.arguments import device_of
-from hotloop.train import compiling, configure, environment, folds, opening, program
+from hotloop.train import compiling, configure, environment, folds, opening, program, ranks
 from hotloop.train.display import Display
 from hotloop.train.export import Made, example_of
 from hotloop.train.fit import fit
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hotloop.step import Workload
     from hotloop.train.fold import Fold
     from hotloop.train.outcome import Outcome
+    from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
 
 
@@ -72,19 +74,31 @@ class Program:
         opening.begin(settings, display)
         goal = goal_of(settings)
 
-        # The program. The seed comes first, for its weights. What can be compiled of it, it says itself.
-        environment.seed(settings.run.seed)
         found = program.load(self.name)
+        if not found.takes_fabric or start.dry:
+            return self._fit(start, goal, found, display)
+        with ranks.devices(start) as devices:
+            return self._fit(dataclasses.replace(start, leads=devices.ranks.first), goal, found, display, devices)
+
+    def _fit(
+        self, start: Start, goal: Goal | None, found: program.Program, display: Display, devices: Devices | None = None
+    ) -> Outcome:
+        # The seed comes first, for the program's weights. What can be compiled of it, it says itself.
+        settings, together = start.settings, devices.ranks if devices else ranks.Ranks()
+        environment.seed(settings.run.seed)
         values = found.filled(settings.program)
         fold = fold_of(settings)
-        make = functools.partial(found.make, values, fold)
+        make = functools.partial(found.make, values, fold, devices and devices.fabric)
         workload = make()
+        if not together.first:  # what is drawn in steps differs
+            environment.seed(settings.run.seed + together.rank)
         fingerprint = fold.fingerprint() if fold else ""
         start.check_data(fingerprint)
         device = device_of(workload.holdings())
         chosen = compiling.plan(settings, components(workload))
         compiling.check(chosen, settings.compile, device.type)
-        display.say(f"Program {self.name} on {machine.device_name(device)} ({device})")
+        several = f", {together.size} processes" if together.size > 1 else ""
+        display.say(f"Program {self.name} on {machine.device_name(device)} ({device}){several}")
         lines = [one.line(value) for one, value in found.values(values)]
         task = Task(
             name=self.name,
@@ -96,6 +110,7 @@ class Program:
             fingerprint=fingerprint,
             told={"program": lines} if lines else {},
             files={AGAIN: _AGAIN} if lines else {},
+            ranks=together,
         )
         if lines:
             display.say(f"Settings: {' '.join(line.partition(' (')[0] for line in lines)}")

@@ -28,7 +28,7 @@ def reported(start: Start, display: Display) -> Iterator[None]:
     Raises:
         KeyboardInterrupt: somebody wished to stop meanwhile; the report is written first.
     """
-    if start.dry:
+    if start.dry or not start.leads:
         yield
         return
     folder = start.folder

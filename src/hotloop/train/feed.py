@@ -44,7 +44,7 @@ class Feed:
             self._set_generators(self._began["loader"])
         else:
             self._began = {"random": now, "loader": generators}
-        self._loader, kept, self._kept = given() if callable(given) else given, self._kept, None
+        self._loader, kept, self._kept = _in_epoch(given() if callable(given) else given, number), self._kept, None
         # What a function returns for a new epoch is a new loader, which goes on from nowhere.
         resumes = kept is not None and (done or not callable(given)) and self._keeps_state()
         if resumes:
@@ -91,3 +91,10 @@ class Feed:
     def _set_generators(self, states: list[Any]) -> None:
         for generator, state in zip(generators_of(self._task.workload.batches), states, strict=False):
             generator.set_state(state)
+
+
+def _in_epoch(loader: Any, number: int) -> Any:
+    """Return a loader that is told the epoch which it reads: Fabric's counts them from 0 in each start of a run."""
+    if hasattr(loader, "_num_iter_calls"):
+        loader._num_iter_calls = number  # noqa: SLF001
+    return loader

@@ -23,6 +23,7 @@ from hotloop.train.compiling import Compiling, arguments
 from hotloop.train.feed import Feed
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.outcome import Live, Outcome
+from hotloop.train.ranks import check_shares
 from hotloop.train.rehearse import unsafe
 from hotloop.train.saving import Checkpoints
 from hotloop.train.start import write_settings
@@ -70,7 +71,7 @@ def _fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         stack.enter_context(start.open)
         if start.dry:
             return dry.check(task, start, chosen, display)
-        record = stack.enter_context(RunRecord(start.folder, hold_again))
+        record = stack.enter_context(RunRecord(start.folder if start.leads else None, hold_again))
         opening.write(start, task.told, record, display)
         record.update("measurements", **({"goal": str(task.goal)} if task.goal else {}), **task.context)
         record.update("environment", **machine.describe(task.device))
@@ -96,6 +97,7 @@ class _Fitting:
 
     def __init__(self, task: Task, start: Start, chosen: Plan, display: Display, live: Live) -> None:
         self.task, self.display, self.live, self.within = task, display, live, start.within
+        self.ranks = task.ranks
         self.settings, self.training, self.folder = start.settings, start.settings.training, start.folder
         self.position, self.doing, self.began = Position(), "start", time.monotonic()
         self.steps_per_epoch = task.steps_per_epoch(self.training) or 2**62
@@ -147,12 +149,14 @@ class _Fitting:
             while not self.over():
                 for batch in self.rest_of_epoch():
                     self.step(batch)
-                    if self.live.interrupt.signal:
+                    wished, at = self.live.interrupt.signal is not None, self.position.step
+                    stops, saves = self.ranks.any(wished, self.checkpoints.is_due(at))
+                    if stops:
                         outcome = self.interrupted()
                         status = "interrupted"
                         return outcome
                     with self.account.aside():
-                        if self.checkpoints.is_due(self.position.step):
+                        if saves:
                             self.save(checkpoint.LAST)
                         self.show()
                 with self.account.aside():
@@ -167,7 +171,7 @@ class _Fitting:
             status = "interrupted"
             raise
         except Exception as error:
-            failure = failures.explain(error, self.task.smaller)
+            failure = self.ranks.explain(error) or failures.explain(error, self.task.smaller)
             if failure is None:
                 raise
             last = self.folder / checkpoint.FOLDER / checkpoint.LAST
@@ -203,6 +207,8 @@ class _Fitting:
     def step(self, batch: Any) -> None:
         """Do one step and write it down."""
         self.doing = f"step {self.position.step + 1}"
+        if not self.position.step:
+            check_shares(self.ranks, batch)
         was_applied = self.compiling.applied
         self.compiling.before_step()
         # The first step that runs as asked: compiled, or eager where that was asked.
@@ -214,6 +220,8 @@ class _Fitting:
         began = time.perf_counter()
         found = rate | self.task.take(batch, self.automatic.step if self.automatic else None)
         seconds = time.perf_counter() - began
+        if "loss" in found:
+            found |= self.ranks.mean({"loss": found["loss"]})
         self.task.check_figures(found)
         events = self.new_events()
         self.compiling.after_step(seconds, self.task.amount(batch), events)
@@ -280,14 +288,14 @@ class _Fitting:
             self.save(name)
         self.settle()
         # Last, since whoever hears of it may end the run here: everything of this validation is kept by now.
-        self.within.validated(at.step, at.epoch, metrics)
+        self.ranks.led(lambda: self.within.validated(at.step, at.epoch, metrics))
 
     def metrics(self) -> dict[str, float]:
         """Return the task's metrics, none where it has none."""
         if self.task.workload.metrics is None:
             return {}
         with self.judging():
-            return self.task.judged()
+            return self.ranks.mean(self.task.judged())
 
     def interrupted(self) -> Outcome:
         """Save, and say how to go on."""
@@ -298,19 +306,20 @@ class _Fitting:
         return self.outcome("interrupted")
 
     def save(self, name: str) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint; each process has a place of its own in the data, and random numbers of its own."""
+        own = self.ranks.gathered({**self.feed.state_dict(), "random": checkpoint.random_state()})
         document = {
             "model": {name: model.state_dict() for name, model in self.task.workload.models().items()},
             "others": {name: one.state_dict() for name, one in self.task.others().items()},
             "position": dataclasses.asdict(self.position),
             "data": self.task.fingerprint,
-            **self.feed.state_dict(),
-            "random": checkpoint.random_state(),
+            **own[0],
+            "of_ranks": own[1:],
             "settings": configure.to_dict(self.settings),
             "loop": self.compiling.state_dict(),
             "record": self.live.record.lengths(),
         }
-        self.checkpoints.save(name, document)
+        self.ranks.led(lambda: self.checkpoints.save(name, document))
 
     def restore(self, document: dict[str, Any]) -> None:
         """Go back to where a checkpoint was written.
@@ -328,10 +337,11 @@ class _Fitting:
         for name in others.keys() & kept.keys():
             others[name].load_state_dict(kept[name])
         self.position = Position(**document["position"])
-        self.feed.load_state_dict(document)
+        own = [document, *document.get("of_ranks", ())][self.ranks.rank]
+        self.feed.load_state_dict(own)
         self.compiling.resumed(self.position.step, document.get("loop"))
         self.untouched = self.task.weights()
-        checkpoint.restore_random_state(document["random"])
+        checkpoint.restore_random_state(own["random"])
 
     def settle(self) -> None:
         """Bring the record's components and measurements up to date."""

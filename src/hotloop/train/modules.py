@@ -57,7 +57,7 @@ def pair(name: str) -> Callable[..., Made]:
     own, others = signature.of(module).parameters, signature.of(data).parameters
     if DATA in own:
         raise ConfigError(f"{first}: its __init__ takes {DATA}, which is the group of the data's settings: rename it")
-    hints, below = (signature.hints(one, each, also=FOLD) for one, each in ((first, module), (second, data)))
+    hints, below = (signature.hints(one, each, also=(FOLD,)) for one, each in ((first, module), (second, data)))
     takes_fold = [each for each, found in ((module, hints), (data, below)) if found.pop(FOLD, None)]
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [own[one].replace(kind=keyword, annotation=hint) for one, hint in hints.items()]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hotloop.step import Workload
     from hotloop.train.settings import Settings
 
-FOLD = "fold"
+FOLD, FABRIC = "fold", "fabric"
 """The parameter that is no setting: a run of a cross-validation passes it the fold that it holds out."""
 
 
@@ -76,7 +76,8 @@ class Program:
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name, self.function = name, function
         self._signature = signature.of(function)
-        hints = signature.hints(name, function, also=FOLD)
+        hints = signature.hints(name, function, also=(FOLD, FABRIC))
+        self.takes_fabric = hints.pop(FABRIC, None) is not None
         self.takes_fold = FOLD in hints
         if self.takes_fold and self._signature.parameters[FOLD].default is inspect.Parameter.empty:
             raise ConfigError(
@@ -157,15 +158,15 @@ class Program:
         filled: dict[str, Any] = self._adapter.dump_python(self._checked(values), mode="json")
         return filled
 
-    def make(self, values: Mapping[str, Any], fold: Any = None) -> Workload:
+    def make(self, values: Mapping[str, Any], fold: Any = None, fabric: Any = None) -> Workload:
         """Make the workload of some settings.
 
         Raises:
             ConfigError: as `filled`, or the function returns no `Workload`.
         """
-        return checked(self.name, self.call(values, fold))
+        return checked(self.name, self.call(values, fold, fabric))
 
-    def call(self, values: Mapping[str, Any], fold: Any = None) -> Any:
+    def call(self, values: Mapping[str, Any], fold: Any = None, fabric: Any = None) -> Any:
         """Call the function with some settings, and return what it returns.
 
         Raises:
@@ -175,6 +176,8 @@ class Program:
         given = {self.whole: model} if self.whole else {one: getattr(model, one) for one in schema.fields(type(model))}
         if self.takes_fold and fold is not None:
             given[FOLD] = fold
+        if self.takes_fabric and fabric is not None:
+            given[FABRIC] = fabric
         bound = inspect.BoundArguments(self._signature, OrderedDict(given))
         return self.function(*bound.args, **bound.kwargs)
 
@@ -276,6 +279,16 @@ def filled(settings: Settings) -> Settings:
             "parameter `*, fold: hotloop.Fold | None = None`, and split its rows by fold.split(n); or leave "
             "kfold.n_splits out"
         )
+    run = settings.run
+    if ":" in settings.recipe.name and not conf_files.pair(settings.recipe.name) and not program.takes_fabric:
+        usual = type(run).model_fields
+        for name in ("devices", "accelerator", "precision"):
+            if (value := getattr(run, name)) != usual[name].default:
+                raise ConfigError(
+                    f"run.{name}={value}: the function of recipe={settings.recipe.name} takes no fabric, so the "
+                    "program decides that itself. Give it the parameter `*, fabric: Fabric | None = None`, and set up "
+                    f"model, optimizer and loaders by it; or leave run.{name} out"
+                )
     return settings.model_copy(update={GROUP: program.filled(settings.program)})
 
 

@@ -37,12 +37,15 @@ class Checkpoints:
         self._waits = start.settings.run.on_full_disk == "wait"
         # The checkpoint of a trial whose value is known is worth no failure.
         self._strict = start.within.trial is None
+        self._leads = start.leads
         self._failed: dict[str, OSError] = {}
         self._tried = time.monotonic()
         self._every, self._minutes = training.checkpoint_every_steps, training.checkpoint_every_minutes
 
     def save(self, name: str, document: Mapping[str, Any]) -> None:
         """Write a checkpoint, or keep in mind that it is missing."""
+        if not self._leads:
+            return
         while True:
             self._tried = time.monotonic()
             try:

@@ -29,9 +29,9 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "workload": (
-        ("recipe.goal", GROUP),
+        ("recipe.goal", GROUP, "run.accelerator", "run.devices", "run.strategy"),
         (
-            "run.device", "run.precision", "training.batch_size", "training.eval_batch_size",
+            "run.device", "training.batch_size", "training.eval_batch_size",
             "training.gradient_accumulation", "training.optimizer", "training.optimizer_options",
             "training.learning_rate", "training.schedule", "training.warmup_fraction", "training.weight_decay",
             "training.max_grad_norm", "training.optimization.use_bf16", "training.optimization.use_fp16",

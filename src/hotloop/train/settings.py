@@ -246,6 +246,9 @@ class RunSettings(Group):
 
     seed: int = Field(ge=0, le=2**32 - 1)
     device: str
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    devices: int = Field(1, ge=1)
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"] | None = None
     folder: str | None
     resume: str | None

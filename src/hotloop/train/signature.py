@@ -35,13 +35,13 @@ def doc(function: Callable[..., Any]) -> str:
     return "\n\n".join(inspect.cleandoc(one) for one in texts if one)
 
 
-def hints(name: str, function: Callable[..., Any], also: str = "") -> dict[str, Any]:
+def hints(name: str, function: Callable[..., Any], also: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the type of each parameter that is a setting; one without annotation has the type of its default.
 
     Args:
         name: of the function, for errors.
         function: whose parameters are read.
-        also: a parameter that needs neither a type nor a default.
+        also: parameters that need neither a type nor a default.
 
     Raises:
         ConfigError: nothing tells the type of a parameter.
@@ -62,7 +62,7 @@ def hints(name: str, function: Callable[..., Any], also: str = "") -> dict[str, 
     found = {}
     for one in written:
         default = parameters[one].default
-        if one not in read and default in (None, inspect.Parameter.empty) and one != also:
+        if one not in read and default in (None, inspect.Parameter.empty) and one not in also:
             raise cannot(name, f"{one} has neither a type nor a default that tells it: write {one}: float")
         kind = read.get(one, type(default))
         if isinstance(kind, Range | Search):

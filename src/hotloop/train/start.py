@@ -33,6 +33,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "what is trained, or what it is to learn, would be another": (
         "model", "digits", "language", "diffusion", "focus", "training.freeze_embeddings", "program",
     ),
+    "each device has a share of the batches of its own": ("run.devices",),
     "the checkpoint has the state of the former": ("training.optimizer", "training.optimizer_options"),
 }  # fmt: skip
 """Settings, and groups of them, that a resumed run cannot change, by the reason."""
@@ -50,7 +51,8 @@ class Start:
     """The settings of a run, its folder, the checkpoint's document that it goes on from, and what it is part of.
 
     ``open`` holds the folder's lock, from the first reading or writing there on; whoever trains closes it. ``dry``: all
-    is checked that can be before training, and nothing is trained or written.
+    is checked that can be before training, and nothing is trained or written. ``leads``: it is the first of the
+    processes that train together, which alone writes.
     """
 
     settings: Settings
@@ -58,6 +60,7 @@ class Start:
     resume: dict[str, Any] | None = None
     within: Within = dataclasses.field(default_factory=Within)
     dry: bool = False
+    leads: bool = True
     open: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack, compare=False, repr=False)
 
     def check_data(self, fingerprint: str) -> None:
@@ -217,7 +220,7 @@ def write_settings(start: Start, files: Mapping[str, str] | None = None) -> None
     Raises:
         ConfigError: another process trains there, or the folder cannot be written.
     """
-    if start.dry:
+    if start.dry or not start.leads:
         return
     start.open.enter_context(folder_held(start.folder))
     again = _with_run(start.settings, folder=None, resume=None)

@@ -16,6 +16,7 @@ from hotloop.presets import Preset
 from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import arguments
 from hotloop.train import checkpoint
+from hotloop.train.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,14 +106,14 @@ class Task:
         fingerprint: tells other data apart: no run is resumed on them. Empty where that is the program's own affair.
         per_step: what a step takes, and how many of it.
         context: what needs no training, by name: measurements for the record.
-        remarks: says by what the best validation is to be judged, of its metrics, of the record's measurements and of
-            the components' status.
+        remarks: says how to judge the best validation by its metrics, measurements and the components' status.
         told: what was said of the data before training, for the record: lines by subject.
         lines: what is said before the first step.
         files: texts by the names of the files in the run's folder that they go into.
         show: what is made now and then, and at the end.
         compiled: the models of a hot loop, where they are only parts of the workload's.
         sizes: how many sizes batches have that were chosen beforehand.
+        ranks: the processes that train together.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Task:
     show: Show | None = None
     compiled: Mapping[str, torch.nn.Module] = dataclasses.field(default_factory=dict)
     sizes: int = 1
+    ranks: Ranks = dataclasses.field(default_factory=Ranks)
     smaller: ClassVar[str] = "smaller batches in the program, or bfloat16 autocast in its step"
     """What takes less memory."""
 
@@ -159,8 +161,8 @@ class Task:
         ``step`` is the workload's as a hot loop runs it, None where none does.
         """
         result = (step or self.workload.step)(*arguments(batch))
-        loss = _number(result.get("loss") if isinstance(result, Mapping) else result)
-        return {**({} if loss is None else {"loss": loss}), **_figures_of(result)}
+        named = result if isinstance(result, Mapping) else {"loss": result}
+        return _numbers({name: value for name, value in named.items() if name == "loss" or name not in _TAKEN})
 
     def check_figures(self, figures: Mapping[str, float]) -> None:
         """Check a step's figures after the step.
@@ -326,9 +328,8 @@ def judge(workload: Workload) -> dict[str, float]:
     finally:
         for one, mode in zip(modules, modes, strict=True):
             one.training = mode
-    figures = {str(name): _number(value) for name, value in found.items()} if isinstance(found, Mapping) else {"": None}
-    numbers = {name: value for name, value in figures.items() if value is not None}
-    if len(numbers) < len(figures):
+    numbers = _numbers(found) if isinstance(found, Mapping) else {}
+    if not isinstance(found, Mapping) or len(numbers) < len(found):
         raise ConfigError(f"Workload metrics gave {found!r}: expected a mapping of names to numbers")
     return numbers
 
@@ -340,12 +341,9 @@ def rate_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
     return {} if rate is None else {"learning_rate": rate}
 
 
-def _figures_of(result: Any) -> dict[str, float]:
-    """Return the other figures of a step that returned a mapping: each number, or tensor of one, by its name."""
-    if not isinstance(result, Mapping):
-        return {}
-    others = {str(name): _number(value) for name, value in result.items() if name not in _TAKEN}
-    return {name: value for name, value in others.items() if value is not None}
+def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
+    """Return what is a number of some values, by name."""
+    return {str(name): number for name, value in values.items() if (number := _number(value)) is not None}
 
 
 def _number(value: Any) -> float | None:

@@ -80,7 +80,7 @@ class Tracking:
         self._viewers: list[_Viewer] = []
         version = f"start-{record.document['starts']}"
         try:
-            for name in start.settings.run.loggers:
+            for name in start.settings.run.loggers if start.leads else ():
                 self._viewers.append(_Viewer(name, _begun(name, start, version)))
         except BaseException:
             self._pass_on_all([lambda one: one.logger.finalize("failed")])

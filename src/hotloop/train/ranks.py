@@ -1,0 +1,308 @@
+"""The processes of a run on several devices: the first one leads, and all of them decide alike.
+
+The first process has the run's folder, record, checkpoints and loggers. The others are started by it, print nothing,
+write nothing, and end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import distributed
+
+from hotloop.errors import ConfigError, HotloopError, RunPrunedError, TrainingFailedError
+from hotloop.train import configure
+from hotloop.train.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hotloop.train.settings import Settings
+    from hotloop.train.start import Start
+
+T = TypeVar("T")
+GRACE_SECONDS = 30.0
+"""How long the first process may go on after another one was lost, until it is ended: it may wait for that one."""
+_JOB = "HOTLOOP_RANK_JOB"
+"""In the environment of the other processes: the file that says what they run."""
+_PATIENCE = dt.timedelta(days=1)
+"""How long a process waits where the first one writes a checkpoint, or waits for room on the disk."""
+
+
+class Ranks:
+    """The one process of a run, and the form of several."""
+
+    rank, size = 0, 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process leads: it alone writes and prints."""
+        return self.rank == 0
+
+    def mean(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Return the mean of each figure over all processes."""
+        return dict(figures)
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """Say of each flag whether it is set in some process."""
+        return flags
+
+    def gathered(self, value: T) -> list[T]:
+        """Return the value of each process, in order."""
+        return [value]
+
+    def led(self, act: Callable[[], None]) -> None:
+        """Do something in the first process, while the others wait.
+
+        Raises:
+            RunPrunedError: it failed there, so the others end as well.
+        """
+        act()
+
+    def explain(self, error: Exception) -> TrainingFailedError | None:  # noqa: ARG002 - alone, nothing else is lost
+        """Say that another process was lost, if that is why this one has an error."""
+        return None
+
+
+class Several(Ranks):
+    """The processes of a run, this one among them; made once they have met.
+
+    Args:
+        lost: says which other process has ended, and how; empty while none has.
+    """
+
+    def __init__(self, lost: Callable[[], str]) -> None:
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self._lost = lost
+        # A group of its own, on the CPU: it waits longer than the collectives of the model.
+        self._group = distributed.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def mean(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Return the mean of each figure over all processes; they have the same figures."""
+        if not figures:
+            return {}
+        found = torch.tensor(list(figures.values()), dtype=torch.float64)
+        distributed.all_reduce(found, group=self._group)
+        return dict(zip(figures, (found / self.size).tolist(), strict=True))
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """Say of each flag whether it is set in some process."""
+        found = torch.tensor([int(one) for one in flags])
+        distributed.all_reduce(found, op=distributed.ReduceOp.MAX, group=self._group)
+        return tuple(bool(one) for one in found.tolist())
+
+    def gathered(self, value: T) -> list[T]:
+        """Return the value of each process, in order."""
+        found: list[Any] = [None] * self.size
+        distributed.all_gather_object(found, value, group=self._group)
+        return found
+
+    def led(self, act: Callable[[], None]) -> None:
+        """Do something in the first process, while the others wait."""
+        failed = True
+        try:
+            if self.first:
+                act()
+            failed = False
+        finally:
+            (failed,) = self.any(failed)
+        if failed:
+            raise RunPrunedError("the first process has ended the run")
+
+    def explain(self, error: Exception) -> TrainingFailedError | None:
+        """Say that another process was lost, if that is why this one has an error."""
+        if isinstance(error, HotloopError):  # all processes have come to it
+            return None
+        until = time.monotonic() + 2.0  # its end may be heard of a moment later than that of its connection
+        while not self._lost() and time.monotonic() < until:
+            time.sleep(0.05)
+        return TrainingFailedError(self._lost()) if self._lost() else None
+
+
+def check_shares(ranks: Ranks, batch: Any) -> None:
+    """Check that each process trains on batches of its own.
+
+    Raises:
+        ConfigError: all have the same first batch.
+    """
+    if ranks.size > 1 and len(set(ranks.gathered(tuple(one.double().sum().item() for one in _tensors(batch))))) == 1:
+        raise ConfigError(
+            f"run.devices={ranks.size}: all devices have the same first batch, so they would train on the same rows. "
+            "Set the loader up in the program: loader = fabric.setup_dataloaders(loader)"
+        )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(one)
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """Fabric, which has launched, and the processes that it runs in."""
+
+    fabric: Any
+    ranks: Ranks
+
+
+@contextlib.contextmanager
+def devices(start: Start) -> Iterator[Devices]:
+    """Start the other processes of a run, or join the first one in one of them; they have ended when the block has.
+
+    Raises:
+        ConfigError: the devices are not there, or the strategy cannot be used.
+    """
+    run = start.settings.run
+    check(start.settings)
+    if run.devices == 1:
+        yield Devices(_fabric(start.settings), Ranks())
+        return
+    with contextlib.ExitStack() as stack:
+        lost: Callable[[], str] = str
+        if _JOB not in os.environ:
+            lost = stack.enter_context(_others(start))
+        fabric = _fabric(start.settings)
+        fabric.launch()
+        stack.callback(distributed.destroy_process_group)
+        yield Devices(fabric, Several(lost))
+        gc.collect()  # what holds the group goes before it
+        distributed.barrier()
+
+
+def check(settings: Settings) -> None:
+    """Check that a run's devices and strategy can be used.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    run = settings.run
+    if run.strategy == "fsdp2":
+        raise ConfigError(
+            "run.strategy=fsdp2: a run keeps its checkpoints in one file that resumes bit for bit, and the sharded "
+            "state of FSDP2 is not gathered into one yet. Use run.strategy=ddp, or fully_shard in a script of your own "
+            "with hotloop.compile (docs/distributed.md)"
+        )
+    there = torch.cuda.device_count()
+    kind = run.accelerator if run.accelerator != "auto" else "cuda" if there else "cpu"
+    if kind == "cuda" and run.devices > there:
+        raise ConfigError(f"run.devices={run.devices}: torch sees {there} CUDA devices here; set run.devices lower")
+    if kind == "mps" and run.devices > 1:
+        raise ConfigError(f"run.devices={run.devices} with run.accelerator=mps: an Apple machine has one; leave it out")
+
+
+def _fabric(settings: Settings) -> Any:
+    run = settings.run
+    several = {"strategy": "ddp"} if run.devices > 1 else {}
+    fabric = require("lightning.fabric", "A program that takes fabric").Fabric
+    return fabric(accelerator=run.accelerator, devices=run.devices, precision=settings.precision, **several)
+
+
+@contextlib.contextmanager
+def _others(start: Start) -> Iterator[Callable[[], str]]:
+    """Start the other processes, and end them with the block; yields what says which of them was lost."""
+    many = start.settings.run.devices
+    with tempfile.TemporaryDirectory(prefix="hotloop-ranks-") as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(many)}
+        free.close()
+        job = Path(folder) / "job.json"
+        job.write_text(json.dumps({"settings": configure.to_dict(start.settings), "folder": str(start.folder)}))
+        if start.resume is not None:
+            torch.save(start.resume, Path(folder) / "resume.pt")
+        children = [_Child(rank, many, {**place, _JOB: str(job)}, Path(folder)) for rank in range(1, many)]
+        before = {name: os.environ.get(name) for name in (*place, "LOCAL_RANK", "NODE_RANK")}
+        os.environ.update({**place, "LOCAL_RANK": "0", "NODE_RANK": "0"})
+        try:
+            yield lambda: next((one.lost for one in children if one.lost), "")
+            for one in children:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    one.process.wait(GRACE_SECONDS)
+        finally:
+            for one in children:
+                one.end()
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+class _Child:
+    """One of the other processes, and a thread that hears of its end."""
+
+    def __init__(self, rank: int, many: int, environment: Mapping[str, str], folder: Path) -> None:
+        self.lost, self._name, self._ending = "", f"rank {rank} of {many}", False
+        self._said = folder / f"rank-{rank}.txt"
+        with self._said.open("wb") as said:
+            # It ends where its input does: with this process, however that ends. Ctrl-C is for this process alone.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "hotloop.train.ranks"],
+                stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True,
+                env={**os.environ, **environment, "LOCAL_RANK": str(rank), "NODE_RANK": "0"},
+            )  # fmt: skip
+        threading.Thread(target=self._watch, name=f"hotloop-{self._name}", daemon=True).start()
+
+    def _watch(self) -> None:
+        code = self.process.wait()
+        if self._ending or not code:
+            return
+        lines = self._said.read_text(errors="replace").strip().splitlines()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self.lost = f"{self._name} {how}{f': {lines[-1]}' if lines and code > 0 else ''}"
+        time.sleep(GRACE_SECONDS)
+        if not self._ending:  # this process waits for the other one where nothing tells it
+            os.write(2, f"hotloop: {self.lost}; the run ends without it\n".encode())
+            os._exit(1)
+
+    def end(self) -> None:
+        """End the process, if it has not ended."""
+        self._ending = True
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+def _end_with_the_first() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main() -> None:
+    """Run what the first process runs, in one of the others."""
+    import importlib  # noqa: PLC0415 - for this process alone
+
+    from rich.console import Console  # noqa: PLC0415
+
+    from hotloop.train.start import Start  # noqa: PLC0415
+
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    job = Path(os.environ[_JOB])
+    given, kept = json.loads(job.read_text()), job.with_name("resume.pt")
+    settings = configure.from_dict(given["settings"])
+    document = torch.load(kept, weights_only=True) if kept.exists() else None
+    recipe = importlib.import_module("hotloop.recipes").load(settings.recipe.name)
+    recipe.train(Start(settings, Path(given["folder"]), document), Console(quiet=True))
+
+
+if __name__ == "__main__":
+    main()
