@@ -159,8 +159,6 @@ def _build(name: str, part: Any, config: ComponentConfig) -> Component:
     cut = _cut(name, part, config)
     training = lane(name, "training", config.training, config, cut)
     inference = lane(name, "inference", config.inference, config, cut)
-    if name == "model":  # so is every module that is compiled by itself
-        training.tally.label = inference.tally.label = f"model ({type(part).__name__})"
     inference.tally.said = training.tally.said  # each reason is logged once a component, not once a mode
     component = Component(name, config, (training, inference), disabled=disabled)
     device = _device(part)

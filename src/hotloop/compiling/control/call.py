@@ -103,9 +103,7 @@ class TargetCall(Call):
             if isinstance(link, CompileFailedError):
                 return link
         failure = failure_of(error, None)
-        raised = CompileFailedError(
-            f"component {self.tally.component!r}: tracing failed: {failure.reason}. {failure.hint}"
-        )
+        raised = CompileFailedError(f"component {self.tally.label!r}: tracing failed: {failure.reason}. {failure.hint}")
         raised.__cause__ = error
         return raised
 

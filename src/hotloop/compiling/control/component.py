@@ -54,6 +54,16 @@ class Component:
         """The tallies of training and inference."""
         return self.lanes[0].tally, self.lanes[1].tally
 
+    @property
+    def label(self) -> str:
+        """The name in all that people read; see `hotloop.compiling.control.installed.attach`."""
+        return self.lanes[0].tally.label
+
+    @label.setter
+    def label(self, label: str) -> None:
+        for tally in self.tallies:
+            tally.label = label
+
     def modules(self) -> list[torch.nn.Module]:
         """Return the modules whose call leads into the component, as far as they are alive."""
         return [module for target in self.targets if (module := target()) is not None]
@@ -65,8 +75,8 @@ class Component:
         """
         outer = self.inside() if self.inside is not None else None
         if outer is not None and not any(tally.calls for tally in self.tallies):
-            reason = f"it runs inside component {outer.name!r}, and is compiled with it"
-            cause = Cause(reason, "inside", hint=f"see the status of {outer.name!r}")
+            reason = f"it runs inside component {outer.label!r}, and is compiled with it"
+            cause = Cause(reason, "inside", hint=f"see the status of {outer.label!r}")
             return dataclasses.replace(outer.status(name), requested=self.config.training.name, causes=(cause,))
         graphs: collections.Counter[GraphInfo] = collections.Counter()
         recompiled = {}
@@ -78,7 +88,7 @@ class Component:
         totals: dict[str, Any] = {count: sum(getattr(tally, count) for tally in self.tallies) for count in counts}
         modes = {tally.mode: tally.to_dict() for tally in self.tallies}
         return ComponentStatus(
-            name=name,
+            name=self.label if name == self.name else name,
             requested=self.config.training.name,
             inference=self.config.inference.name,
             running=running,

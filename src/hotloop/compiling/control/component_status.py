@@ -22,6 +22,8 @@ State = Literal["pending", "compiled", "partial", "eager", "as-given"]
 class ComponentStatus:
     """The status of one component.
 
+    - ``name``: its name in the table and in log lines. Where separate compiles called several components ``model``, the
+      class is named as well: ``model (Generator)``.
     - ``state``: ``pending`` (not called yet), ``compiled``, ``partial`` (some frame or graph eager or on a lower rung)
       or ``eager``; ``causes`` says why whenever it is not what was asked for.
     - ``running``: the preset in force (``none`` when eager). State and ``running`` are both ``as-given`` where the user
@@ -133,7 +135,7 @@ class Status(Shown):
 
     def compile_lines(self) -> list[str]:
         """Return lines for people: how often each component's graphs broke and were compiled anew, and where."""
-        return [line for name, status in self.components.items() for line in status.compile_lines(name)]
+        return [line for status in self.components.values() for line in status.compile_lines(status.name)]
 
     def __rich__(self) -> Table:
         table = Table(title="hotloop", title_justify="left", show_edge=False)
@@ -142,11 +144,11 @@ class Status(Shown):
         for column in ("compiles", "graphs run", "eager", "seconds"):
             table.add_column(column, justify="right", overflow="fold")
         table.add_column("why", overflow="fold")
-        for name, status in self.components.items():
-            table.add_row(*map(Text, status.cells(name)))
+        for status in self.components.values():
+            table.add_row(*map(Text, status.cells(status.name)))
         notes = [f"left out: {', '.join(self.skipped)}"] if self.skipped else []
         notes += self.compile_lines()
-        notes += [line for name, status in self.components.items() for line in status.graph_lines(name)]
+        notes += [line for status in self.components.values() for line in status.graph_lines(status.name)]
         notes += [self.hint] if self.hint else []
         table.caption_justify = "left"
         table.caption = Text("\n".join(notes), style="table.caption") if notes else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,13 @@ def attach(part: torch.nn.Module, component: Component) -> None:
     """Put a component on its module, in the place of what hotloop had put there before."""
     take_off(part)
     points = entry_points(part)
+    component.targets = tuple(weakref.ref(point) for point in points)
+    _name_apart(part, component)
     if over := compiled_over(part):
-        _log.warning("%s: %s", component.name, over)
+        _log.warning("%s: %s", component.label, over)
     hindered = _offloaded_since(weakref.ref(part), offloaded(part))
     for lane in component.lanes:
         lane.skips_rendezvous, lane.tally.hindered, lane.lanes = bool(over), hindered, component.lanes
-    component.targets = tuple(weakref.ref(point) for point in points)
     _nest(part, component)
     components[part] = component
     if any(lane.preset.backend != "eager" for lane in component.lanes):
@@ -49,6 +51,19 @@ def attach(part: torch.nn.Module, component: Component) -> None:
         return
     component.methods = make_entries(part, component.lanes)
     component.put_methods(part)
+
+
+def _name_apart(part: torch.nn.Module, component: Component) -> None:
+    """Name components by their classes from now on where separate compiles have called several of them ``model``."""
+    others = [(module, other) for module, other in components.items() if other.name == component.name == "model"]
+    taken = {other.label for _, other in others}
+    for module, one in (*others, (part, component)) if others else ():
+        if one.label == one.name:
+            called = one.modules()
+            kind = type(called[0] if len(called) == 1 else module).__name__
+            numbered = (f"model ({kind} {number})" for number in itertools.count(2))
+            one.label = next(name for name in itertools.chain([f"model ({kind})"], numbered) if name not in taken)
+            taken.add(one.label)
 
 
 def _offloaded_since(part: weakref.ref[torch.nn.Module], before: set[str]) -> Callable[[], str]:

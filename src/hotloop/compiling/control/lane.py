@@ -258,7 +258,7 @@ class Lane:
             return False
         if lost := call.lost():
             error.add_note(
-                f"hotloop: component {self.tally.component!r} has not asked eager whether it raises this too, since "
+                f"hotloop: component {self.tally.label!r} has not asked eager whether it raises this too, since "
                 f"the call cannot be repeated: {lost}. HOTLOOP_DISABLE=1 shows it. If eager does not: {_STAND_IN}"
             )
         return not lost

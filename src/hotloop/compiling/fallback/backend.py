@@ -90,7 +90,7 @@ class LadderBackend:
         if not isinstance(joined, str):
             return joined
         if joined:
-            _log.warning("%s: compiled whole, not by blocks: %s", active.tally.component, joined)
+            _log.warning("%s: compiled whole, not by blocks: %s", active.tally.label, joined)
         return None
 
     def _compile(self, graph: fx.GraphModule, inputs: list[Any], region: str, used: list[Preset]) -> Callable[..., Any]:
@@ -293,7 +293,7 @@ class _Runner:
         collector.emit(event, tally)
         at = f" (graph at {event.location})" if file else ""
         return CompiledRunError(
-            f"compiled code of component {tally.component!r} failed in its {phase}{at} under preset "
+            f"compiled code of component {tally.label!r} failed in its {phase}{at} under preset "
             f"{self._info.running}: {reason}. A part of the step may have run, so it was not repeated. To go on: "
             f"{event.remedy}; rerun with HOTLOOP_DISABLE=1 to see whether eager fails as well.",
             tally.component,

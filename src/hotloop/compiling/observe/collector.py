@@ -93,7 +93,7 @@ class Collector:
         unguarded_requires_grad = check() == (2, 11)  # that torch does not guard it by itself
         active.window = CompileWindow(suppress=active.tally.suppress, guard_requires_grad=unguarded_requires_grad)
         active.window.open()
-        self.watchdog = Watchdog(limit(), active.tally.component)
+        self.watchdog = Watchdog(limit(), active.tally.label)
         self.watchdog.start()
 
     def _ended(self) -> None:
@@ -148,7 +148,7 @@ class Collector:
 
     def say(self, event: ev.Event, tally: Tally) -> None:
         """Put an event on the log, each reason once a component."""
-        line = explain.log_line(event)
+        line = explain.log_line(event, tally.label)
         key = explain.log_key(event)
         if line and key not in tally.said:
             tally.said.add(key)

@@ -248,8 +248,13 @@ def log_key(event: ev.Event) -> tuple[str, ...]:
     return (event.kind, event.component or "", str(getattr(event, "function", "")), event.location, reason)
 
 
-def log_line(event: ev.Event) -> str:
-    """Return an event as one line for the log, or an empty string for an event that is not logged."""
+def log_line(event: ev.Event, name: str = "") -> str:
+    """Return an event as one line for the log, or an empty string for an event that is not logged.
+
+    Args:
+        event: the event.
+        name: of its component for people; by default the component's own.
+    """
     if event.component is None:
         return ""
     at = f" at {event.location}" if event.location else ""
@@ -275,7 +280,7 @@ def log_line(event: ev.Event) -> str:
             line = f"{effect}. {event.hint}"
         case _:
             return ""
-    return f"{event.component}: {line}".rstrip()
+    return f"{name or event.component}: {line}".rstrip()
 
 
 def _with_preset(preset: str) -> str:

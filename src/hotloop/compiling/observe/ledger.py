@@ -91,7 +91,7 @@ class Tally:
     component: str
     mode: str
     label: str = ""
-    """The component's name where several may have one: the class, too, of a module that was compiled by itself."""
+    """The component's name in all that people read: with its class, where several components are called ``model``."""
     ladder: Any = None
     suppress: bool = True
     """Whether torch is to run a frame eager that it cannot compile; else it raises."""
