@@ -307,6 +307,16 @@ def test_yaml_whose_aliases_explode_is_refused(tmp_path, text, place):
         configure.load([], tmp_path / place.replace("training/mine.yaml", ""))
 
 
+@pytest.mark.parametrize("deep", [900, 30_000])
+@pytest.mark.parametrize("signs", ["[]", ("{a: ", "}")])
+def test_yaml_that_is_nested_without_end_is_refused(tmp_path, deep, signs):
+    (tmp_path / "mine.yaml").write_text(f"training: {signs[0] * deep}{signs[1] * deep}")
+    with pytest.raises(
+        ConfigError, match=r"mine\.yaml cannot be read as YAML: it has more than 50 mappings or lists within each"
+    ):
+        configure.load([], tmp_path / "mine.yaml")
+
+
 def test_yaml_with_a_few_aliases_is_read(tmp_path):
     (tmp_path / "mine.yaml").write_text("training: &a {num_epochs: 2}\nhpo: {trial: {training: *a}}\n")
     settings = configure.load([], tmp_path / "mine.yaml")

@@ -54,6 +54,12 @@ def test_what_cannot_be_read_is_said(text):
         configure.load([f"run.folder={text}"])
 
 
+@pytest.mark.parametrize("line", ["~training", "~recipe", "~run.seed", "~hpo.space", "~hpo.space.model=1"])
+def test_a_setting_or_group_cannot_be_taken_out(line):
+    with pytest.raises(ConfigError, match=rf"override '{line}': ~ takes an entry out of a mapping, such as ~hpo"):
+        configure.load(["recipe=digits", line])
+
+
 def test_later_lines_win_and_choices_lie_below_values():
     lines = [
         "training.num_epochs=7",

@@ -21,6 +21,8 @@ CONF = resources.files("hotloop.train") / "conf"
 BEGIN, END = "# The settings of a run. The file is whole where its last line is three dots.", "..."
 _MOST_NODES = 100_000
 """Values in a YAML file once its aliases are replaced: YAML takes few lines to make billions of them."""
+_DEEPEST = 50
+"""Mappings and lists within each other in a YAML file: some 900 exhaust Python's stack, some 30,000 that of PyYAML."""
 _FLOAT = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d[\d_]*)[eE][-+]?\d+")
 _INTERPOLATION = re.compile(r"\$\{([\w.-]+)\}")
 
@@ -108,6 +110,12 @@ def _mapping(text: str) -> dict[str, Any]:
 
     if not text.strip() or (text.startswith(BEGIN) and not text.endswith(f"{END}\n")):
         raise ConfigError("the file is torn, as a full disk or a power cut leaves it: its end is missing")
+    loader = _loader()
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ConfigError(f"it has more than {_DEEPEST} mappings or lists within each other: settings have a few")
     sizes: dict[int, float] = {}
 
     def size(node: Any) -> float:
@@ -118,7 +126,6 @@ def _mapping(text: str) -> dict[str, Any]:
             sizes[id(node)] = 1 + sum(map(size, inner))
         return sizes[id(node)]
 
-    loader = _loader()
     root = yaml.compose(text, Loader=loader)
     if root is not None and size(root) > _MOST_NODES:
         raise ConfigError(f"its aliases (&name, *name) make more than {_MOST_NODES:,} values: write out what is meant")

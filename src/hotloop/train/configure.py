@@ -204,6 +204,12 @@ def _read(text: str, recipe: type[Settings], available: Iterable[str]) -> tuple[
     if schema.at(recipe, key) is None:
         own = {f"{GROUP}.{key}"} if GROUP in recipe.model_fields and "." not in key else set()
         raise ConfigError(_unknown(recipe, key, also={*available, *own}))
+    within = schema.at(recipe, key.rpartition(".")[0])
+    if text.startswith("~") and (equals or within is None or schema.is_model(within.kind)):
+        raise ConfigError(
+            f"override {text!r}: ~ takes an entry out of a mapping, such as ~hpo.space.model; a setting or a group "
+            f"always has a value, so give it another one, {key}=VALUE"
+        )
     try:
         return key, grammar.parse(value)
     except ValueError as error:

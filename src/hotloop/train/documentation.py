@@ -29,7 +29,7 @@ hotloop train train.py:make program.lr=3e-4
 
 - Values are written as in Hydra: quote text that has special signs, `'data.delimiter=";"'`; lists are `[16,32]`,
   mappings `{base: inductor, options: {shape_padding: true}}`, nothing is `null`;
-  `${run.seed}` is another setting's value, `~hpo.space.model` takes out what is there.
+  `${run.seed}` is another setting's value, `~hpo.space.model` takes an entry out of a mapping.
 - A recipe has the settings that it reads, and no others: `recipe=digits data.path=x` is an error. The column `recipes`
   says whose a setting is, where not all have it; `workload` stands for a program of your own.
 - A wrong name is answered with the nearest ones, a wrong value with what was expected.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,35 +19,34 @@ def _shared(group: str, size: str, net: Any) -> None:
         )
 
 
-class DigitsSettings(Group):
+class _Transformer(Group):
+    """A transformer, whose attention heads share its width."""
+
+    group: ClassVar[str]
+    hidden_size: int = Field(ge=8)
+    layers: int = Field(ge=1)
+    heads: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def check_heads(self) -> Self:
+        """Refuse a width that the heads cannot share."""
+        _shared(self.group, "hidden_size", self)
+        return self
+
+
+class DigitsSettings(_Transformer):
     """The vision transformer of the recipe `digits`."""
 
-    hidden_size: int = Field(ge=8)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
+    group = "digits"
     patch_size: Literal[1, 2, 4]
 
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse a width that the heads cannot share."""
-        _shared("digits", "hidden_size", self)
-        return self
 
-
-class LanguageSettings(Group):
+class LanguageSettings(_Transformer):
     """The tokens and the GPT-2 of the recipe `language`."""
 
+    group = "language"
     vocabulary: int = Field(ge=257, le=65536)
     context: int = Field(ge=8)
-    hidden_size: int = Field(ge=8)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse a width that the heads cannot share."""
-        _shared("language", "hidden_size", self)
-        return self
 
 
 class PicturesSettings(Group):
@@ -118,9 +117,10 @@ class DiffusionSettings(Group):
         return self
 
 
-class FocusSettings(Group):
+class FocusSettings(_Transformer):
     """The texts, the working context and the networks of the recipe `focus`."""
 
+    group = "focus"
     files: int = Field(ge=1)
     vocabulary: int = Field(ge=257, le=65536)
     documents: int = Field(ge=1)
@@ -131,16 +131,12 @@ class FocusSettings(Group):
     contexts: int = Field(ge=3)
     rounds: int = Field(ge=1)
     edits: int = Field(ge=1)
-    hidden_size: int = Field(ge=8)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
     lens_size: int = Field(ge=8)
     lens_layers: int = Field(ge=1)
 
     @model_validator(mode="after")
     def check(self) -> Self:
         """Refuse a text that cannot be taken from so many documents, and widths that the heads cannot share."""
-        _shared("focus", "hidden_size", self)
         _shared("focus", "lens_size", self)
         shared = self.blocks - self.protected
         if shared < 1:
