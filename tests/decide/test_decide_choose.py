@@ -171,7 +171,10 @@ def test_runs_that_share_the_code_share_its_cost():
 def test_a_short_run_is_told_how_long_one_has_to_be(option):
     short = Standing(step=8, total_steps=12, eager_seconds=0.036)
     stays = decide(short, [option])
-    needed = int(re.search(r"it takes about ([\d,]+) to pay$", stays.reason).group(1).replace(",", ""))
+    said = r"it breaks even after about ([\d,]+), and is tried from about ([\d,]+) on, as its figures are estimates$"
+    even, needed = (int(one.replace(",", "")) for one in re.search(said, stays.reason).groups())
+    cost, saving = stays.numbers["cost_seconds"], stays.numbers["saving_seconds_a_step"]
+    assert even == math.ceil(cost / saving) + math.ceil((option.background_seconds or 0) / 0.036) < needed
     credit = 1e3  # the promise does not bind here
     for more, action in ((-3, {"stay"}), (1, {"try", "prepare"})):
         run = changed(short, total_steps=8 + needed + more, carried_seconds=credit)

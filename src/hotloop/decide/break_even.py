@@ -219,8 +219,7 @@ class _Boundary:
             why = "nothing on offer is expected to be faster"
             if nearest is not None:
                 shared = known.horizon.shared if nearest.option.again_seconds is not None else ""
-                needed = nearest.pays_from + math.ceil((nearest.option.background_seconds or 0.0) / known.step)
-                alone = f": it takes about {needed:,} to pay" if not nearest.later else ""
+                alone = f": {self.needed(nearest)}" if not nearest.later else ""
                 why = (
                     f"{nearest.option.tier} would save {milliseconds(nearest.saving)} a step and takes "
                     f"{seconds(nearest.cost)} to prepare and prove, which does not pay within the "
@@ -236,6 +235,13 @@ class _Boundary:
             numbers=known.numbers(nearest),
             ask_again_in_steps=max(_FEWEST_TO_ASK, again),
         )
+
+    def needed(self, case: Case) -> str:
+        """Say after how many steps an option breaks even, and from how many on it is tried, which the margin delays."""
+        waited = math.ceil((case.option.background_seconds or 0.0) / self.known.step)
+        even, tried = case.pays_after + waited, case.pays_from + waited
+        later = f", and is tried from about {tried:,} on, as its figures are estimates" if tried > even + 1 else ""
+        return f"it breaks even after about {even:,}{later}"
 
 
 def seconds(value: float) -> str:
