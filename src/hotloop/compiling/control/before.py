@@ -36,7 +36,7 @@ class Before:
     Of other tensors (parameters, arguments, attributes) only the number of writes is noted: `lost` says that one was
     written. Neither held nor noted is what lies deeper in a module's containers and objects, and what is beside both.
 
-    It takes some 5 us a module and 50 us for the random streams, so only calls that may need it make it.
+    It takes some 7 us a module and 50 us for the random streams, so only calls that may need it make it.
 
     Raises:
         RuntimeError: there is no memory for copies, or a CUDA graph is being captured.
