@@ -74,6 +74,13 @@ def _torchs_settings():
 
 
 @pytest.fixture(autouse=True)
+def _modules_of_earlier_tests_name_none():
+    """Have modules named as in a program of their own: those of earlier tests may be alive still."""
+    if installed := sys.modules.get("hotloop.compiling.control.installed"):
+        installed.called_model.clear()
+
+
+@pytest.fixture(autouse=True)
 def _guards_are_not_timed():
     """After each compile dynamo empties the CPU's caches to time its guards once, for its log: a twentieth of the suite."""
     if guards := sys.modules.get("torch._dynamo.guards"):

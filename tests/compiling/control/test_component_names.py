@@ -1,20 +1,11 @@
 """Modules that are compiled one by one are all called ``model``: what people read tells them apart by their classes."""
 
-import gc
 import logging
 
-import pytest
 import torch
 from torch import nn
 
 import hotloop
-
-
-@pytest.fixture(autouse=True)
-def _no_others():
-    """Modules of earlier tests are gone."""
-    torch.compiler.reset()
-    gc.collect()
 
 
 class Generator(nn.Linear):

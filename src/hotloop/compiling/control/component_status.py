@@ -135,7 +135,12 @@ class Status(Shown):
 
     def compile_lines(self) -> list[str]:
         """Return lines for people: how often each component's graphs broke and were compiled anew, and where."""
-        return [line for status in self.components.values() for line in status.compile_lines(status.name)]
+        return [line for name, status in self._named() for line in status.compile_lines(name)]
+
+    def _named(self) -> list[tuple[str, ComponentStatus]]:
+        """Return each status with its key for a name, or the component's own name where that says more."""
+        parts = self.components.items()
+        return [(status.name if status.name.startswith(f"{key} (") else key, status) for key, status in parts]
 
     def __rich__(self) -> Table:
         table = Table(title="hotloop", title_justify="left", show_edge=False)
@@ -144,11 +149,11 @@ class Status(Shown):
         for column in ("compiles", "graphs run", "eager", "seconds"):
             table.add_column(column, justify="right", overflow="fold")
         table.add_column("why", overflow="fold")
-        for status in self.components.values():
-            table.add_row(*map(Text, status.cells(status.name)))
+        for name, status in self._named():
+            table.add_row(*map(Text, status.cells(name)))
         notes = [f"left out: {', '.join(self.skipped)}"] if self.skipped else []
         notes += self.compile_lines()
-        notes += [line for status in self.components.values() for line in status.graph_lines(status.name)]
+        notes += [line for name, status in self._named() for line in status.graph_lines(name)]
         notes += [self.hint] if self.hint else []
         table.caption_justify = "left"
         table.caption = Text("\n".join(notes), style="table.caption") if notes else None

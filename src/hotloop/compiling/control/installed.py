@@ -24,6 +24,8 @@ MARKER = "_hotloop_compiled"
 """A plain string on a compiled module: it survives deepcopy and pickling, which drop the compile, so status says so."""
 components: weakref.WeakKeyDictionary[torch.nn.Module, Component] = weakref.WeakKeyDictionary()
 """Every module that was compiled in place, and its component."""
+called_model: weakref.WeakSet[Component] = weakref.WeakSet()
+"""The components called ``model``: each module that was compiled by itself is one."""
 
 
 def attach(part: torch.nn.Module, component: Component) -> None:
@@ -55,7 +57,10 @@ def attach(part: torch.nn.Module, component: Component) -> None:
 
 def _name_apart(part: torch.nn.Module, component: Component) -> None:
     """Name components by their classes from now on where separate compiles have called several of them ``model``."""
-    others = [(module, other) for module, other in components.items() if other.name == component.name == "model"]
+    if component.name != "model":
+        return
+    others = [(module, other) for module, other in components.items() if other in called_model]
+    called_model.add(component)
     taken = {other.label for _, other in others}
     for module, one in (*others, (part, component)) if others else ():
         if one.label == one.name:
