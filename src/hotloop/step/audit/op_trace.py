@@ -303,7 +303,8 @@ class OpTrace:
         found = self.seen.obstacles if among is None else among
         file, line = place or (None, None)
         if all((one.file, one.line) != (file, line) for one in found):
-            found.append(Obstacle(reason, hint, file, line, not_repeatable))
+            # Around blocks that are captured a step runs eagerly: all this goes on there, if it may be done twice.
+            found.append(Obstacle(reason, hint, file, line, not_repeatable, spares_blocks=not not_repeatable))
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:

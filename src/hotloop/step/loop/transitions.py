@@ -35,7 +35,9 @@ class Transitions:
         self.policy = policy
         progress = context.progress
         progress.tier = policy.start
-        progress.may_capture = context.engine is not None and (policy.chooses or policy.start.graph)
+        progress.may_capture = context.engine is not None and (
+            policy.chooses or policy.start.graph or policy.start.pieces
+        )
 
     def apply(self, actions: Sequence[Action]) -> None:
         """Do what the policy has decided, in order."""
@@ -53,7 +55,7 @@ class Transitions:
                 self.try_tier(action.tier)
             elif isinstance(action, Release):
                 for runner in self._runners:
-                    runner.capturing.release(action.tier.base)
+                    runner.release(action.tier)
                 if not self._context.progress.tier.graph:
                     self._optimizers.return_step_counts()
 
@@ -81,7 +83,7 @@ class Transitions:
     def forget_recordings(self) -> None:
         """Let go of everything that was captured."""
         for runner in self._runners:
-            runner.capturing.forget_recordings()
+            runner.forget_recordings()
         self._optimizers.return_step_counts()
 
     @uninterrupted
@@ -93,4 +95,4 @@ class Transitions:
         progress.in_trial = progress.preparing = False
         self._context.compiled.remove()
         for runner in self._runners:
-            runner.capturing.forget_recordings()
+            runner.forget_recordings()

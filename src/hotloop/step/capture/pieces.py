@@ -1,0 +1,142 @@
+"""Pieces: the repeated blocks of a loop's models, each captured alone, in a step that cannot be captured whole."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop._torch.module import eager_call, get_entry, set_entry
+from hotloop.compiling.apply import block_classes
+from hotloop.errors import describe
+from hotloop.measure import flatten, signature
+from hotloop.step.capture.block_recording import PLAIN, BlockRecording
+from hotloop.step.capture.engines import engine_for
+from hotloop.step.capture.invariants import Frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator
+
+    from hotloop.step.context import Context
+
+RECORDINGS = 4
+"""Recordings of one block, at most: each holds memory."""
+
+
+def blocks_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the outermost repeated blocks of models, in order, each once."""
+    found: dict[int, torch.nn.Module] = {}
+    for model in models:
+        classes, inside = block_classes(model), set[int]()
+        for part in model.modules():
+            name = f"{type(part).__module__}.{type(part).__qualname__}"
+            if name in classes and id(part) not in inside:
+                found[id(part)] = part
+                inside |= {id(child) for child in part.modules()}
+    return list(found.values())
+
+
+class Pieces:
+    """The blocks of a loop's models, and their recordings. `in_force` routes the calls of the blocks to them."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._blocks: list[_Block] = []
+        self._frozen: Frozen | None = None
+
+    @property
+    def recordings(self) -> int:
+        """How many recordings there are, of all blocks."""
+        return sum(one is not None for block in self._blocks for one in block.recordings.values())
+
+    @property
+    def left_eager(self) -> list[str]:
+        """Why calls of blocks were not recorded, each reason once."""
+        return list(dict.fromkeys(why for block in self._blocks for why in block.left_eager))
+
+    def changed(self) -> bool:
+        """Return whether parameters or buffers have other memory, or are trained otherwise, than in the recordings."""
+        return self._frozen is not None and self._frozen.changed() is not None
+
+    def forget(self) -> None:
+        """Let go of everything that was recorded."""
+        self._blocks, self._frozen = [], None
+
+    @contextlib.contextmanager
+    def in_force(self, kind: Hashable) -> Iterator[None]:
+        """Replay the blocks while a step of a kind runs; a call that is new is recorded beside.
+
+        Args:
+            kind: the key of the step's call: settings of torch's are in it, which recordings have frozen.
+        """
+        if self._frozen is None:
+            known = [*self._context.holdings.parameters().values(), *self._context.holdings.buffers().values()]
+            blocks = blocks_of(self._context.compiled.models.values())
+            self._blocks = [_Block(one, self._context.device, known) for one in blocks if get_entry(one) is None]
+            self._frozen = Frozen(self._context.holdings, {})
+        try:
+            for block in self._blocks:
+                block.begin_step(kind)
+                set_entry(block.module, block)
+            yield
+        finally:
+            for block in self._blocks:
+                set_entry(block.module, None)
+
+
+class _Block:
+    """One block: runs its calls by their recordings, or eagerly.
+
+    Attributes:
+        recordings: by key; None for a call that cannot be recorded.
+        left_eager: why calls were not recorded.
+    """
+
+    def __init__(self, module: torch.nn.Module, device: torch.device, known: list[torch.Tensor]) -> None:
+        self.module, self._device, self._known = module, device, known
+        self.recordings: dict[Hashable, BlockRecording | None] = {}
+        self.left_eager: list[str] = []
+        self._kind: Hashable = None
+
+    def begin_step(self, kind: Hashable) -> None:
+        """Note that a step begins: what the last one left without a backward will get none."""
+        self._kind = kind
+        for recording in self.recordings.values():
+            if recording is not None:
+                recording.waits = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block; a call that is new is recorded beside, and runs eagerly."""
+        eagerly = functools.partial(eager_call, self.module, *args, **kwargs)
+        leaves, structure = flatten((args, kwargs))
+        if not torch.is_grad_enabled() or not all(self._takes(leaf) for leaf in leaves):
+            return eagerly()
+        key = (self._kind, signature(args, kwargs), *self._modes())
+        if key not in self.recordings:
+            if len(self.recordings) < RECORDINGS:
+                self.recordings[key] = self._record(leaves, structure)
+            return eagerly()
+        recording = self.recordings[key]
+        return eagerly() if recording is None or recording.waits else recording.run(leaves)
+
+    def _takes(self, leaf: Any) -> bool:
+        """Return whether a recording can take an argument: a plain value, or a tensor on its device."""
+        if isinstance(leaf, torch.Tensor):
+            return leaf.device == self._device and leaf.layout == torch.strided and type(leaf) is torch.Tensor
+        return isinstance(leaf, PLAIN)
+
+    def _modes(self) -> tuple[Any, ...]:
+        kind = self._device.type
+        autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        return *autocast, tuple(part.training for part in self.module.modules())
+
+    def _record(self, leaves: list[Any], structure: Any) -> BlockRecording | None:
+        engine = engine_for(self._device)  # one for each recording: see `BlockRecording`
+        assert engine is not None
+        try:
+            return BlockRecording(self.module, engine, self._device, (leaves, structure), self._known)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the block runs eagerly, and raises it if it is its own
+            self.left_eager.append(describe(error))
+            return None
