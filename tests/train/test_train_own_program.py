@@ -235,7 +235,22 @@ def test_a_loss_that_is_nan_ends_the_run_with_a_sound_checkpoint(tmp_path, train
     with pytest.raises(TrainingFailedError, match=r"step 1: the loss is nan"):
         train(spoil=" * float('nan')")
     assert record.load(tmp_path / "run")["status"] == "failed"
+    assert losses(tmp_path / "run") == [(1, "nan")]
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_step_whose_loss_is_nan_is_in_the_record_until_the_run_is_resumed(tmp_path, train, monkeypatch):
+    at = "__import__('os').environ.get('NAN_BEHIND') == str(int(average.n_averaged))"
+    spoil = f" * (float('nan') if {at} else 1)"
+    train(spoil=spoil, folder="whole")
+    monkeypatch.setenv("NAN_BEHIND", "6")
+    with pytest.raises(TrainingFailedError, match=r"step 7: the loss is nan.*Resume with"):
+        train(spoil=spoil)
+    assert losses(tmp_path / "run")[5:] == [(6, pytest.approx(losses(tmp_path / "whole")[5][1])), (7, "nan")]
+    assert "not finite in 1 step, first in step 7" in (tmp_path / "run" / "report.html").read_text()
+    monkeypatch.delenv("NAN_BEHIND")
+    train(f"run.resume={tmp_path / 'run'}", spoil=spoil)
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
 def test_metrics_that_leave_the_model_in_evaluation_do_not_stop_its_dropout(train):

@@ -222,7 +222,6 @@ class _Fitting:
         seconds = time.perf_counter() - began
         if "loss" in found:
             found |= self.ranks.mean({"loss": found["loss"]})
-        self.task.check_figures(found)
         events = self.new_events()
         self.compiling.after_step(seconds, self.task.amount(batch), events)
         self.position.step += 1
@@ -233,6 +232,7 @@ class _Fitting:
         self.account.step(entry, events)
         self.account.observed(self.position.step, self.compiling.unrecorded(events))
         self.display.step(entry)
+        self.task.check_figures(found)  # behind the record, which has the step that ended the run
         self.tracking.step(found, self.position.step)
 
     def new_events(self) -> list[Event]:
