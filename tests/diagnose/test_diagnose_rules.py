@@ -89,6 +89,10 @@ def test_the_ways_in_figures():
     assert layout.milliseconds == pytest.approx(12.3)
     assert "model.to(memory_format=torch.channels_last)" in layout.change
     assert "1.68 times as fast" in layout.what
+    assert the("data_wait").milliseconds == pytest.approx(12.0)
+    assert the("data_wait").what.endswith("its batch from 2 workers, then takes 28 ms: 30% of the time")
+    assert the("slower_optimizer").milliseconds == pytest.approx(2.2)
+    assert "torch.optim.AdamW(..., fused=True)" in the("slower_optimizer").change
     assert the("memory-more").nbytes == 3 * 2**30
     assert the("host_bound").milliseconds == pytest.approx(16.75 * 0.89)
     assert the("host_sync").milliseconds == pytest.approx(3.1)
@@ -120,6 +124,19 @@ def test_ways_whose_intervals_meet_are_not_told_apart(name):
     slowest = max(way["step_ms"] for way in ways.values())
     for way in ways.values():
         way["step_ms_high"] = slowest
+    assert diagnose(document) == []
+
+
+def test_a_short_wait_for_batches_is_no_advice():
+    document = loaded("data_wait")
+    document["measurements"]["data_wait_ms"] = 3.0
+    assert diagnose(document) == []
+
+
+@pytest.mark.parametrize("figures", [{"fused_step_ms_high": 3.05}, {"step_ms": 1.1, "fused_step_ms": 0.9}])
+def test_a_fused_step_that_is_no_faster_or_saves_next_to_nothing_is_no_advice(figures):
+    document = loaded("slower_optimizer")
+    document["measurements"]["optimizers"][0] |= figures
     assert diagnose(document) == []
 
 

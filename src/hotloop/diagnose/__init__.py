@@ -10,6 +10,7 @@ from hotloop.diagnose.checkpoint_outside import CheckpointOutside
 from hotloop.diagnose.cold_cache import ColdCache
 from hotloop.diagnose.container import Container
 from hotloop.diagnose.cudagraphs_skipped import CudagraphsSkipped
+from hotloop.diagnose.data_wait import DataWait
 from hotloop.diagnose.disabled import Disabled
 from hotloop.diagnose.eager_part import EagerPart
 from hotloop.diagnose.fallback import Fallback
@@ -25,6 +26,7 @@ from hotloop.diagnose.recompile_limit import RecompileLimit
 from hotloop.diagnose.rule import Advice, Problem, Rule
 from hotloop.diagnose.setting_switched import SettingSwitched
 from hotloop.diagnose.slower_layout import SlowerLayout
+from hotloop.diagnose.slower_optimizer import SlowerOptimizer
 from hotloop.diagnose.slower_preset import SlowerPreset
 from hotloop.diagnose.slower_regions import SlowerRegions
 from hotloop.diagnose.step_undone import StepUndone
@@ -50,6 +52,8 @@ RULES: dict[str, Rule] = {
         SlowerPreset(),
         SlowerRegions(),
         SlowerLayout(),
+        SlowerOptimizer(),
+        DataWait(),
         NeverPays(),
         ColdCache(),
         Memory(),

@@ -25,6 +25,7 @@ from hotloop.compiling.observe import watch
 from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
 from hotloop.measure import Census, StepClock, machine, signature, typical
+from hotloop.prove.doctor.outside import data_wait, fused_optimizers
 from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts, host_bound
 from hotloop.prove.doctor.switches import Switches
 from hotloop.prove.doctor.ways import EAGER, Way, Ways
@@ -147,6 +148,10 @@ class _Examination:
                 self._run_step(way, batch, note=False)
             for _ in range(WARM_UP):
                 self._run_step(way)
+            beside = data_wait(
+                self._workload, self._batches, functools.partial(self._run_step, way, note=False), self._count
+            )
+        self._record.update("measurements", **beside, optimizers=fused_optimizers(self._workload, self._wait))
         self._add([*switches.events, *observer.events()])
         if self._device.type == "cuda":
             with way.running():
