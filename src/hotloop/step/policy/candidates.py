@@ -10,7 +10,7 @@ import torch
 from hotloop.decide import Facts, Option, expect
 from hotloop.measure import machine
 from hotloop.step import layout
-from hotloop.step.tiers import NAMED, parse
+from hotloop.step.tiers import NAMED, PIECES, parse
 
 if TYPE_CHECKING:
     from hotloop.decide import Speeds
@@ -38,6 +38,8 @@ class Candidates:
         self.proven: set[str] = {context.base_tier.name}
         self.declined: set[str] = set()
         self.host_shares: list[float] = []
+        self.spares_blocks = False
+        """A capture of the whole step was declined for something that leaves its blocks free to be captured."""
 
     def decline(self, name: str, reason: str) -> None:
         """Leave a tier out from now on, and note why for later runs."""
@@ -67,7 +69,7 @@ class Candidates:
             if name == in_force or name in self.declined or self._history.program.declines[name] >= _DECLINES:
                 continue
             for option in self._options_of(name, facts, paired):
-                needs_graph = name.endswith("+graph") and name not in self.proven
+                needs_graph = (name.endswith("+graph") or name == PIECES) and name not in self.proven
                 options.append(dataclasses.replace(option, memory_bytes=graph_bytes) if needs_graph else option)
         return options
 
@@ -80,9 +82,15 @@ class Candidates:
         engine = self._context.engine
         if engine is None or layout.why_not(self._context.parts.modules()):
             names = [name for name in names if not parse(name).channels_last]
+        if engine is not None and not as_given and self._context.compiled.in_blocks and self._has_pieces():
+            names.append(PIECES)
         if engine is None:
             return [name for name in names if not parse(name).graph]
         return [name for name in names if engine.kernels or not (parse(name).graph and parse(name).makes_kernels)]
+
+    def _has_pieces(self) -> bool:
+        """Return whether the blocks may be captured where the whole step cannot, as found here or by an earlier run."""
+        return self.spares_blocks or PIECES in self._history.program.ratios
 
     def _options_of(self, name: str, facts: Facts, paired: str | None) -> list[Option]:
         rejected = self._speeds.rejected_at(name)
