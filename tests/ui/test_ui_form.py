@@ -105,6 +105,17 @@ def test_each_component_has_a_switch_and_a_mode_of_its_own():
     assert off.values()["compile"]["components"]["unet"]["training"] == "none"
 
 
+def test_a_range_that_is_taken_out_of_a_search_is_out():
+    space = "{training: {learning_rate: {float: [0.1, 0.2]}}}"
+    found = draft(verb="hpo", **{"hpo.space": space})
+    assert not found.errors
+    kept = {name: one for name, one in found.values()["hpo"]["space"]["training"].items() if one is not None}
+    assert set(kept) == {"learning_rate"}
+    assert kept["learning_rate"]["float"] == [0.1, 0.2]
+    assert kept["learning_rate"]["log"] is None
+    assert configure.load_search(found.overrides).hpo.space["training"]["weight_decay"] is None
+
+
 def test_by_default_the_unet_alone_is_switched_on():
     assert {one.name: one.on for one in compilation.parts(draft().base, PARTS)} == {
         "unet": True, "text_encoder": False, "vae": False, "loss": False,

@@ -74,7 +74,9 @@ class Draft:
             whole["properties"] = {**whole["properties"], GROUP: own["properties"][GROUP]["anyOf"][0]}
         found = fields(whole, self.base)
         last = ("data", "compile", "kfold", "hpo", "run")
-        order = sorted(found, key=lambda group: (group in last, last.index(group) if group in last else 0))
+        order = sorted(
+            found, key=lambda group: (group != GROUP, group in last, last.index(group) if group in last else 0)
+        )
         kept = {group: [one for one in found[group] if not _hidden(one.name)] for group in order}
         return {group: some for group, some in kept.items() if some}
 
@@ -98,7 +100,7 @@ class Draft:
                 if value != one.default and (wrong := self._wrong(one, value)):
                     self.errors[one.name] = wrong
                 elif value != one.default:
-                    self.changes[one.name] = value
+                    self.changes[one.name] = _without(value, one.default)
             except (ValueError, StopIteration) as error:
                 self.errors[one.name] = str(error) or f"{one.name}: expected {one.takes}"
         named = self.form.get("name", "").strip()
@@ -220,6 +222,14 @@ def _program_schema(name: str, changed: int) -> dict[str, Any]:
         raise ConfigError(f"{name} cannot be read: {err.strip()[-2000:]}")
     found: dict[str, Any] = json.loads(out)
     return found
+
+
+def _without(value: Any, default: Any) -> Any:
+    """Return a mapping with null for what is in the default and not in it: settings are merged into the default."""
+    if not isinstance(value, dict) or not isinstance(default, dict):
+        return value
+    gone = dict.fromkeys(name for name in default if name not in value)
+    return {**gone, **{name: _without(one, default.get(name)) for name, one in value.items()}}
 
 
 def _hidden(name: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+from markupsafe import Markup
 from starlette.responses import HTMLResponse, StreamingResponse
 
 from hotloop.report import page, text
@@ -107,4 +108,11 @@ def _environment() -> jinja2.Environment:
     shared = page.environment()
     found = shared.overlay(loader=jinja2.ChoiceLoader([own, *([shared.loader] if shared.loader else [])]))
     found.filters["short"] = lambda value: text.line(value, 200)
+    found.filters["prose"] = _prose
     return found
+
+
+def _prose(words: str) -> Markup:
+    """Return a help text with its `names` set as code; all else is escaped."""
+    parts = words.split("`")
+    return Markup().join(Markup("<code>{}</code>").format(one) if place % 2 else one for place, one in enumerate(parts))
