@@ -82,6 +82,7 @@ def person(chromium, served):
         yield page
 
 
+@pytest.mark.campaign
 def test_every_page_opens_and_can_be_reached_by_its_links(person, runs):
     a_run(runs / "one")
     a_cross_validation(runs / "folds")
@@ -151,6 +152,7 @@ def test_a_curve_grows_while_it_is_watched_and_what_a_person_opened_stays(person
     expect(person.locator("#status")).to_have_text("finished")
 
 
+@pytest.mark.campaign
 def test_a_reloaded_form_and_a_killed_server_lose_nothing_that_was_typed(chromium, tmp_path):
     runs = tmp_path / "runs"
     with server(runs) as (process, url), a_person(chromium, url) as page:

@@ -79,16 +79,21 @@ if (form) {
     else if (one.type === "checkbox") one.checked = text === "on";
     else one.value = text;
   };
+  /* What was typed before the scripts were there is judged as well. */
+  const judge = () => {
+    if (fields().some((one) => one.type === "radio" || one.type === "checkbox" ? one.checked !== one.defaultChecked : one.value !== one.dataset.default))
+      form.dispatchEvent(new Event("change", {bubbles: true}));
+  };
   const restore = () => {
     const typed = JSON.parse(sessionStorage.getItem(key) || "{}");
     for (const one of fields()) if (one.name in typed) put(one, typed[one.name]);
-    if (Object.keys(typed).length) form.dispatchEvent(new Event("change", {bubbles: true}));
+    judge();
     if (typed.mode) document.getElementById("advanced").open = true;
   };
   form.addEventListener("input", save);
   form.addEventListener("change", save);
   document.getElementById("forget").addEventListener("click", () => { sessionStorage.removeItem(key); location.href = "/training?" + new URLSearchParams(new FormData(document.getElementById("what"))); });
-  if (form.hasAttribute("data-sent")) save();
+  if (form.hasAttribute("data-sent")) { save(); addEventListener("pageshow", judge); }
   else addEventListener("pageshow", restore);
 }
 document.querySelectorAll("[data-submit]").forEach((one) => one.addEventListener("change", () => {
