@@ -245,6 +245,30 @@ def test_a_second_backward_through_one_call_is_undone_and_run_eagerly(both):
     assert run.status().tier == "eager"
 
 
+class Caching(Block):
+    def forward(self, x, cache):
+        return super().forward(x)
+
+
+def test_blocks_that_take_objects_run_as_written_and_that_is_said(both):
+    def make():
+        model = Net(blocks=0, drop=0.0)
+        model.blocks.extend([Block(), Caching(), Block(), Caching()])
+        return model
+
+    def body(model, x):
+        for block in model.blocks:
+            x = block(x, object()) if isinstance(block, Caching) else block(x)
+        return model.head(x)
+
+    program = training(make, body=body)
+    run = captured(both, program, most=24 * 2 + PROVING)
+    assert program.ran > 24 * 2
+    said = [one for one in run.status().decisions if "blocks are captured" in one]
+    assert len(said) == 1
+    assert "2 of 4 blocks are captured; others run as written: it takes an argument of type object" in said[0]
+
+
 class Several(Block):
     """Takes a mask by name; returns a tuple, with whole numbers, None, and a number."""
 

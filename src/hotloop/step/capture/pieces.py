@@ -51,6 +51,12 @@ class Pieces:
         """How many recordings there are, of all blocks."""
         return sum(one is not None for block in self._blocks for one in block.recordings.values())
 
+    def __str__(self) -> str:
+        """Say how many blocks are captured, and why the others are not."""
+        captured = sum(any(block.recordings.values()) for block in self._blocks)
+        why = f"; others run as written: {'; '.join(self.left_eager)}" if self.left_eager else ""
+        return f"{captured} of {len(self._blocks)} blocks are captured{why}"
+
     @property
     def left_eager(self) -> list[str]:
         """Why calls of blocks were not recorded, each reason once."""
@@ -111,7 +117,10 @@ class _Block:
         """Run the block; a call that is new is recorded beside, and runs eagerly."""
         eagerly = functools.partial(eager_call, self.module, *args, **kwargs)
         leaves, structure = flatten((args, kwargs))
-        if not torch.is_grad_enabled() or not all(self._takes(leaf) for leaf in leaves):
+        if not torch.is_grad_enabled():
+            return eagerly()
+        if (other := next((leaf for leaf in leaves if not self._takes(leaf)), None)) is not None:
+            self._leave(f"it takes an argument of type {type(other).__name__} that no recording can hold")
             return eagerly()
         key = (self._kind, signature(args, kwargs), *self._modes())
         if key not in self.recordings:
@@ -138,5 +147,9 @@ class _Block:
         try:
             return BlockRecording(self.module, engine, self._device, (leaves, structure), self._known)
         except Exception as error:  # noqa: BLE001 - whatever it is, the block runs eagerly, and raises it if it is its own
-            self.left_eager.append(describe(error))
+            self._leave(describe(error))
             return None
+
+    def _leave(self, why: str) -> None:
+        if why not in self.left_eager:
+            self.left_eager.append(why)

@@ -171,6 +171,8 @@ class StepRunner:
         if self.pieces.left_eager and not self.pieces.recordings and self.context.progress.tier == tier:
             reason = f"no block could be captured: {self.pieces.left_eager[0]}"
             self.context.reports.failed(step, tier, Obstacle(reason, _EAGER_BLOCKS))
+        elif self.code.proven(tier.base):
+            self.context.reports.decided(f"{step.name}: {self.pieces}", {})
         return result
 
     def _without_pieces(self, call: StepCall, tier: Tier, obstacle: Obstacle) -> Any:
