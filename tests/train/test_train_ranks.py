@@ -1,5 +1,6 @@
 """A program that takes fabric runs on several devices: as one device with the doubled batch, and it ends as one."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -46,6 +47,8 @@ PROGRAM = """
             for name, number in (("KILL", 9), ("STOP", 2)):
                 if os.environ.get(name) == f"{fabric.global_rank}:{steps}":
                     os.kill(os.getpid(), number)
+            if os.environ.get("RAISE") == f"{fabric.global_rank}:{steps}":
+                raise ValueError("broken here")
             loss = F.mse_loss(net(a), b)
             fabric.backward(loss)
             stepping.step()
@@ -104,8 +107,11 @@ def test_a_strategy_and_devices_that_are_not_there_are_refused(given):
         (["run.devices=99", "run.accelerator=cuda"], "torch sees .* CUDA devices here; set run.devices lower"),
         (["run.devices=2", "run.accelerator=mps"], "an Apple machine has one"),
     ):
+        begun = start.prepare([*given, *settings])
         with pytest.raises(ConfigError, match=message):
-            check(start.prepare([*given, *settings]).settings)
+            check(begun.settings)
+        with pytest.raises(ConfigError, match=message):  # in a dry run as well
+            recipes.load(begun.settings.recipe.name).train(dataclasses.replace(begun, dry=True))
 
 
 def test_processes_with_the_same_first_batch_are_refused():
@@ -165,6 +171,12 @@ def test_the_others_end_with_the_first_process(given, tmp_path):
             return
         time.sleep(0.1)
     pytest.fail("the other process lives on")
+
+
+@pytest.mark.campaign
+def test_an_error_of_one_process_is_told(given, tmp_path):
+    said = train(*given, "run.devices=2", f"run.folder={tmp_path / 'run'}", code=1, RAISE="1:3")
+    assert "step 3: rank 1 of 2 ended with exit code 1: ValueError: broken here" in said
 
 
 @pytest.mark.campaign

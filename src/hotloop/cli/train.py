@@ -57,9 +57,10 @@ def train(  # noqa: PLR0913, PLR0917 - options of the command line
 ) -> None:
     """Train a program of your own, FILE.py:make, or a recipe; every setting is described in docs/settings.md.
 
-    The parameters of make are the program's settings, program.NAME=VALUE; FILE.py:make --help lists them. Without a
-    program, recipe=criteria fine-tunes a cross-encoder on pairs of a phrase and a criterion. Resume an interrupted run
-    with run.resume=FOLDER. kfold.n_splits=5 makes it a cross-validation, as hotloop kfold does.
+    The parameters of make are the program's settings, program.NAME=VALUE; FILE.py:make --help lists them. A
+    LightningModule is named with its data, FILE.py:Module data=FILE.py:DataModule. Without a program, recipe=criteria
+    fine-tunes a cross-encoder on pairs of a phrase and a criterion. Resume an interrupted run with run.resume=FOLDER.
+    kfold.n_splits=5 makes it a cross-validation, as hotloop kfold does.
     """
     _begin(overrides or [], config, Printed(show, dry_run, as_json, quiet))
 

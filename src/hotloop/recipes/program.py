@@ -75,6 +75,7 @@ class Program:
         goal = goal_of(settings)
 
         found = program.load(self.name)
+        ranks.check(settings)
         if not found.takes_fabric or start.dry:
             return self._fit(start, goal, found, display)
         with ranks.devices(start) as devices:

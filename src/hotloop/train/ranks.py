@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -165,13 +166,8 @@ class Devices:
 
 @contextlib.contextmanager
 def devices(start: Start) -> Iterator[Devices]:
-    """Start the other processes of a run, or join the first one in one of them; they have ended when the block has.
-
-    Raises:
-        ConfigError: the devices are not there, or the strategy cannot be used.
-    """
+    """Start the other processes of a run, or join the first one in one of them; they have ended when the block has."""
     run = start.settings.run
-    check(start.settings)
     if run.devices == 1:
         yield Devices(_fabric(start.settings), Ranks())
         return
@@ -301,7 +297,14 @@ def main() -> None:
     settings = configure.from_dict(given["settings"])
     document = torch.load(kept, weights_only=True) if kept.exists() else None
     recipe = importlib.import_module("hotloop.recipes").load(settings.recipe.name)
-    recipe.train(Start(settings, Path(given["folder"]), document), Console(quiet=True))
+    code = 1
+    try:
+        recipe.train(Start(settings, Path(given["folder"]), document), Console(quiet=True))
+        code = 0
+    except Exception:  # noqa: BLE001 - the first process reads the last line
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)  # gloo's threads abort a process now and then that ends in the usual way
 
 
 if __name__ == "__main__":
