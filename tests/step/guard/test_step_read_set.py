@@ -470,4 +470,5 @@ def test_what_a_generator_expression_runs_over_is_looked_at_once(both, monkeypat
         return lambda logits, y: F.cross_entropy(logits, y) * sum(float(one) for one in text.split(",")) / 300
 
     both.equal(changing(reads, lambda *_: None), exact=True, replays=6)
-    assert sum(map(len, looked)) < 10 * 300
+    # Of this text alone: a callback that happens to run in the step may hold whatever earlier tests have left.
+    assert sum(one == "0.5" for found in looked for one in found if type(one) is str) < 10 * 300
