@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
+from hotloop.step.policy import candidates
 
 TIMES = {"eager": 0.040, "eager+graph": 0.010, "pieces": 0.016}
 SLOWER = {**TIMES, "pieces": 0.052}
@@ -17,6 +18,7 @@ SLOWER = {**TIMES, "pieces": 0.052}
 @pytest.fixture(autouse=True)
 def _no_store(monkeypatch):
     monkeypatch.setenv("HOTLOOP_CACHE_DIR", "")
+    monkeypatch.setattr(candidates, "TRIES_PIECES", True)
 
 
 class Block(nn.Module):
@@ -90,5 +92,14 @@ def test_a_model_without_repeated_blocks_is_not_offered_pieces():
     with hotloop.testing.captured_step_emulation():
         _, _, loop = train("auto", 40, TIMES, blocks=1)
         assert loop.status().tier == "eager"
+        assert "pieces" not in loop.policy.candidates.names()
+        loop.close()
+
+
+def test_auto_leaves_them_to_who_asks(monkeypatch):
+    """Until a GPU has run them."""
+    monkeypatch.setattr(candidates, "TRIES_PIECES", False)
+    with hotloop.testing.captured_step_emulation():
+        _, _, loop = train("auto", 40, TIMES)
         assert "pieces" not in loop.policy.candidates.names()
         loop.close()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _EARLY = 0.8
 """Share of an eager step within which a host is done well before the device; chosen, not measured."""
+TRIES_PIECES = False
+"""Whether `auto` tries captured blocks. Not yet: no GPU has run them, only the stand-in; they are for who asks."""
 _DECLINES = 2
 """Runs that declined a tier before further runs leave it alone."""
 
@@ -90,7 +92,7 @@ class Candidates:
 
     def _has_pieces(self) -> bool:
         """Return whether the blocks may be captured where the whole step cannot, as found here or by an earlier run."""
-        return self.spares_blocks or PIECES in self._history.program.ratios
+        return TRIES_PIECES and (self.spares_blocks or PIECES in self._history.program.ratios)
 
     def _options_of(self, name: str, facts: Facts, paired: str | None) -> list[Option]:
         rejected = self._speeds.rejected_at(name)
