@@ -70,6 +70,16 @@ PROGRAM = """
             return DataLoader(self.held, batch_size=4)
 
 
+    class Watched(Module):
+        def configure_callbacks(self):
+            return [pl.callbacks.ModelCheckpoint(monitor="error", save_top_k=1)]
+
+        def on_train_end(self):
+            for callback in self.trainer.checkpoint_callbacks:
+                if path := getattr(callback, "best_model_path", ""):
+                    self.trainer.strategy.checkpoint_io.load_checkpoint(path)
+
+
     class Keeps(Module):
         def __init__(self, size: hotloop.Fold | None = None):
             pl.LightningModule.__init__(self)
@@ -169,6 +179,15 @@ def test_the_checkpoint_is_lightnings_too(named, file, tmp_path):
     assert found.hparams.lr == 0.01
     kept = checkpoint.load(path)["model"]["model"]
     assert all(torch.equal(value, kept[name]) for name, value in found.state_dict().items())
+
+
+def test_a_callback_of_the_modules_own_keeps_its_checkpoints(file, tmp_path):
+    folder = tmp_path / "run"
+    train(f"{file}:Watched", f"data={file}:Data", "training.num_epochs=4", "run.device=cpu", f"run.folder={folder}")
+    (best,) = folder.rglob("*.ckpt")
+    errors = [one["error"] for one in record.load(folder)["metrics"]]
+    assert checkpoint.load(best)["position"]["step"] == 4 * (1 + errors.index(min(errors)))
+    assert (folder / "checkpoints" / "last.pt").is_file()
 
 
 @pytest.mark.parametrize("more", [(), ("training.max_steps=10",)], ids=["epochs", "steps"])

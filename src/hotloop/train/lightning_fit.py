@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -109,16 +110,17 @@ class _Kept(CheckpointIO):
         self._recorder = recorder
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint of the Trainer's, with what the run keeps beside it."""
+        """Write a checkpoint of the Trainer's, of the run or of a callback, with what the run keeps beside it."""
         self._recorder.write(str(path), checkpoint)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Return the document that the run goes on from: it was read already."""
-        found: dict[str, Any] = dict(self._recorder.start.resume or {})
-        return found
+        """Return a checkpoint: that which the run goes on from was read already."""
+        given = self._recorder.start.resume if Path(path) == self._recorder.last else None
+        return dict(given or checkpoint.load(Path(path)))
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Keep the file: the run decides which checkpoints it has."""
+        """Delete a file that a callback of the module's own has written; the Trainer deletes none of the run's."""
+        Path(path).unlink(missing_ok=True)
 
 
 class _Recorder(pl.callbacks.Checkpoint):
@@ -139,6 +141,7 @@ class _Recorder(pl.callbacks.Checkpoint):
         self.ended_epoch: dict[str, Any] | None = None
         """The Trainer's own progress at the end of an epoch that is still to be kept."""
         self.validated_at = -1
+        self.last = start.folder / checkpoint.FOLDER / checkpoint.LAST
 
     def run(self) -> Outcome:
         """Fit to the end, or until somebody interrupts."""
@@ -149,11 +152,11 @@ class _Recorder(pl.callbacks.Checkpoint):
             self.go_on(self.start.resume)
         data.train_dataloader = following(data.train_dataloader, self.place)
         callbacks = [one for one in (self.compiled.callback, self) if one is not None]
-        fitter = make_trainer(self.start.settings, given.device, callbacks=callbacks, plugins=[_Kept(self)])
-        path = str(self.start.folder / checkpoint.FOLDER / checkpoint.LAST) if self.start.resume else None
+        own = {"callbacks": callbacks, "plugins": [_Kept(self)], "default_root_dir": self.start.folder}
+        fitter = make_trainer(self.start.settings, given.device, **own)
         status = "failed"
         try:
-            fitter.fit(given.module, datamodule=data, ckpt_path=path)
+            fitter.fit(given.module, datamodule=data, ckpt_path=self.last if self.start.resume else None)
             self.checkpoints.check(fitter.save_checkpoint, self.position.step)
             status = "finished"
         except _StoppedError:
@@ -169,9 +172,8 @@ class _Recorder(pl.callbacks.Checkpoint):
             failure = failures.explain(error, "a smaller batch_size of the data, or run.precision=bf16-mixed")
             if failure is None:
                 raise
-            last = self.start.folder / checkpoint.FOLDER / checkpoint.LAST
-            again = self.start.within.resume
-            raise failures.with_checkpoint(failure, self.doing, self.start.folder, last, again) from error
+            folder, again = self.start.folder, self.start.within.resume
+            raise failures.with_checkpoint(failure, self.doing, folder, self.last, again) from error
         finally:
             self.settle()
             self.tracking.close(status)
