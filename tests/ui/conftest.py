@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("starlette", reason="the page needs pip install 'hotloop[ui]'")
 from starlette.testclient import TestClient
 
+from hotloop.ui import watching
 from hotloop.ui.app import application
 from hotloop.ui.security import Access
 
@@ -25,6 +26,14 @@ class KnownProbe:
     def answer(self):
         components = {"diffusion": ["unet", "text_encoder", "vae", "loss"], "digits": ["model", "loss"]}
         return {"device": "cpu", "missing": MISSING, "components": components, "error": ""}
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    """Look at a run whenever it has changed; tests of how often it is looked at say so themselves."""
+    monkeypatch.setattr(watching, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "WHOLE_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "SHARE", float("inf"))
 
 
 @pytest.fixture

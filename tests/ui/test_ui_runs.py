@@ -1,5 +1,6 @@
 """The list of runs and the page of a run: what they show, as it changes, with many runs and long records."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ from hotloop.record import RunRecord
 from hotloop.report.text import number
 from hotloop.ui import places, processes, watching
 from hotloop.ui.places import Places
+from hotloop.ui.site import Site
 
 
 def names_in(text):
@@ -237,12 +239,39 @@ def test_links_and_hidden_folders_hold_no_runs(root, tmp_path):
     assert [one.name for one in Places(root).all()] == ["shown"]
 
 
-def test_a_page_is_renewed_the_rarer_the_longer_it_takes(root):
+def test_a_page_is_renewed_the_rarer_the_longer_it_takes(root, monkeypatch):
+    monkeypatch.setattr(watching, "LEAST_SECONDS", 2.0)
+    monkeypatch.setattr(watching, "SHARE", 0.02)
     shown = watching.Watching().run(a_run(root / "a"))
     shown.seconds = 0.001
-    assert shown.pause == watching.LEAST_SECONDS
+    assert shown.pause == 2.0
     shown.seconds = 2.0
-    assert shown.pause == 2.0 / watching.SHARE
+    assert shown.pause == 100.0
+
+
+def test_ten_viewers_have_a_run_read_and_drawn_once(client, root, monkeypatch):
+    monkeypatch.setattr(watching, "LEAST_SECONDS", 1000.0)
+    built = []
+    monkeypatch.setattr(watching, "build", lambda document, was=watching.build: built.append(1) or was(document))
+    written = RunRecord(root / "a")
+    answers = []
+    for step in range(1, 11):
+        written.append("steps", {"step": step, "seconds": 2.0, "loss": 1.0, "running": "eager"})
+        answers.append((client.get("/run/charts?run=a").text, client.get("/run/part?part=details&run=a").text))
+    written.finish()
+    assert len(built) == 1
+    assert len(set(answers)) == 1
+
+
+def test_whoever_acts_on_a_run_sees_it_at_once(client, root, monkeypatch):
+    monkeypatch.setattr(watching, "LEAST_SECONDS", 1000.0)
+    told = a_process(root, monkeypatch)
+    assert "Stop after this step" in client.get("/run?run=a").text
+    monkeypatch.setattr(processes.os, "kill", lambda pid, signal: None)
+    client.post("/run/stop", data={"run": "a"})
+    assert "Stop at once" in client.get("/run?run=a").text
+    monkeypatch.setattr(processes, "_is_ours", lambda pid: pid != told["pid"])
+    assert "Stop" not in client.get("/run?run=a").text
 
 
 @pytest.mark.parametrize(
@@ -250,3 +279,29 @@ def test_a_page_is_renewed_the_rarer_the_longer_it_takes(root):
 )
 def test_a_number_of_a_record_is_finite(value, found):
     assert number(value) == found
+
+
+def test_a_page_that_was_made_before_its_stream_began_hears_of_the_change_between(root, access):
+    written = RunRecord(root / "a")
+    site = Site(root, access, None)
+    seen = str(site.watching.run(root / "a").serial)
+    written.finish()
+
+    async def first(look, seen):
+        stream = site.news(look, lambda: 0.0, seen).body_iterator
+        said = [await anext(stream) for _ in range(2)]
+        await stream.aclose()
+        return said[1]
+
+    look = lambda: str(site.watching.run(root / "a").serial)  # noqa: E731
+    assert asyncio.run(first(look, seen)) == b"event: changed\ndata: 1\n\n"
+
+
+def test_a_stream_ends_with_its_server(root, access):
+    site = Site(root, access, None)
+    site.stopping = True
+
+    async def all_of():
+        return [one async for one in site.news(lambda: 1, lambda: 0.0, 1).body_iterator]
+
+    assert asyncio.run(all_of()) == [b"retry: 2000\n\n"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 ROWS = 50
 """Runs on a page of the list."""
+GONE_SECONDS = 30.0
+"""How often it is looked whether a run that was deleted is there again."""
 COMPARED = 8
 """Runs that are compared at most: as many as a chart has colours."""
 _PARTS = {one: f"{one}.html.j2" for one in ("charts", "details", "summary")} | {"files": "run_files.html.j2"}
@@ -65,7 +68,11 @@ class RunPages:
     def list_news(self, request: Request) -> Response:
         """Stream that something in the list has changed."""
         del request
-        return self.site.news(lambda: [(one.name, one.changed) for one in self.site.places.all()], lambda: 2.0)
+
+        def pause() -> float:
+            return self.site.watching.list_pause
+
+        return self.site.news(lambda: [(one.name, one.changed) for one in self.site.places.all()], pause)
 
     def run(self, request: Request) -> Response:
         """Show one run, cross-validation or search."""
@@ -81,7 +88,8 @@ class RunPages:
     def head(self, request: Request) -> Response:
         """Show the part of a run's page that changes as it goes."""
         name, path = self.site.run_named(request.query_params)
-        return self.site.show(request, "run_head.html.j2", name=name, **self._of_run(path))
+        shown = self.site.watching.run(path)
+        return self.site.part(request, shown, "run_head.html.j2", lambda: {"name": name, **self._of_run(path, shown)})
 
     def part(self, request: Request) -> Response:
         """Show one part of a run's page as it is now."""
@@ -91,10 +99,9 @@ class RunPages:
         known = wanted == "files" or (shown.view is not None and shown.row.kind == runs.RUN)
         if wanted not in _PARTS or not known:
             return HTMLResponse("", 404)
-        return self.site.show(request, _PARTS[wanted], name=name, **self._of_run(path, shown))
+        return self.site.part(request, shown, _PARTS[wanted], lambda: {"name": name, **self._of_run(path, shown)})
 
-    def _of_run(self, path: Path, shown: Shown | None = None) -> dict[str, Any]:
-        shown = shown or self.site.watching.run(path)
+    def _of_run(self, path: Path, shown: Shown) -> dict[str, Any]:
         log = path / places.LOG
         verb = {runs.FOLDS: "kfold"}.get(shown.row.kind, "train")
         return {
@@ -110,16 +117,20 @@ class RunPages:
         watching = self.site.watching
 
         def pause() -> float:
-            return watching.run(path).pause if path.is_dir() else 5.0
+            return watching.run(path).pause if path.is_dir() else GONE_SECONDS
 
-        return self.site.news(lambda: (places.signature(path), processes.find(path)), pause)
+        seen = request.query_params.get("seen")
+        return self.site.news(lambda: str(watching.run(path).serial), pause, seen)
 
     def charts(self, request: Request) -> Response:
         """Return the charts of a run as JSON, thinned to what a screen can show."""
         _, path = self.site.run_named(request.query_params)
-        view = self.site.watching.run(path).view
-        found = [] if view is None else [chart.to_json() for chart in view.charts]
-        return JSONResponse(found)
+        shown = self.site.watching.run(path)
+        if "charts" not in shown.parts:
+            spent, charts = time.thread_time(), shown.view.charts if shown.view else ()
+            shown.parts["charts"] = bytes(JSONResponse([chart.to_json() for chart in charts]).body)
+            shown.seconds += time.thread_time() - spent
+        return Response(shown.parts["charts"], media_type="application/json")
 
     def sample(self, request: Request) -> Response:
         """Return a picture among a run's samples."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hotloop.ui.security import Access
+    from hotloop.ui.watching import Shown
 
 ASSETS = Path(__file__).with_name("assets")
 STATIC = {
@@ -53,6 +55,14 @@ class Site:
         html = _environment().get_template(template).render(version=__version__, **common, **values)
         return HTMLResponse(html.encode("utf-8", "replace"), status)
 
+    def part(self, request: Request, shown: Shown, template: str, values: Callable[[], dict[str, Any]]) -> HTMLResponse:
+        """Return a part of a run's page, rendered once for all who watch the run."""
+        if template not in shown.parts:
+            spent = time.thread_time()
+            shown.parts[template] = bytes(self.show(request, template, **values()).body)
+            shown.seconds += time.thread_time() - spent
+        return HTMLResponse(shown.parts[template])
+
     def run_named(self, values: Mapping[str, str]) -> tuple[str, Path]:
         """Return the name and the folder of the run that a request is about.
 
@@ -62,18 +72,24 @@ class Site:
         name = values.get("run", "")
         return name, self.places.find(name)
 
-    def news(self, signature: Callable[[], Any], pause: Callable[[], float]) -> StreamingResponse:
-        """Return a stream that says ``changed`` where a signature has changed, not more often than the pause allows."""
+    def news(self, look: Callable[[], Any], pause: Callable[[], float], seen: Any = None) -> StreamingResponse:
+        """Return a stream that says ``changed`` where a look differs from the one before.
+
+        Args:
+            look: what is compared.
+            pause: how many seconds to wait before the next look.
+            seen: the look that the viewer's page was made of, which may be older than the stream.
+        """
 
         async def stream() -> AsyncIterator[bytes]:
-            known = await asyncio.to_thread(signature)
+            known = seen
             yield b"retry: 2000\n\n"
             waited = 0.0
             while not self.stopping:
                 wait = await asyncio.to_thread(pause)
                 await asyncio.sleep(wait)
                 waited += wait
-                now = await asyncio.to_thread(signature)
+                now = await asyncio.to_thread(look)
                 if now != known:
                     known, waited = now, 0.0
                     yield b"event: changed\ndata: 1\n\n"

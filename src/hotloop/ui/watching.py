@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections import OrderedDict
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 KEPT = 8
 """Runs whose documents are kept in memory, which can be a hundred megabytes each."""
-SHARE = 0.02
+SHARE = 0.04
 """Share of a core that showing a run may take while it trains: the longer its record, the rarer its page is renewed."""
-LEAST_SECONDS = 1.0
+LEAST_SECONDS = 2.0
 WHOLE_SECONDS = 5.0
 """For searches and cross-validations, whose pages are loaded as a whole."""
 
@@ -44,7 +45,9 @@ class Shown:
         done: the share of the steps that are done; None where it is not known.
         left: how long the rest will take, in words; empty where it is not known.
         saved: how many seconds the hot loop has saved, in words.
-        seconds: what it took to make this.
+        seconds: of the processor to make this, and the parts of its page.
+        serial: another number for each look at it.
+        parts: what was rendered of it, by name: the same for whoever watches it.
     """
 
     row: runs.Row
@@ -55,6 +58,8 @@ class Shown:
     left: str = ""
     saved: str = ""
     seconds: float = 0.0
+    serial: int = 0
+    parts: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
     @property
     def runs_now(self) -> bool:
@@ -67,11 +72,16 @@ class Shown:
         return max(LEAST_SECONDS if self.row.kind == runs.RUN else WHOLE_SECONDS, self.seconds / SHARE)
 
 
+_serials = itertools.count(1)
+
+
 class _Entry:
     def __init__(self, path: Path) -> None:
         self.lock = threading.Lock()
         self.follower = record.Follower(path)
         self.seen: tuple[Any, ...] = ()
+        self.known: tuple[Any, ...] = ()
+        self.made = 0.0
         self.shown: Shown | None = None
 
 
@@ -91,13 +101,23 @@ class Watching:
             while len(self._entries) > KEPT:
                 self._entries.popitem(last=False)
         with entry.lock:
-            process = processes.find(path)
-            seen = (signature(path), process)
-            if entry.shown is None or entry.seen != seen:
-                began = time.monotonic()
+            process, began = processes.find(path), time.monotonic()
+            asked = processes.asked_to_stop(path, process)
+            seen, known = (signature(path), process), (process, asked)
+            # However many watch a run, it is looked at no more often than it should be, unless somebody acts on it.
+            waits = entry.shown is not None and entry.known == known and began - entry.made < entry.shown.pause
+            if entry.shown is None or (entry.seen != seen and not waits):
+                spent = time.thread_time()
                 shown = _shown(path, process, entry.follower)
-                entry.seen, entry.shown = seen, dataclasses.replace(shown, seconds=time.monotonic() - began)
+                took, serial = time.thread_time() - spent, next(_serials)
+                entry.shown = dataclasses.replace(shown, seconds=took, serial=serial)
+                entry.seen, entry.known, entry.made = seen, known, time.monotonic()
             return entry.shown
+
+    @property
+    def list_pause(self) -> float:
+        """How many seconds should pass before the list is looked at again."""
+        return max([LEAST_SECONDS, *(one.pause for _, one in list(self._rows.values()) if one.process is not None)])
 
     def row(self, path: Path) -> Shown:
         """Return a run without its view: what lists show."""
