@@ -2,9 +2,9 @@
 
 usage: OMP_NUM_THREADS=1 python benchmarks/ui_viewers.py [SECONDS] [VIEWERS] [STEPS]
 
-A record of STEPS steps gets 20 more each second. Viewers do what the page's scripts do: they hear the stream, and ask for the parts and the curves where it says that something has changed. The cost is the CPU time of the
-server's process as a share of the time that passes. The run's own process does nothing for viewers. Goal: less than 5%
-of one core.
+A record of STEPS steps gets 20 more each second. Viewers do what the page's scripts do: they hear the stream, and ask
+for the parts and the curves where it says that something has changed. The cost is the CPU time of the server's process
+as a share of the time that passes. The run's own process does nothing for viewers. Goal: less than 5% of one core.
 """
 
 from __future__ import annotations

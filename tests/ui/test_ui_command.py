@@ -15,7 +15,7 @@ from hotloop.ui.site import STATIC, asset
 
 def ui(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "hotloop", "ui", *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "hotloop", "ui", *arguments], capture_output=True, text=True, timeout=120, check=False
     )
 
 
