@@ -178,6 +178,32 @@ def test_what_changes_in_each_step_is_declined(both):
     assert run.status().tier == "eager"
 
 
+def test_what_the_step_changes_between_two_blocks_counts_at_once(both):
+    """By a value on the host: at step 14 for the first time, after everything was proven."""
+    limit = torch.zeros(())
+
+    def body(model, x):
+        model.blocks[1].scale = 0.5 if limit.item() >= 14 else 1.0
+        return model(x)
+
+    program = training(without_drop(), 40, before=lambda number, _: limit.fill_(number), body=body)
+    captured(both, program, most=90)  # eager: 160
+
+
+def test_a_call_that_is_recorded_later_has_the_tier_proven_again(both):
+    """Layer drop has left it out until then: nothing has compared it."""
+    skips = torch.ones(())
+
+    def body(model, x):
+        for block in model.blocks if skips.item() < 0.5 else model.blocks[:2]:
+            x = block(x)
+        return model.head(x)
+
+    program = training(without_drop(), 40, before=lambda number, _: skips.fill_(number < 14), body=body)
+    run = captured(both, program, most=3 * PROVING)
+    assert len(run.told(ev.TierProven)) > 1
+
+
 class Reading(Block):
     def forward(self, x):
         return super().forward(x) if x.sum().item() < 1e9 else x

@@ -15,11 +15,13 @@ from hotloop.measure import flatten, signature
 from hotloop.step.capture.block_recording import PLAIN, BlockRecording
 from hotloop.step.capture.engines import engine_for
 from hotloop.step.capture.invariants import Frozen
+from hotloop.step.guard.compare import differences
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from hotloop.step.context import Context
+    from hotloop.step.guard.compare import Watch
 
 RECORDINGS = 4
 """Recordings of one block, at most: each holds memory."""
@@ -71,11 +73,12 @@ class Pieces:
         self._blocks, self._frozen = [], None
 
     @contextlib.contextmanager
-    def in_force(self, kind: Hashable) -> Iterator[None]:
+    def in_force(self, kind: Hashable, read: Watch) -> Iterator[None]:
         """Replay the blocks while a step of a kind runs; a call that is new is recorded beside.
 
         Args:
             kind: the key of the step's call: settings of torch's are in it, which recordings have frozen.
+            read: what the step reads in Python, as it is now. The step's own Python may change it between two blocks.
         """
         if self._frozen is None:
             known = [*self._context.holdings.parameters().values(), *self._context.holdings.buffers().values()]
@@ -84,12 +87,28 @@ class Pieces:
             self._frozen = Frozen(self._context.holdings, {})
         try:
             for block in self._blocks:
-                block.begin_step(kind)
                 set_entry(block.module, block)
+            stands = _Stands(read)  # with the entries, which are attributes too
+            for block in self._blocks:
+                block.begin_step(kind, stands)
             yield
         finally:
             for block in self._blocks:
                 set_entry(block.module, None)
+
+
+class _Stands:
+    """Returns, when it is called, whether what a step reads in Python is what it was when this was made."""
+
+    def __init__(self, read: Watch) -> None:
+        self._read = read
+        self._found = self._last = read.now()
+        self._same = True
+
+    def __call__(self) -> bool:
+        if (now := self._read.now()) is not self._last:
+            self._last, self._same = now, not differences(self._found, now)
+        return self._same
 
 
 class _Block:
@@ -105,10 +124,12 @@ class _Block:
         self.recordings: dict[Hashable, BlockRecording | None] = {}
         self.left_eager: list[str] = []
         self._kind: Hashable = None
+        self._stands: Callable[[], bool] = bool
+        """Whether what the step reads in Python is what it was when the step began."""
 
-    def begin_step(self, kind: Hashable) -> None:
+    def begin_step(self, kind: Hashable, stands: Callable[[], bool]) -> None:
         """Note that a step begins: what the last one left without a backward will get none."""
-        self._kind = kind
+        self._kind, self._stands = kind, stands
         for recording in self.recordings.values():
             if recording is not None:
                 recording.waits = False
@@ -117,7 +138,7 @@ class _Block:
         """Run the block; a call that is new is recorded beside, and runs eagerly."""
         eagerly = functools.partial(eager_call, self.module, *args, **kwargs)
         leaves, structure = flatten((args, kwargs))
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not self._stands():
             return eagerly()
         if (other := next((leaf for leaf in leaves if not self._takes(leaf)), None)) is not None:
             self._leave(f"it takes an argument of type {type(other).__name__} that no recording can hold")

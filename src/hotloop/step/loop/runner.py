@@ -90,7 +90,7 @@ class StepRunner:
             uncaptured=self._uncaptured,
             compare=self.compare,
         )
-        self.pieces = Pieces(context)
+        self.pieces, self._pieces_told = Pieces(context), False
         self._audits = 0
         self._agreed: AgreedStep | None = None
         if context.peers is not None:
@@ -164,16 +164,26 @@ class StepRunner:
             return self._without_pieces(call, tier, obstacle)
         if self.pieces.changed() or not self._auditor.is_of_now(audit):
             return self._record_anew(kind, call, tier)
-        with self.pieces.in_force(kind.key):
-            if self.code.proven(tier.base):
-                return self._checked(call, tier)
-            result = self.code.prove(call.arguments, tier)
-        if self.pieces.left_eager and not self.pieces.recordings and self.context.progress.tier == tier:
-            reason = f"no block could be captured: {self.pieces.left_eager[0]}"
-            self.context.reports.failed(step, tier, Obstacle(reason, _EAGER_BLOCKS))
-        elif self.code.proven(tier.base):
-            self.context.reports.decided(f"{step.name}: {self.pieces}", {})
+        assert audit.read is not None  # else it would not be of now
+        with self.pieces.in_force(kind.key, audit.read):
+            before, proven = self.pieces.recordings, self.code.proven(tier.base)
+            result = self._checked(call, tier) if proven else self.code.prove(call.arguments, tier)
+        self._judge_pieces(tier, before)
         return result
+
+    def _judge_pieces(self, tier: Tier, before: int) -> None:
+        """Leave the tier where no block is captured; have it proven again where the step has recorded other calls."""
+        step, reports, proven = self.step, self.context.reports, self.code.proven(tier.base)
+        if self.context.progress.tier != tier:
+            return  # the step has failed in it
+        if not self.pieces.recordings and (self.pieces.left_eager or proven):
+            why = self.pieces.left_eager or ["none ran while it was proven"]
+            reports.failed(step, tier, Obstacle(f"no block could be captured: {why[0]}", _EAGER_BLOCKS))
+        elif proven and self.pieces.recordings > before:
+            self.code.prove_again(tier.base, "another call of a block was recorded")
+        elif proven and not self._pieces_told:
+            self._pieces_told = True
+            reports.decided(f"{step.name}: {self.pieces}", {})
 
     def _without_pieces(self, call: StepCall, tier: Tier, obstacle: Obstacle) -> Any:
         self.pieces.forget()
