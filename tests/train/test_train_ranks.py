@@ -47,6 +47,8 @@ PROGRAM = """
             for name, number in (("KILL", 9), ("STOP", 2)):
                 if os.environ.get(name) == f"{fabric.global_rank}:{steps}":
                     os.kill(os.getpid(), number)
+            if "IN_THE_WAY" in os.environ:
+                pathlib.Path(os.environ["IN_THE_WAY"]).touch()
             if os.environ.get("RAISE") == f"{fabric.global_rank}:{steps}":
                 raise ValueError("broken here")
             loss = F.mse_loss(net(a), b)
@@ -171,6 +173,13 @@ def test_the_others_end_with_the_first_process(given, tmp_path):
             return
         time.sleep(0.1)
     pytest.fail("the other process lives on")
+
+
+@pytest.mark.campaign
+def test_a_full_disk_ends_all_processes(given, tmp_path):
+    folder = tmp_path / "run"
+    said = train(*given, "run.devices=2", f"run.folder={folder}", code=1, IN_THE_WAY=str(folder / "checkpoints"))
+    assert "the run is at step 12, and not all of it is on disk: no last.pt" in said
 
 
 @pytest.mark.campaign

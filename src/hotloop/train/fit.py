@@ -162,7 +162,7 @@ class _Fitting:
                 with self.account.aside():
                     self.validate()
             self.show(last=True)
-            self.checkpoints.check(self.save, self.position.step)
+            self.check_saved()
             status = "finished"
         except RunPrunedError:
             status = "pruned"
@@ -300,10 +300,21 @@ class _Fitting:
     def interrupted(self) -> Outcome:
         """Save, and say how to go on."""
         self.save(checkpoint.LAST)
-        self.checkpoints.check(self.save, self.position.step)
+        self.check_saved()
         self.display.say(f"Interrupted at step {self.position.step} of {self.total}, and saved.")
         self.display.say(f"Resume with: {self.within.resume or configure.again(self.folder)}")
         return self.outcome("interrupted")
+
+    def check_saved(self) -> None:
+        """Write the last checkpoint once more where that failed, and check that all are on disk.
+
+        Raises:
+            TrainingFailedError: one is still missing.
+        """
+        (lacks,) = self.ranks.any(self.checkpoints.lacks_last)  # all take part in a checkpoint
+        if lacks:
+            self.save(checkpoint.LAST)
+        self.checkpoints.check(self.position.step)
 
     def save(self, name: str) -> None:
         """Write a checkpoint; each process has a place of its own in the data, and random numbers of its own."""

@@ -157,7 +157,9 @@ class _Recorder(pl.callbacks.Checkpoint):
         status = "failed"
         try:
             fitter.fit(given.module, datamodule=data, ckpt_path=self.last if self.start.resume else None)
-            self.checkpoints.check(fitter.save_checkpoint, self.position.step)
+            if self.checkpoints.lacks_last:
+                fitter.save_checkpoint(checkpoint.LAST)
+            self.checkpoints.check(self.position.step)
             status = "finished"
         except _StoppedError:
             status = "interrupted"

@@ -67,22 +67,21 @@ class Checkpoints:
     def is_due(self, step: int) -> bool:
         """Return whether it is time for the last checkpoint: by steps, by minutes, or to try again after a failure."""
         since = time.monotonic() - self._tried
-        again = checkpoint.LAST in self._failed and since >= RETRY_SECONDS
+        again = self.lacks_last and since >= RETRY_SECONDS
         by_clock = self._minutes is not None and since >= 60 * self._minutes
         return again or by_clock or (self._every is not None and step % self._every == 0)
 
-    def check(self, save: Callable[[str], None], step: int) -> None:
-        """Check at the end of a run that its checkpoints are on disk.
+    @property
+    def lacks_last(self) -> bool:
+        """Whether the last checkpoint could not be written: whoever ends the run writes it once more."""
+        return checkpoint.LAST in self._failed
 
-        Args:
-            save: writes the checkpoint of a name; called for the last one if it is missing.
-            step: that the run ends at.
+    def check(self, step: int) -> None:
+        """Check at the end of a run, at a step, that its checkpoints are on disk.
 
         Raises:
             TrainingFailedError: a checkpoint is still missing; the message says which state is on disk.
         """
-        if checkpoint.LAST in self._failed:
-            save(checkpoint.LAST)
         if not self._failed or not self._strict:
             return
         states = [self._state(checkpoint.LAST)]
