@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
@@ -83,14 +84,19 @@ class Pieces:
         if self._frozen is None:
             known = [*self._context.holdings.parameters().values(), *self._context.holdings.buffers().values()]
             blocks = blocks_of(self._context.compiled.models.values())
+            counts = collections.Counter(id(part) for one in blocks for part in one.modules())
             self._blocks = [_Block(one, self._context.device, known) for one in blocks if get_entry(one) is None]
+            for block in self._blocks:
+                block.inside = {id(part) for part in block.module.modules() if counts[id(part)] == 1}
+                block.inside.discard(id(block.module))
             self._frozen = Frozen(self._context.holdings, {})
         try:
             for block in self._blocks:
                 set_entry(block.module, block)
             stands = _Stands(read)  # with the entries, which are attributes too
+            owners = {id(holder.owner) for holder in read.reads.holders.values()}
             for block in self._blocks:
-                block.begin_step(kind, stands)
+                block.begin_step(kind, stands, heard=not owners.isdisjoint(block.inside))
             yield
         finally:
             for block in self._blocks:
@@ -117,19 +123,23 @@ class _Block:
     Attributes:
         recordings: by key; None for a call that cannot be recorded.
         left_eager: why calls were not recorded.
+        inside: the modules in it that are in no other block, by identity.
     """
 
     def __init__(self, module: torch.nn.Module, device: torch.device, known: list[torch.Tensor]) -> None:
         self.module, self._device, self._known = module, device, known
         self.recordings: dict[Hashable, BlockRecording | None] = {}
         self.left_eager: list[str] = []
+        self.inside: set[int] = set()
         self._kind: Hashable = None
+        self._heard = False
+        """Whether it ran in the audit, so that what it reads in Python is watched."""
         self._stands: Callable[[], bool] = bool
         """Whether what the step reads in Python is what it was when the step began."""
 
-    def begin_step(self, kind: Hashable, stands: Callable[[], bool]) -> None:
+    def begin_step(self, kind: Hashable, stands: Callable[[], bool], *, heard: bool) -> None:
         """Note that a step begins: what the last one left without a backward will get none."""
-        self._kind, self._stands = kind, stands
+        self._kind, self._stands, self._heard = kind, stands, heard
         for recording in self.recordings.values():
             if recording is not None:
                 recording.waits = False
@@ -142,6 +152,9 @@ class _Block:
             return eagerly()
         if (other := next((leaf for leaf in leaves if not self._takes(leaf)), None)) is not None:
             self._leave(f"it takes an argument of type {type(other).__name__} that no recording can hold")
+            return eagerly()
+        if not self._heard:
+            self._leave("it did not run in the step that was observed")
             return eagerly()
         key = (self._kind, signature(args, kwargs), *self._modes())
         if key not in self.recordings:
