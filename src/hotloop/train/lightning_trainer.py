@@ -67,7 +67,7 @@ def completed(progress: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_no_restart(trainer: pl.Trainer) -> None:
-    """Have the Trainer go on as from an epoch of its own. Its setter turns False into True where it has max_steps."""
+    """Let the Trainer go on as from an epoch of its own. Its setter turns False into True where it has max_steps."""
     _Loop.restarting.fset(trainer.fit_loop, False)  # type: ignore[attr-defined]
 
 

@@ -84,7 +84,7 @@ class TrainingPages:
         return drafts.of(form, self.site.probe.answer()["components"])
 
     def _check_program(self, draft: Draft) -> None:
-        """Have a program's own validators judge its settings, where its file is run anyway."""
+        """Let a program's own validators judge its settings, where its file is run anyway."""
         code, _, err = processes.ask([draft.verb, *draft.overrides, "--show"], CHECK_SECONDS)
         if code:
             draft.blame(err.strip()[-4000:] or f"The program ended with exit code {code}")
