@@ -228,7 +228,7 @@ def get(preset: str | Preset) -> Preset:
     if name not in PRESETS and name.replace("_", "-") in PRESETS:
         name = name.replace("_", "-")
     # These are values of a Loop's ``run=``, and no presets.
-    if name in ("auto", "eager", "channels_last", "pieces", "regional", "full", "autotune") or name.endswith("+graph"):
+    if name in ("auto", "eager", "channels_last", "regional", "full", "autotune") or name.endswith("+graph"):
         raise ConfigError(
             f"preset {preset!r} does not exist: it says how a hotloop.Loop runs steps, Loop(model, optimizer, "
             f"run={name!r}); to compile in place expected one of {', '.join(sorted(NAMES))}"

@@ -121,14 +121,3 @@ def test_what_a_layout_took_says_nothing_of_a_step_that_is_captured_as_it_is():
 def test_beside_compiled_code_a_layout_promises_nothing():
     compiled = Facts(device="cuda", eager_seconds=0.04, measured={"full+graph": 0.015})
     assert step_range("channels_last+graph", compiled).expected == pytest.approx(0.015 * 1.3)
-
-
-def test_captured_blocks_save_what_the_device_waits_for_launches_and_compiled_code_says_nothing_of_that():
-    facts = Facts(device="cuda", eager_seconds=0.04)
-    assert expect("pieces", facts).step_seconds == pytest.approx(0.04 * 0.7)
-    assert expect("pieces", facts).by_steps
-    compiled = dataclasses.replace(facts, measured={"full": 0.02})
-    assert expect("pieces", compiled).step_seconds == pytest.approx(0.04 * 0.7)
-    tried = dataclasses.replace(facts, measured={"pieces": 0.01})
-    assert expect("full", tried).step_seconds == expect("full", facts).step_seconds
-    assert expect("pieces", dataclasses.replace(facts, launch_bound=0.0)).step_seconds == pytest.approx(0.04)

@@ -55,14 +55,14 @@ class Prior:
 CAPTURED = Range(0.0, 0.3, 0.9)
 """Share of the eager step in which the device waits for launches; measured 0.89, 0.61, 0.03, 0.01, 0.05."""
 
-CHANNELS_LAST, PIECES = "channels_last", "pieces"
+CHANNELS_LAST = "channels_last"
 
 CUDA: Mapping[str, Prior] = {
     "eager+graph": Prior(
         gain=Range(0.98, 1.0, 1.02), prepare=Range(0.1, 0.3, 0.9), swap=None, chance=0.95, rows="eager + graph"
     ),
     # Measured on 2026-11-25 (one H100, torch 2.11, bfloat16): 1.63 and 1.67 times faster than the captured step. The
-    # proofs in both layouts, which run on the host for the most part, took 3 to 6 s.
+    # proofs in both layouts run on the host for the most part; with the audit they took ResNet-50 about 3 s.
     CHANNELS_LAST: Prior(
         gain=Range(0.9, 1.4, 1.7), prepare=Range(1.5, 4.0, 8.0), swap=None, chance=0.8, rows="inception, resnet-50"
     ),
@@ -104,8 +104,6 @@ CUDA: Mapping[str, Prior] = {
         chance=0.5,
         rows="tiny: Inductor + CUDA graphs, shape padding, max_autotune, dynamic; xlmr: over 200 s",
     ),
-    # Not measured yet: it saves the launches of the blocks, and copies what goes in and out of them.
-    PIECES: Prior(gain=Range(0.9, 1.0, 1.0), prepare=Range(0.3, 1.5, 4.0), swap=None, chance=0.6, rows="none: a guess"),
 }
 
 CPU: Mapping[str, Prior] = {
@@ -127,7 +125,7 @@ CPU: Mapping[str, Prior] = {
 
 _PROOF_STEPS = 4
 _PROOF_STEPS_OF_LAYOUT = 10
-"""Before the steps of a capture, or with captured blocks: an audit, and three steps rehearsed, run so, and eagerly."""
+"""Before the steps of a capture: an audit, and three steps that are rehearsed, run so, and run eagerly."""
 _SECONDS_A_BYTE = 0.2e-9
 """What copying and comparing adds to the proofs of a captured step, for each byte of parameters and optimizer state.
 On an H200, XLM-R base (3.3 GB) took 0.9 to 1.0 s to prepare, and 1.4 s when its noise had to be measured twice."""
@@ -166,9 +164,6 @@ def step_range(tier: str, facts: Facts) -> Range:
     priors, eager = facts.priors, facts.eager_seconds
     gain, graph = priors[tier].gain, tier.endswith("+graph")
     measured = [name for name in priors if name in facts.measured and name.endswith("+graph") == graph]
-    if tier == PIECES:  # what compiled code or a layout gains says nothing of launches
-        measured = []
-    measured = [name for name in measured if name != PIECES]
     if tier.startswith("eager"):  # how much the layout gave away is not known
         measured = [name for name in measured if not name.startswith(CHANNELS_LAST)]
     if measured:
@@ -185,7 +180,7 @@ def step_range(tier: str, facts: Facts) -> Range:
             base * known / max(known, gain.high), base * known / gain.expected, base * known / min(known, gain.low)
         )
     waiting = Range(0.0, 0.0, 0.0)
-    if graph or tier == PIECES:
+    if graph:
         share = number(facts.launch_bound)
         waiting = CAPTURED if share is None else Range(*(min(0.95, share + slack) for slack in (-0.05, 0.0, 0.05)))
     return Range(
@@ -208,12 +203,12 @@ def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | Non
         return None
     # The tiers compile the same code: how long one compile of the program took tells how long the others will take.
     layout = tier.startswith(CHANNELS_LAST)
-    nothing_compiled = layout or tier in ("eager+graph", PIECES)
+    nothing_compiled = layout or tier == "eager+graph"
     slower = 1.0 if nothing_compiled else max(1.0, number(facts.slower) or 1.0)
     expected = slower * prior.prepare.expected
     prepare = Range(prior.prepare.low, expected, max(prior.prepare.high, expected))
     stall = prior.swap if background and prior.swap is not None else prepare
-    proof = (_PROOF_STEPS_OF_LAYOUT if layout or tier == PIECES else _PROOF_STEPS) * facts.eager_seconds
+    proof = (_PROOF_STEPS_OF_LAYOUT if layout else _PROOF_STEPS) * facts.eager_seconds
     step = step_range(tier, facts)
     copies, again = 0.0, proof
     if tier.endswith("+graph"):

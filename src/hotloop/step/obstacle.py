@@ -14,7 +14,6 @@ class Obstacle:
     """The reason why a step cannot be captured, the user's line, and how to change it.
 
     ``not_repeatable``: the step's Python must run exactly once per step, so a proof cannot run it a second time.
-    ``spares_blocks``: only a recording of the whole step meets it, so blocks beside it may be captured one by one.
     """
 
     reason: str
@@ -22,7 +21,6 @@ class Obstacle:
     file: str | None = None
     line: int | None = None
     not_repeatable: bool = False
-    spares_blocks: bool = False
 
     @property
     def source(self) -> str:

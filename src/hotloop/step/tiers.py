@@ -11,12 +11,10 @@ from hotloop.errors import ConfigError
 
 GRAPH = "+graph"
 CHANNELS_LAST = "channels_last"
-PIECES = "pieces"
 BASES: dict[str, dict[str, Any]] = {
     "eager": {},
     "as-given": {},
     CHANNELS_LAST: {},
-    PIECES: {},
     "regional": {"preset": "default", "regions": "blocks"},
     "full": {"preset": "default", "regions": "whole"},
     "autotune": {"preset": "max-autotune-no-cudagraphs", "regions": "whole"},
@@ -27,7 +25,7 @@ NAMED = (
     *("regional", "regional+graph", "full", "full+graph", "autotune+graph"),
 )
 """The tiers that `run="auto"` chooses among; on a CPU only those without a graph."""
-ASKED = (*NAMED[:-1], "autotune", NAMED[-1], PIECES)
+ASKED = (*NAMED[:-1], "autotune", NAMED[-1])
 """The tiers that a setting may name; ``auto`` prepares autotuned code for a graph only."""
 
 
@@ -48,7 +46,7 @@ class Tier:
     @property
     def compiles(self) -> bool:
         """Whether hotloop compiles the model for this tier."""
-        return self.base not in ("eager", "as-given", CHANNELS_LAST, PIECES)
+        return self.base not in ("eager", "as-given", CHANNELS_LAST)
 
     @property
     def channels_last(self) -> bool:
@@ -56,14 +54,9 @@ class Tier:
         return self.base == CHANNELS_LAST
 
     @property
-    def pieces(self) -> bool:
-        """Whether the models' repeated blocks are captured one by one in this tier."""
-        return self.base == PIECES
-
-    @property
     def other_kernels(self) -> bool:
-        """Whether steps run by other code than the models' as given, which may round otherwise and has to be proven."""
-        return self.compiles or self.channels_last or self.pieces
+        """Whether steps run by other kernels than the models' as given, which round otherwise and have to be proven."""
+        return self.compiles or self.channels_last
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -121,10 +114,6 @@ def parse(name: str) -> Tier:
         ConfigError: there is no such tier or preset.
     """
     base, plus, rest = name.strip().lower().partition(GRAPH)
-    if base == PIECES and plus:
-        raise ConfigError(
-            f"run {name!r}: blocks are captured one by one where the whole step cannot be: run={PIECES!r}"
-        )
     if not rest and base in BASES:
         return Tier(base, bool(plus))
     if not rest:

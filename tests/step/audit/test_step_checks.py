@@ -45,12 +45,12 @@ def minibatches(device, steps=20, *, continuous):
         yield [one.to(device) for one in (torch.randn(6, 8, generator=draws), action, *floats)]
 
 
-def ppo(*, continuous, **settings):
+def ppo(*, continuous, checks="skip"):
     def program(run):
         agent = Agent(continuous).to(run.device)
         optimizer = torch.optim.Adam(agent.parameters(), lr=2**-8, eps=1e-5, fused=True)
 
-        @run.loop(agent, optimizer, **settings).step
+        @run.loop(agent, optimizer, checks=checks).step
         def train_step(x, action, old_log_prob, advantage, returned):
             log_prob, entropy, value = agent.get_action_and_value(x, action)
             ratio = (log_prob - old_log_prob).exp()
@@ -92,7 +92,7 @@ def clipping(*, spoilt=(), **settings):
         model = Classifier().to(run.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
 
-        @run.loop(model, optimizer, **settings).step
+        @run.loop(model, optimizer, checks="skip", **settings).step
         def train_step(x, y):
             loss = F.cross_entropy(model(x), y)
             loss.backward()
@@ -156,7 +156,7 @@ def test_a_distribution_from_before_the_step_checks_again_outside_of_it(both):
         zero, one = torch.zeros((), device=run.device), torch.ones((), device=run.device)
         prior = Normal(zero, one, **CHECKED)
 
-        @run.loop(model, optimizer).step
+        @run.loop(model, optimizer, checks="skip").step
         def train_step(x, y):
             loss = F.cross_entropy(model(x), y) - 0.01 * prior.log_prob(model.head.weight).mean()
             loss.backward()
@@ -208,7 +208,7 @@ def test_compiled_code_keeps_its_checks(both):
         model = Policy().to(run.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
 
-        @run.loop(model, optimizer).step
+        @run.loop(model, optimizer, checks="skip").step
         def train_step(x, action):
             loss = -model(x, action).mean()
             loss.backward()
@@ -232,7 +232,7 @@ def test_a_condition_on_a_tensor_that_transformers_checks_is_left_out(both):
         model = Classifier().to(run.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
 
-        @run.loop(model, optimizer).step
+        @run.loop(model, optimizer, checks="skip").step
         def train_step(x, y):
             torch_compilable_check(x.isfinite().all(), "not finite")
             loss = F.cross_entropy(model(x), y)
@@ -246,6 +246,34 @@ def test_a_condition_on_a_tensor_that_transformers_checks_is_left_out(both):
         return model, optimizer
 
     both.equal(program, exact=True)
+
+
+def test_by_default_torchs_functions_stay_as_they_are_and_a_try_in_the_step_is_right(both):
+    """Compiled code around a check is guarded on torch's function, and who catches a check's error relies on it."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            assert nn.utils.clip_grad._get_total_norm is kept
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            try:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+                optimizer.step()
+            except RuntimeError:
+                pass  # a spoilt batch is left out
+            optimizer.zero_grad()
+            return loss
+
+        for number, (x, y) in enumerate(batches(run.device, 20)):
+            run.note(train_step(x.fill_(float("nan")) if number == 12 else x, y))
+        return model, optimizer
+
+    kept = nn.utils.clip_grad._get_total_norm
+    both.declines(program, reason="read on the host", hint='checks="skip"')
 
 
 def test_a_setting_that_does_not_exist_is_named():

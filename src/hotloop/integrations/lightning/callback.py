@@ -323,8 +323,8 @@ class HotLoop(pl.Callback):
         if self._tier is None:
             if not settings and not stage.given:
                 stage.hints.append('HotLoop(run="default") compiles in place, without measuring whether that pays')
-        elif (self._tier.graph or self._tier.channels_last or self._tier.pieces) and stage.name == "fit":
-            what = "laid out" if self._tier.channels_last and not self._tier.graph else "captured"
+        elif (self._tier.graph or self._tier.channels_last) and stage.name == "fit":
+            what = "captured" if self._tier.graph else "laid out"
             self._in_place.decided(f"run={self.run!r}: no loop owns the step, so it is not {what}", logging.WARNING)
 
     def _pause_for_statistics(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

@@ -75,7 +75,7 @@ class HotLoop(TrainerCallback):
         look: bool = True,
         buckets: Mapping[str, Pad] | None = None,
         sentinel: float | None = SHARE,
-        checks: Literal["skip", "keep"] = "skip",
+        checks: Literal["skip", "keep"] = "keep",
         record: str | os.PathLike[str] | None = None,
         **unknown: Any,
     ) -> None:
@@ -243,8 +243,8 @@ class HotLoop(TrainerCallback):
         elif self.tier is None:
             hint = f"{hint}; HotLoop(run='default') compiles in place in any case"
             kept.differs(f"run='auto': eager, with nothing measured: {why}", hint)
-        elif self.tier.graph or self.tier.channels_last or self.tier.pieces:
-            what = "laid out" if self.tier.channels_last and not self.tier.graph else "captured"
+        elif self.tier.graph or self.tier.channels_last:
+            what = "captured" if self.tier.graph else "laid out"
             runs = self.tier.base if self.tier.compiles else "eager"
             kept.differs(f"run={self.run!r}: no step is {what}, it runs {runs}: {why}", hint)
 

@@ -166,10 +166,11 @@ class StepAuditor:
         if waits and not looked.seen.stepped and looked.gradients == self._gradients():
             obstacles.append(Obstacle(_WAITS, _BACKWARD))
         if any(isinstance(leaf, float | complex) for leaf in leaves):
-            why = "the step returns a Python number, which a replay would repeat"
-            obstacles.append(Obstacle(why, "return a tensor instead", spares_blocks=True))
+            obstacles.append(
+                Obstacle("the step returns a Python number, which a replay would repeat", "return a tensor instead")
+            )
         if what := not_copied(looked.result, (*flatten((args, kwargs))[0], *self._context.parts.modules())):
-            obstacles.append(Obstacle(f"the step returns {what}: {_OVERWRITTEN}", _PLAIN, spares_blocks=True))
+            obstacles.append(Obstacle(f"the step returns {what}: {_OVERWRITTEN}", _PLAIN))
         return obstacles
 
     @uninterrupted
@@ -326,7 +327,7 @@ class StepAuditor:
         moved = self._program.rng_usage.own(RandomState([self._program.device]).moved_since(before))
         numpys = " (or another thread does)" if other_threads() else ""
         return [
-            Obstacle(f"the step draws from {name}{numpys if name == NUMPY else ''}", how, spares_blocks=True)
+            Obstacle(f"the step draws from {name}{numpys if name == NUMPY else ''}", how)
             for name in moved
             if name in hosts
         ]

@@ -303,8 +303,7 @@ class OpTrace:
         found = self.seen.obstacles if among is None else among
         file, line = place or (None, None)
         if all((one.file, one.line) != (file, line) for one in found):
-            # Around blocks that are captured a step runs eagerly: all this goes on there, if it may be done twice.
-            found.append(Obstacle(reason, hint, file, line, not_repeatable, spares_blocks=not not_repeatable))
+            found.append(Obstacle(reason, hint, file, line, not_repeatable))
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:

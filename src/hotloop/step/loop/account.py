@@ -264,9 +264,7 @@ class Account:
         compiled, policy = loop.context.compiled, loop.policy
         found: dict[str, Any] = compiled.status().to_dict()["components"]
         start = policy.start
-        if compiled.given or (
-            not policy.chooses and (start.compiles or not (start.graph or start.channels_last or start.pieces))
-        ):
+        if compiled.given or (not policy.chooses and (start.compiles or not (start.graph or start.channels_last))):
             return found
         asked = {"requested": policy.asked, "running": tier}
         if not Tier(tier.removesuffix(GRAPH)).compiles:

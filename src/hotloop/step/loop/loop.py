@@ -97,8 +97,9 @@ class Loop:
         workload: ``module:function`` or ``file.py:function`` that makes the program anew, for the background compile.
         sentinel: the share of time that it may cost to run a compiled or captured step eagerly as well, now and then,
             and compare; 0 or None for none.
-        checks: ``"skip"`` records a step without the checks of libraries that read on the host only to raise
-            (`torch.distributions`, ``error_if_nonfinite``); proofs and the sentinel make them. ``"keep"`` declines it.
+        checks: ``"keep"`` captures no step that holds a check of a library that reads on the host only to raise
+            (`torch.distributions`, ``error_if_nonfinite``). ``"skip"`` records it without: proofs and the sentinel make
+            the checks, and a step that relies on their errors goes wrong between these.
         record: a folder in which the run record is written as the run goes; without one it is kept in memory. Of
             several processes each but the first writes into a folder of its own in it, ``rank-1`` and so on.
 
@@ -124,7 +125,7 @@ class Loop:
         shapes: int | None = None,
         workload: str | None = None,
         sentinel: float | None = SHARE,
-        checks: Literal["skip", "keep"] = "skip",
+        checks: Literal["skip", "keep"] = "keep",
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
         models = named("model", model, torch.nn.Module)

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop import events as ev
 from hotloop.interrupts import uninterrupted
 from hotloop.measure import flatten
 from hotloop.step.audit.argument_gradients import gradients_of
 from hotloop.step.audit.auditor import StepAuditor
 from hotloop.step.calls.shapes import Shapes
-from hotloop.step.capture.pieces import Pieces
 from hotloop.step.context import DecoratedStep
 from hotloop.step.layout import channels_last
 from hotloop.step.loop.agreed import AgreedStep
 from hotloop.step.loop.call_kind import StepCall
 from hotloop.step.loop.capturing import Capturing
-from hotloop.step.obstacle import CandidateFailedError, Obstacle
+from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.policy.lookahead import worth_a_compile
 from hotloop.step.prove.code_proofs import CodeProofs
 from hotloop.step.prove.graph_proofs import GraphProofs
@@ -37,11 +35,11 @@ if TYPE_CHECKING:
     from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
     from hotloop.step.context import Context
     from hotloop.step.loop.call_kind import CallKind
+    from hotloop.step.obstacle import Obstacle
     from hotloop.step.prove.attribution import Disagreement
     from hotloop.step.prove.graph_proofs import Recorded
     from hotloop.step.tiers import Tier
 
-_EAGER_BLOCKS = "mend what the reason names in the blocks, or train on without this tier"
 AUDITS = 2
 """Audits of a step before it is taken for one whose Python must run exactly once."""
 
@@ -90,7 +88,6 @@ class StepRunner:
             uncaptured=self._uncaptured,
             compare=self.compare,
         )
-        self.pieces, self._pieces_told = Pieces(context), False
         self._audits = 0
         self._agreed: AgreedStep | None = None
         if context.peers is not None:
@@ -126,11 +123,11 @@ class StepRunner:
             context.reports.failed(step, tier.without_graph(), asks)
             return step.eagerly(run)
         unproven = tier.other_kernels and not self.code.proven(tier.base)
-        if not (tier.graph or tier.pieces or unproven):
+        if not tier.graph and not unproven:
             return self._compiled(call, tier, signature)
         kind = self.capturing.kind_of(signature, call.leaves)
-        if unproven or tier.pieces:
-            return self._in_pieces(kind, call, tier) if tier.pieces else self._towards_code(kind, call, tier)
+        if unproven:
+            return self._towards_code(kind, call, tier)
         return self.capturing.run(kind, call, tier)
 
     def _towards_code(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
@@ -149,60 +146,6 @@ class StepRunner:
         if self.shapes.may_compile(tier.base, kind.signature):
             return self.code.prove(call.arguments, tier)
         return step.eagerly(call.run)
-
-    # -- blocks that are captured ------------------------------------------------------------------------------------
-
-    def _in_pieces(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
-        """Run the step with its blocks captured, or on the way to that: audited first, then run both ways."""
-        step, audit = self.step, kind.audit
-        if kind.calls <= 1 or self.capturing.must_wait():  # a first call sets up what others find
-            return step.eagerly(call.run)
-        if audit is None:
-            self.code.forget(tier.base)  # its kind of call records blocks of its own, which have to be proven
-            return self.capturing.audit(kind, call)
-        if obstacle := next((one for one in audit.obstacles if not one.spares_blocks), None):
-            return self._without_pieces(call, tier, obstacle)
-        if self.pieces.changed() or not self._auditor.is_of_now(audit):
-            return self._record_anew(kind, call, tier)
-        assert audit.read is not None  # else it would not be of now
-        with self.pieces.in_force(kind.key, audit.read):
-            before, proven = self.pieces.recordings, self.code.proven(tier.base)
-            result = self._checked(call, tier) if proven else self.code.prove(call.arguments, tier)
-        self._judge_pieces(tier, before)
-        return result
-
-    def _judge_pieces(self, tier: Tier, before: int) -> None:
-        """Leave the tier where no block is captured; have it proven again where the step has recorded other calls."""
-        step, reports, proven = self.step, self.context.reports, self.code.proven(tier.base)
-        if self.context.progress.tier != tier:
-            return  # the step has failed in it
-        if not self.pieces.recordings and (self.pieces.left_eager or proven):
-            why = self.pieces.left_eager or ["none ran while it was proven"]
-            reports.failed(step, tier, Obstacle(f"no block could be captured: {why[0]}", _EAGER_BLOCKS))
-        elif proven and self.pieces.recordings > before:
-            self.code.prove_again(tier.base, "another call of a block was recorded")
-        elif proven and not self._pieces_told:
-            self._pieces_told = True
-            reports.decided(f"{step.name}: {self.pieces}", {})
-
-    def _without_pieces(self, call: StepCall, tier: Tier, obstacle: Obstacle) -> Any:
-        self.pieces.forget()
-        self.context.reports.failed(self.step, tier, obstacle)
-        return self.step.eagerly(call.run)
-
-    def _record_anew(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
-        """Forget what was recorded of the blocks, since the step reads something else now; too often is for good."""
-        what = "what the captured blocks rest on"
-        self.pieces.forget()
-        self.code.forget(tier.base)
-        self._auditor.look_again()
-        self._rescue.look_again()
-        step = self.context.progress.steps
-        self.context.reports.emit(ev.CaptureDropped(step=step, function=self.step.name, reason=what))
-        if kind.drop(step, what):
-            hint = "keep constant what the model reads in Python, or change it less often"
-            return self._without_pieces(call, tier, Obstacle(f"{what} changes again and again", hint))
-        return self.capturing.audit(kind, call)
 
     def _audit(self, kind: CallKind, call: StepCall) -> Any:
         """Audit the step, whatever was seen of it before."""
@@ -229,10 +172,6 @@ class StepRunner:
             if another_trains(self.context):
                 return self.step.eagerly(call.run)
             return self.code.prove(call.arguments, tier)
-        return self._checked(call, tier)
-
-    def _checked(self, call: StepCall, tier: Tier) -> Any:
-        """Run the step in a tier that is proven; now and then eagerly as well, for the sentinel."""
         if self.capturing.check_due():
             return self.compare(
                 None,
@@ -296,18 +235,6 @@ class StepRunner:
             self.context.reports.failed(self.step, tier.without_graph(), disagreement.obstacle)
 
     # -- for the loop, and for the agreement of several processes ---------------------------------------------------
-
-    def release(self, tier: Tier) -> None:
-        """Let go of what was captured in a tier."""
-        self.capturing.release(tier.base)
-        if tier.pieces:
-            self.pieces.forget()
-            self.code.forget(tier.base)
-
-    def forget_recordings(self) -> None:
-        """Let go of everything that was captured."""
-        self.capturing.forget_recordings()
-        self.pieces.forget()
 
     def _audit_agreed(self, signature: Signature, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """Audit the step in the same call in all processes."""

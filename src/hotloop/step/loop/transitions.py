@@ -35,9 +35,7 @@ class Transitions:
         self.policy = policy
         progress = context.progress
         progress.tier = policy.start
-        progress.may_capture = context.engine is not None and (
-            policy.chooses or policy.start.graph or policy.start.pieces
-        )
+        progress.may_capture = context.engine is not None and (policy.chooses or policy.start.graph)
 
     def apply(self, actions: Sequence[Action]) -> None:
         """Do what the policy has decided, in order."""
@@ -55,7 +53,7 @@ class Transitions:
                 self.try_tier(action.tier)
             elif isinstance(action, Release):
                 for runner in self._runners:
-                    runner.release(action.tier)
+                    runner.capturing.release(action.tier.base)
                 if not self._context.progress.tier.graph:
                     self._optimizers.return_step_counts()
 
@@ -83,7 +81,7 @@ class Transitions:
     def forget_recordings(self) -> None:
         """Let go of everything that was captured."""
         for runner in self._runners:
-            runner.forget_recordings()
+            runner.capturing.forget_recordings()
         self._optimizers.return_step_counts()
 
     @uninterrupted
@@ -95,4 +93,4 @@ class Transitions:
         progress.in_trial = progress.preparing = False
         self._context.compiled.remove()
         for runner in self._runners:
-            runner.forget_recordings()
+            runner.capturing.forget_recordings()

@@ -239,7 +239,7 @@ class Auto:
 
     def _release(self, tier: Tier) -> list[Action]:
         """Free the memory of recordings that are not replayed any more; they would be proven anew."""
-        if not tier.graph and not tier.pieces:
+        if not tier.graph:
             return []
         self.candidates.proven.discard(tier.name)
         return [Release(tier)]
@@ -288,7 +288,6 @@ class Auto:
     def declined(self, tier: Tier, obstacle: Obstacle) -> list[Action]:
         """Leave a tier that cannot run: a captured one for its code without a graph, or for the models as given."""
         candidates, reason = self.candidates, str(obstacle)
-        candidates.spares_blocks |= tier.graph and obstacle.spares_blocks
         candidates.decline(tier.name, reason)
         if not tier.graph:  # the code itself is wrong or fails, captured or not
             candidates.declined.add(tier.name + "+graph")

@@ -10,7 +10,7 @@ from hotloop.cache import BackgroundCompile, BackgroundUnavailableError, Done, R
 from hotloop.decide import expect
 from hotloop.step.policy import history_store
 from hotloop.step.policy.history_store import Child
-from hotloop.step.tiers import CHANNELS_LAST, PIECES
+from hotloop.step.tiers import CHANNELS_LAST
 
 if TYPE_CHECKING:
     from hotloop.decide import Facts, Option
@@ -74,7 +74,7 @@ class Background:
         """Return whether a child could compile for a tier."""
         base = name.removesuffix("+graph")
         if (
-            base in ("eager", "as-given", CHANNELS_LAST, PIECES)
+            base in ("eager", "as-given", CHANNELS_LAST)
             or base in self._ready
             or self.unavailable
             or self.tier is not None

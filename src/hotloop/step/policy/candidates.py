@@ -10,7 +10,7 @@ import torch
 from hotloop.decide import Facts, Option, expect
 from hotloop.measure import machine
 from hotloop.step import layout
-from hotloop.step.tiers import NAMED, PIECES, parse
+from hotloop.step.tiers import NAMED, parse
 
 if TYPE_CHECKING:
     from hotloop.decide import Speeds
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _EARLY = 0.8
 """Share of an eager step within which a host is done well before the device; chosen, not measured."""
-TRIES_PIECES = False
-"""Whether `auto` tries captured blocks. Not yet: no GPU has run them, only the stand-in; they are for who asks."""
 _DECLINES = 2
 """Runs that declined a tier before further runs leave it alone."""
 
@@ -40,8 +38,6 @@ class Candidates:
         self.proven: set[str] = {context.base_tier.name}
         self.declined: set[str] = set()
         self.host_shares: list[float] = []
-        self.spares_blocks = False
-        """A capture of the whole step was declined for something that leaves its blocks free to be captured."""
 
     def decline(self, name: str, reason: str) -> None:
         """Leave a tier out from now on, and note why for later runs."""
@@ -71,7 +67,7 @@ class Candidates:
             if name == in_force or name in self.declined or self._history.program.declines[name] >= _DECLINES:
                 continue
             for option in self._options_of(name, facts, paired):
-                needs_graph = (name.endswith("+graph") or name == PIECES) and name not in self.proven
+                needs_graph = name.endswith("+graph") and name not in self.proven
                 options.append(dataclasses.replace(option, memory_bytes=graph_bytes) if needs_graph else option)
         return options
 
@@ -84,15 +80,9 @@ class Candidates:
         engine = self._context.engine
         if engine is None or layout.why_not(self._context.parts.modules()):
             names = [name for name in names if not parse(name).channels_last]
-        if engine is not None and not as_given and self._context.compiled.in_blocks and self._has_pieces():
-            names.append(PIECES)
         if engine is None:
             return [name for name in names if not parse(name).graph]
         return [name for name in names if engine.kernels or not (parse(name).graph and parse(name).makes_kernels)]
-
-    def _has_pieces(self) -> bool:
-        """Return whether the blocks may be captured where the whole step cannot, as found here or by an earlier run."""
-        return TRIES_PIECES and (self.spares_blocks or PIECES in self._history.program.ratios)
 
     def _options_of(self, name: str, facts: Facts, paired: str | None) -> list[Option]:
         rejected = self._speeds.rejected_at(name)

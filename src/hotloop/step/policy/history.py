@@ -26,7 +26,7 @@ _WORST_AGAIN = 2.0
 
 def _is_new(name: str) -> bool:
     """Return whether each run pays for a tier anew, since nothing of it is kept."""
-    return name.endswith("eager+graph") or parse(name).channels_last or parse(name).pieces
+    return name.endswith("eager+graph") or parse(name).channels_last
 
 
 class History:

@@ -44,7 +44,7 @@ def policy_for(context: Context, run: str | Preset) -> Policy:
         if given or tier.base == "as-given":
             tier = dataclasses.replace(context.base_tier, graph=tier.graph)
         _check_capture(context, run, tier)
-        tier = _check_pieces(context, run, _check_layout(context, tier))
+        tier = _check_layout(context, tier)
     if context.peers is not None:
         tier = _agreed(context, tier, context.peers.size)
         if tier.compiles:  # else nothing is agreed on, and a single process may have a loop
@@ -77,24 +77,6 @@ def _check_layout(context: Context, tier: Tier) -> Tier:
     return below
 
 
-def _check_pieces(context: Context, run: str, tier: Tier) -> Tier:
-    """Return the tier, or the one of the models as given where no block can be captured, and say why.
-
-    Raises:
-        ConfigError: nothing can be captured where the model is.
-    """
-    if not tier.pieces:
-        return tier
-    if context.engine is None:
-        raise ConfigError(f"run {run!r}: blocks can be captured on a GPU only, and the model is on {context.device}")
-    if context.compiled.in_blocks:
-        return tier
-    why = "the models have no repeated blocks"
-    context.reports.decided(f"{tier.name}: {why}: steps run {context.base_tier.name}", {})
-    _log.warning("run=%r: %s: steps run %s", tier.name, why, context.base_tier.name)
-    return context.base_tier
-
-
 def _agreed(context: Context, tier: Tier | None, processes: int) -> Tier:
     """Return the tier that several processes can agree on, and say what they leave out."""
     decided, base = context.reports.decided, context.base_tier
@@ -113,9 +95,6 @@ def _agreed(context: Context, tier: Tier | None, processes: int) -> Tier:
         how = "this layout is proven in one alone: call model.to(memory_format=torch.channels_last) before"
         decided(f"{tier.name}: {several}, and {how}", {})
         tier = dataclasses.replace(base, graph=tier.graph)
-    if tier.pieces:
-        decided(f"{tier.name}: {several}: blocks are captured in one alone", {})
-        tier = base
     if tier.graph:
         decided(f"{tier.name}: {several}: steps with collectives are not captured", {})
         tier = tier.without_graph()

@@ -161,7 +161,7 @@ class CodeProofs:
             seconds.append(time.perf_counter() - started)
             return made
 
-        once = timed if not tier.compiles else candidate
+        once = timed if tier.channels_last else candidate
 
         def eager() -> Any:
             with self._runs.as_given():
@@ -189,7 +189,7 @@ class CodeProofs:
         if obstacle is not None:
             return self._rescue.rung_down(run, tier.without_graph(), obstacle)
         context.reports.proof_took(time.perf_counter() - began, outcome.nbytes)
-        if not tier.compiles:
+        if tier.channels_last:
             context.reports.replay_saves(max(0.0, seconds[-1] - seconds[0]))
         step.note_not_repeatable(self._auditor.changed_inside())
         if step.not_repeatable is not None:
@@ -268,8 +268,7 @@ class CodeProofs:
             self._evidence[base] = "roundings"
             outcomes.clear()
         elif wrong:
-            uncompiled = "a step with captured blocks" if tier.pieces else "a step in another layout"
-            what = "compiled code" if tier.compiles else uncompiled
+            what = "compiled code" if tier.compiles else "a step in another layout"
             reason = f"{what} does not agree with eager: {verdict.why}"
             context.reports.failed(step, tier.without_graph(), Obstacle(reason, remedy_of(verdict)))
         elif enough and (idle := context.compiled.idle()):
