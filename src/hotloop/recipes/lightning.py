@@ -159,6 +159,7 @@ class Lightning:
         return metrics
 
     def _loaded(self, settings: Settings, weights: dict[str, Any]) -> Made:
+        environment.seed(settings.run.seed)  # as training does: data that it draws are the same again
         made: Made = program.load(self.name).call(settings.program, fold_of(settings))
         checkpoint.fit_weights(made.module, weights["model"], self.name, "recipe")
         return made

@@ -74,7 +74,7 @@ class Program:
         opening.begin(settings, display)
         goal = goal_of(settings)
 
-        found = program.load(self.name)
+        found = seeded(settings)
         ranks.check(settings)
         if not found.takes_fabric or start.dry:
             return self._fit(start, goal, found, display)
@@ -129,8 +129,7 @@ class Program:
         fold = fold_of(settings)
         assert fold is not None
         if self._first is None:
-            environment.seed(settings.run.seed)
-            program.load(self.name).make(settings.program, fold)
+            seeded(settings).make(settings.program, fold)
             self._first = fold
         if not self._first.asked:
             return Sides(Side((), ()), Side((), ()), "")
@@ -181,7 +180,7 @@ class Program:
         Raises:
             ConfigError: the weights are of another program.
         """
-        workload = program.load(self.name).make(settings.program, fold_of(settings))
+        workload = seeded(settings).make(settings.program, fold_of(settings))
         Task(name=self.name, workload=workload, device=device_of(workload.holdings())).load_models(weights)
         return workload
 
@@ -189,7 +188,21 @@ class Program:
 def of_run(folder: Path) -> Callable[[], Workload]:
     """Return the function that makes the program of a run, with the settings that are in its folder."""
     settings = configure.load(config=folder / SETTINGS)
-    return functools.partial(program.load(settings.recipe.name).make, settings.program, fold_of(settings))
+
+    def make() -> Workload:
+        environment.seed(settings.run.seed)
+        return found.make(settings.program, fold_of(settings))
+
+    found = seeded(settings)
+    return make
+
+
+def seeded(settings: Settings) -> program.Program:
+    """Run a program's file as its training does, and seed for its ``make``: data that it draws are the same again."""
+    environment.seed(settings.run.seed)
+    found = program.load(settings.recipe.name)
+    environment.seed(settings.run.seed)
+    return found
 
 
 def fold_of(settings: Settings) -> Fold | None:
