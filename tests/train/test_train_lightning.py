@@ -249,6 +249,13 @@ def test_a_fit_stops_early_and_at_max_steps(named, tmp_path):
     assert train(*named, "training.max_steps=6", f"run.folder={tmp_path / 'short'}").step == 6
 
 
+@pytest.mark.parametrize("setting", ["training.num_epochs=2", "training.max_steps=7"])
+def test_a_fit_that_is_past_its_new_end_is_refused(named, tmp_path, setting):
+    train(*named, f"run.folder={tmp_path / 'run'}")
+    with pytest.raises(ConfigError, match=rf"{setting}: run .* is past that, it has done 12 steps, 3 epochs"):
+        train(f"run.resume={tmp_path / 'run'}", setting)
+
+
 def test_a_loss_that_is_nan_ends_the_fit_with_a_sound_checkpoint(named, tmp_path):
     with pytest.raises(TrainingFailedError, match=r"step 6: the loss is nan.*Kept: .*last\.pt"):
         train(*named, "program.bad_at=6", f"run.folder={tmp_path / 'run'}")

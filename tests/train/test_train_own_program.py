@@ -216,6 +216,56 @@ def test_a_step_that_forgets_its_optimizer_is_told(train, capsys):
     assert "has changed since the start: does its step call backward()" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.num_epochs=2", r"num_epochs=2: run .* is past that, it has done 15 steps, 3 epochs\. Set .*epochs=4 "),
+        ("training.max_steps=7", r"max_steps=7: run .* is past that, .*Set training\.max_steps=16 or more"),
+    ],
+)
+def test_a_run_that_is_past_its_new_end_is_refused(tmp_path, train, setting, message):
+    train()
+    with pytest.raises(ConfigError, match=message):
+        train(f"run.resume={tmp_path / 'run'}", setting)
+
+
+def test_a_run_that_stopped_within_an_epoch_cannot_end_before_that_epoch(tmp_path, train):
+    train("training.max_steps=7")
+    with pytest.raises(ConfigError, match=r"it has done 7 steps, and is in epoch 2\. Set training\.num_epochs=2 or more"):
+        train(f"run.resume={tmp_path / 'run'}", "training.num_epochs=1")
+
+
+def test_epochs_do_not_end_a_run_whose_batches_have_no_length(tmp_path, train):
+    batches = "lambda: (one for one in loader)"
+    train("training.max_steps=12", "training.num_epochs=1", batches=batches)
+    assert load(tmp_path / "run")["position"]["epoch"] > 1
+    assert train(f"run.resume={tmp_path / 'run'}", "training.max_steps=14", batches=batches).step == 14
+
+
+def test_a_run_that_has_no_step_left_says_so_and_blames_no_step(tmp_path, train, capsys):
+    train()
+    again = train(f"run.resume={tmp_path / 'run'}")
+    assert (again.status, again.step) == ("finished", 15)
+    out = capsys.readouterr().out
+    assert "Nothing is left to train: the run ended at step 15 of 15." in out
+    assert "has changed since" not in out
+
+
+def test_a_run_that_stopped_before_its_last_validation_blames_no_step(tmp_path, train, monkeypatch, capsys):
+    whole = fit._Fitting.step
+
+    def acting(self, batch):
+        whole(self, batch)
+        if self.position.step == 15:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(fit._Fitting, "step", acting)
+    assert train().status == "interrupted"
+    monkeypatch.undo()
+    assert train(f"run.resume={tmp_path / 'run'}").status == "finished"
+    assert "has changed since" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("optimizer", ["None", "optimizer"])
 def test_a_program_without_a_learning_rate_is_trained(tmp_path, train, monkeypatch, capsys, optimizer):
     without = PROGRAM.replace("Workload(model, optimizer,", f"Workload(model, {optimizer},")

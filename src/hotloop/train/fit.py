@@ -116,7 +116,7 @@ class _Fitting:
         self.checkpoints = Checkpoints(start, display.say, live.interrupt)
         self.ready_seconds: deque[float] = deque(maxlen=_TIMED)
         self.optimizers = list(task.workload.holdings().optimizers.values())
-        self.untouched = task.weights()
+        self.untouched, self.began_at = task.weights(), 0
 
     def make_automatic(self, between: Compiling) -> Automatic:
         """Hand the step to a hot loop, and what is asked for without gradients to ``between``.
@@ -144,6 +144,8 @@ class _Fitting:
         for line in self.task.lines:
             self.display.say(line)
         self.display.begin(self.total, self.position.step)
+        if self.over():
+            self.display.say(f"Nothing is left to train: the run ended at step {self.position.step} of {self.total}.")
         status = "failed"
         try:
             while not self.over():
@@ -267,7 +269,7 @@ class _Fitting:
         """Judge the model where there are metrics, keep it where it is the best so far, and begin a new epoch."""
         at, goal = self.position, self.task.goal
         self.doing = f"validation at step {at.step}"
-        if self.untouched and self.untouched == self.task.weights():
+        if at.step > self.began_at and self.untouched and self.untouched == self.task.weights():
             self.display.say(
                 f"No parameter of {self.task.name} has changed since the start: does its step call backward() and "
                 "optimizer.step()?"
@@ -351,7 +353,7 @@ class _Fitting:
         own = [document, *document.get("of_ranks", ())][self.ranks.rank]
         self.feed.load_state_dict(own)
         self.compiling.resumed(self.position.step, document.get("loop"))
-        self.untouched = self.task.weights()
+        self.untouched, self.began_at = self.task.weights(), self.position.step
         checkpoint.restore_random_state(own["random"])
 
     def settle(self) -> None:

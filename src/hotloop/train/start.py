@@ -149,7 +149,32 @@ def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
                     f"{name} cannot change while a run is resumed ({what}): {why}. Start a new run instead "
                     "(docs/settings.md lists what may change)"
                 )
+    _check_end(folder, document["position"], before, now)
     return Start(_with_run(now, folder=str(folder), resume=str(given)), folder, document)
+
+
+def _check_end(folder: Path, at: Mapping[str, Any], before: Settings, now: Settings) -> None:
+    """Refuse to go on behind an end that the run is newly given.
+
+    A run that is just at its end is no error: it may have been killed before it said that it was finished. An old end
+    is not looked at: where nobody knows how long an epoch is, ``training.max_steps`` alone ends a run.
+
+    Raises:
+        ConfigError: the run is past it.
+    """
+    training, old, step, epochs = now.training, before.training, at["step"], at["epoch"]
+    within = at["step_in_epoch"] > 0
+    where = f"it has done {step:,} steps, " + (f"and is in epoch {epochs + 1}" if within else f"{epochs} epochs")
+    if training.num_epochs != old.num_epochs and epochs + within > training.num_epochs:
+        name, value, more = "num_epochs", training.num_epochs, epochs + 1
+    elif training.max_steps not in (None, old.max_steps) and step > training.max_steps:
+        name, value, more = "max_steps", training.max_steps, step + 1
+    else:
+        return
+    raise ConfigError(
+        f"training.{name}={value}: run {folder} is past that, {where}. Set training.{name}={more} or more to go on "
+        "with it, or start a new run without run.resume"
+    )
 
 
 def _check_recipe(folder: Path, path: Path, settings: Settings) -> None:
