@@ -142,6 +142,9 @@ def test_a_program_is_made_and_judged_once_a_fold(own, tmp_path, goal):
     kept = report.build(document)
     assert "accuracy" in kept.names
     assert kept.mean[kept.names.index("rows")] == "6.0000"
+    steps = [one["best_step"] if goal else record.load(folder / one["folder"])["metrics"][-1]["step"] for one in document["folds"]]
+    assert [int(row.step) for row in kept.folds] == steps
+    assert min(steps) > 0
     firsts = {record.load(folder / f"fold-{fold}")["metrics"][-1]["first"] for fold in range(4)}
     assert len(firsts) == 4
     judged = json.loads(run("eval", f"run={folder}", "--json").stdout)
@@ -206,9 +209,8 @@ def test_a_trial_of_a_search_over_folds_is_the_mean_of_them(own, tmp_path):
 
 
 def test_a_program_without_folds_is_not_cross_validated(own, tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"cannot be cross-validated: its function takes no fold. Give it the parameter"
-    ):
+    said = r"its function takes no fold\. Give it the parameter .*; or train it once, by hotloop train without kfold\."
+    with pytest.raises(ConfigError, match=said):
         run("kfold", own.replace(":make", ":without"), f"run.folder={tmp_path / 'cv'}")
     assert not (tmp_path / "cv").exists()
 

@@ -54,7 +54,7 @@ class FoldRow:
             status=status,
             tone=_tone(status),
             metrics=tuple(_metric(_best(entry).get(name)) for name in names),
-            step=_figure(entry.get("best_step")),
+            step=_figure(entry.get("best_step" if _mapping(entry.get("best")) else "last_step")),
             trained=_figure(None) if trained is None else seconds(trained),
             running=line(compiled.get("running") or _figure(None), 60),
             compiles=_figure(compiled.get("compiles")),

@@ -123,7 +123,7 @@ def ended(outcome: Outcome, folder: Path) -> dict[str, Any]:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """Read from a fold's record, all its starts together: the last validation, seconds in steps, what was compiled.
+    """Read from a fold's record, all its starts together: the last validation, its step, seconds, what was compiled.
 
     Empty where there is no record that can be read.
     """
@@ -132,8 +132,13 @@ def facts(folder: Path) -> dict[str, Any]:
     except HotloopError:
         return {}
     validations = [one for one in document["metrics"] if one.get("split") == "validation"]
-    last = {key: value for key, value in validations[-1].items() if key not in _NOT_METRICS} if validations else {}
-    return {"last": last, "seconds": _sum(document["steps"], "seconds"), "compiled": _compiled(document)}
+    latest = validations[-1] if validations else {}
+    return {
+        "last": {key: value for key, value in latest.items() if key not in _NOT_METRICS},
+        "last_step": latest.get("step"),
+        "seconds": _sum(document["steps"], "seconds"),
+        "compiled": _compiled(document),
+    }
 
 
 def _compiled(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -276,8 +276,8 @@ def filled(settings: Settings) -> Settings:
     if settings.kfold.n_splits is not None and not program.takes_fold:
         raise ConfigError(
             f"recipe={settings.recipe.name} cannot be cross-validated: its function takes no fold. Give it the "
-            "parameter `*, fold: hotloop.Fold | None = None`, and split its rows by fold.split(n); or leave "
-            "kfold.n_splits out"
+            "parameter `*, fold: hotloop.Fold | None = None`, and split its rows by fold.split(n); or train it once, "
+            "by hotloop train without kfold.n_splits"
         )
     run = settings.run
     if ":" in settings.recipe.name and not conf_files.pair(settings.recipe.name) and not program.takes_fabric:
