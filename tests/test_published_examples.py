@@ -1,6 +1,7 @@
 """Training scripts as people publish them go through the door, and the page says by how many lines they differ."""
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,12 @@ def test_the_timm_fine_tune_trains_through_the_door(tmp_path):
     pytest.importorskip("timm", reason="timm needs torchvision, which cannot be installed beside torch's CPU build")
     train(tmp_path, "timm_finetune", "training.num_epochs=1", "recipe.goal=max:top1")
     assert (tmp_path / "run" / "checkpoints" / "best.pt").is_file()
+
+
+def test_the_timm_fine_tune_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)  # an import of it fails
+    with pytest.raises(ModuleNotFoundError, match="pip install timm torchvision"):
+        runpy.run_path(str(PUBLISHED / "timm_finetune.py"))
 
 
 def test_the_page_counts_the_lines():

@@ -1,17 +1,22 @@
 """A fine-tune of a timm model on handwritten digits, in the style of timm's own train script, through the door.
 
+pip install timm torchvision
 hotloop train examples/published/timm_finetune.py:make recipe.goal=max:top1 training.num_epochs=5
 """
 
-import timm
 import torch
 from sklearn.datasets import load_digits
-from timm.data import Mixup
-from timm.loss import SoftTargetCrossEntropy
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
+
+try:
+    import timm
+    from timm.data import Mixup
+    from timm.loss import SoftTargetCrossEntropy
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}. Install what this example needs: pip install timm torchvision") from error
 
 
 def make(
