@@ -103,10 +103,23 @@ def test_a_program_that_takes_no_fabric_refuses_devices(given, setting):
         start.prepare([given[0].replace(":make", ":alone"), setting])
 
 
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        (0, r"run\.accelerator=cuda: torch sees no CUDA device here; set run\.accelerator=cpu"),
+        (1, r"run\.devices=3: torch sees 1 CUDA device here; set run\.devices=1 or lower"),
+        (2, r"run\.devices=3: torch sees 2 CUDA devices here; set run\.devices=2 or lower"),
+    ],
+)
+def test_cuda_devices_that_are_not_there_are_refused(given, monkeypatch, there, message):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    with pytest.raises(ConfigError, match=message):
+        check(start.prepare([*given, "run.devices=3", "run.accelerator=cuda"]).settings)
+
+
 def test_a_strategy_and_devices_that_are_not_there_are_refused(given):
     for settings, message in (
         (["run.strategy=fsdp2"], "FSDP2 is not gathered into one yet. Use run.strategy=ddp"),
-        (["run.devices=99", "run.accelerator=cuda"], "torch sees .* CUDA devices here; set run.devices lower"),
         (["run.devices=2", "run.accelerator=mps"], "an Apple machine has one"),
     ):
         begun = start.prepare([*given, *settings])

@@ -199,8 +199,14 @@ def check(settings: Settings) -> None:
         )
     there = torch.cuda.device_count()
     kind = run.accelerator if run.accelerator != "auto" else "cuda" if there else "cpu"
+    if kind == "cuda" and not there:
+        raise ConfigError(f"run.accelerator={run.accelerator}: torch sees no CUDA device here; set run.accelerator=cpu")
     if kind == "cuda" and run.devices > there:
-        raise ConfigError(f"run.devices={run.devices}: torch sees {there} CUDA devices here; set run.devices lower")
+        devices = "1 CUDA device" if there == 1 else f"{there} CUDA devices"
+        raise ConfigError(
+            f"run.devices={run.devices}: torch sees {devices} here; set run.devices={there} or lower, or "
+            "run.accelerator=cpu"
+        )
     if kind == "mps" and run.devices > 1:
         raise ConfigError(f"run.devices={run.devices} with run.accelerator=mps: an Apple machine has one; leave it out")
 
