@@ -283,3 +283,12 @@ def test_metrics_that_cannot_be_weighed_are_told(own, overrides, said):
 def test_a_further_metric_that_the_program_lacks_ends_the_search(own, tmp_path):
     with pytest.raises(SearchStoppedError, match=r"hpo\.also=speed: a validation of recipe .* gives score, size"):
         nested(own("make", "hpo.also=[max:speed]"), tmp_path / "study", 2)
+
+
+def test_a_misspelt_metric_is_told_with_those_of_the_program_and_kept_as_the_cause(own, tmp_path):
+    said = r"hpo\.metric=scoer: a validation of recipe .* gives score, size: did you mean score\?"
+    with pytest.raises(SearchStoppedError, match=said):
+        nested(own("make", "hpo.metric=scoer"), tmp_path / "study", 2)
+    assert "gives score, size: did you mean score?" in trials(tmp_path / "study")[0]["cause"]
+    (row,) = report.build(report.load(tmp_path / "study")).trials
+    assert "did you mean score?" in row.cause

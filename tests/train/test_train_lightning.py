@@ -149,6 +149,20 @@ def test_what_is_no_module_with_its_data_is_told(file, overrides, message):
         start.prepare([one.format(file=file) for one in overrides])
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("", r"data=.*fits\.py:Data$"),
+        ("class Digits(Data): pass", r"data=.*fits\.py:Data or data=.*fits\.py:Digits$"),
+        ("del Data", r"data=FILE\.py:CLASS \(.*fits\.py has none\)$"),
+    ],
+)
+def test_the_data_classes_of_a_modules_file_are_named(file, more, said):
+    file.write_text(f"{file.read_text()}\n{more}\n")
+    with pytest.raises(ConfigError, match=said):
+        start.prepare([f"{file}:Module"])
+
+
 def test_hparams_that_no_checkpoint_can_keep_are_told_before_the_fit(file, tmp_path):
     with pytest.raises(ConfigError, match=r"hparams .*cannot be kept in a checkpoint"):
         train(f"{file}:Keeps", f"data={file}:Data", f"run.folder={tmp_path / 'run'}")

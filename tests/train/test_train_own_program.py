@@ -310,8 +310,11 @@ def test_metrics_that_leave_the_model_in_evaluation_do_not_stop_its_dropout(trai
 def test_a_name_without_a_program_is_told(tmp_path):
     with pytest.raises(ConfigError, match=r"recipe=FILE\.py:function"):
         recipes.load("workload")
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match=r"program '.*none\.py:make': there is no file .*none\.py$"):
         start.prepare([f"recipe={tmp_path / 'none.py'}:make", f"run.folder={tmp_path / 'run'}"])
+    (tmp_path / "train.py").touch()
+    with pytest.raises(ConfigError, match=r"program '.*trian\.py:make': there is no file .*: did you mean .*train\.py\?"):
+        start.prepare([f"recipe={tmp_path / 'trian.py'}:make", f"run.folder={tmp_path / 'run'}"])
 
 
 def test_a_program_has_a_folder_of_its_own_name(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,15 +14,22 @@ from hotloop.errors import ConfigError
 _T = TypeVar("_T")
 
 
-def existing(place: str, name: str) -> Path:
+def existing(place: str, name: str, what: str = "workload") -> Path:
     """Return the absolute path of the file that a factory's name begins with.
 
+    Args:
+        place: the file.
+        name: the whole name, for errors.
+        what: what has that name, for errors.
+
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file; the message names the nearest beside it.
     """
     path = Path(place).resolve()
     if not path.is_file():
-        raise ConfigError(f"workload {name!r}: there is no file {path}")
+        near = difflib.get_close_matches(path.name, [one.name for one in path.parent.glob("*.py")], n=1)
+        hint = f": did you mean {Path(place).with_name(near[0])}?" if near else ""
+        raise ConfigError(f"{what} {name!r}: there is no file {path}{hint}")
     return path
 
 

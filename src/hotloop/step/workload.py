@@ -164,7 +164,7 @@ def load_factory(name: str) -> Callable[[], Workload]:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     if needed := [one.name for one in parameters if one.default is one.empty and one.kind not in optional]:
         raise ConfigError(
-            f"workload {name!r}: {name.rpartition(':')[2]}() needs {', '.join(needed)}: expected a function that is "
+            f"program {name!r}: {name.rpartition(':')[2]}() needs {', '.join(needed)}: expected a function that is "
             "called without arguments; give them defaults, or name a function that passes them"
         )
     return lambda: checked(name, found())
@@ -179,14 +179,14 @@ def load_function(name: str) -> Callable[..., Any]:
     """
     place, _, function = name.rpartition(":")
     if not place or not function:
-        raise ConfigError(f"workload {name!r}: expected FILE.py:function or module:function")
+        raise ConfigError(f"program {name!r}: expected FILE.py:function or module:function")
     module = _load_module(place, name)
     found = getattr(module, function, None)
     if not callable(found):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         made = [key for key in known if getattr(vars(module)[key], "__module__", "") == module.__name__]
         raise ConfigError(
-            f"workload {name!r}: {place} has no function {function!r}; it defines {', '.join(made) or 'none'}"
+            f"program {name!r}: {place} has no function {function!r}; it defines {', '.join(made) or 'none'}"
         )
     return cast("Callable[..., Any]", found)
 
@@ -199,13 +199,13 @@ def checked(name: str, made: Any) -> Workload:
     """
     if not isinstance(made, Workload):
         raise ConfigError(
-            f"workload {name!r}: {name.rpartition(':')[2]}() gave a {type(made).__name__}, expected a hotloop.Workload"
+            f"program {name!r}: {name.rpartition(':')[2]}() gave a {type(made).__name__}, expected a hotloop.Workload"
         )
     return made
 
 
 def _load_module(place: str, name: str) -> types.ModuleType:
-    """Import the file or module ``place``; ``name`` is the whole name of the workload, for errors."""
+    """Import the file or module ``place``; ``name`` is the whole name of the program, for errors."""
     if not place.endswith(".py"):
         try:
             return importlib.import_module(place)
@@ -213,9 +213,9 @@ def _load_module(place: str, name: str) -> types.ModuleType:
             if error.name is None or not place.startswith(error.name):
                 raise
             raise ConfigError(
-                f"workload {name!r}: there is no module {place!r}; for a file write FILE.py:function"
+                f"program {name!r}: there is no module {place!r}; for a file write FILE.py:function"
             ) from error
-    path = existing(place, name)
+    path = existing(place, name, "program")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -35,11 +35,19 @@ def no_module(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         ConfigError: it is.
     """
-    if any(one.__name__ == "LightningModule" for one in getattr(function, "__mro__", ())):
-        raise ConfigError(
-            f"{name} is a LightningModule: name its LightningDataModule too, data={name.partition(':')[0]}:Data"
-        )
+    if _inherits(function, "LightningModule"):
+        place, own = name.rpartition(":")[0], vars(sys.modules[function.__module__])
+        found = [one for one, value in own.items() if _inherits(value, "LightningDataModule")]
+        here = [one for one in found if own[one].__module__ == function.__module__]
+        which = " or ".join(f"data={place}:{one}" for one in here or found)
+        missing = f"data=FILE.py:CLASS ({place} has none)"
+        raise ConfigError(f"{name} is a LightningModule: name its LightningDataModule too, {which or missing}")
     return function
+
+
+def _inherits(value: Any, name: str) -> bool:
+    """Say whether a value is a class that inherits from a class of that name; Lightning may not be loaded."""
+    return any(one.__name__ == name for one in getattr(value, "__mro__", ())[1:])
 
 
 def pair(name: str) -> Callable[..., Made]:

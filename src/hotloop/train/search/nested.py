@@ -77,8 +77,11 @@ def nested(  # noqa: PLR0913, PLR0917 - what is searched, where, by what, and wh
             say(text)
 
     try:
-        Worker(study, tell, objective, Part(later=later)).run()
-        values = document.best_values(document.write(study))
+        try:
+            Worker(study, tell, objective, Part(later=later)).run()
+        finally:  # a search that stops has trials too, and their causes are read in its document
+            written = document.write(study)
+        values = document.best_values(written)
     finally:
         study.storage.close()
     return tuple(space.override(name, value) for name, value in values.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import importlib
 import shutil
 from pathlib import Path
@@ -120,6 +121,11 @@ def folds_of(settings: Settings) -> list[dict[str, Any]]:
     return []
 
 
+def _meant(missing: str, metrics: Iterable[str]) -> str:
+    near = difflib.get_close_matches(missing, metrics, n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
 def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = None, folds: int = 1) -> list[float]:
     """Train once, as the trial's run or as that of one of its folds, and return the metrics of its best validation."""
     from rich.console import Console  # noqa: PLC0415 - only a process that runs trials loads torch
@@ -133,7 +139,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
         if missing := next((one for one in hpo.objectives if one not in metrics), None):
             raise SearchStoppedError(
                 f"hpo.{'metric' if missing == hpo.metric else 'also'}={missing}: a validation of recipe "
-                f"{settings.recipe.name} gives {', '.join(metrics) or 'no metrics'}"
+                f"{settings.recipe.name} gives {', '.join(metrics) or 'no metrics'}{_meant(missing, metrics)}"
             )
         found.append([float(metrics[one]) for one in hpo.objectives])
         if fold is None:
