@@ -1,7 +1,5 @@
 """A program that draws its data is judged, resumed and verified on the data that it was trained on."""
 
-import importlib.util
-
 import pytest
 import torch
 

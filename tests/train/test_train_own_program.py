@@ -219,7 +219,10 @@ def test_a_step_that_forgets_its_optimizer_is_told(train, capsys):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("training.num_epochs=2", r"num_epochs=2: run .* is past that, it has done 15 steps, 3 epochs\. Set .*epochs=4 "),
+        (
+            "training.num_epochs=2",
+            r"num_epochs=2: run .* is past that, it has done 15 steps, 3 epochs\. Set .*epochs=4 ",
+        ),
         ("training.max_steps=7", r"max_steps=7: run .* is past that, .*Set training\.max_steps=16 or more"),
     ],
 )
@@ -231,7 +234,9 @@ def test_a_run_that_is_past_its_new_end_is_refused(tmp_path, train, setting, mes
 
 def test_a_run_that_stopped_within_an_epoch_cannot_end_before_that_epoch(tmp_path, train):
     train("training.max_steps=7")
-    with pytest.raises(ConfigError, match=r"it has done 7 steps, and is in epoch 2\. Set training\.num_epochs=2 or more"):
+    with pytest.raises(
+        ConfigError, match=r"it has done 7 steps, and is in epoch 2\. Set training\.num_epochs=2 or more"
+    ):
         train(f"run.resume={tmp_path / 'run'}", "training.num_epochs=1")
 
 
@@ -313,7 +318,9 @@ def test_a_name_without_a_program_is_told(tmp_path):
     with pytest.raises(ConfigError, match=r"program '.*none\.py:make': there is no file .*none\.py$"):
         start.prepare([f"recipe={tmp_path / 'none.py'}:make", f"run.folder={tmp_path / 'run'}"])
     (tmp_path / "train.py").touch()
-    with pytest.raises(ConfigError, match=r"program '.*trian\.py:make': there is no file .*: did you mean .*train\.py\?"):
+    with pytest.raises(
+        ConfigError, match=r"program '.*trian\.py:make': there is no file .*: did you mean .*train\.py\?"
+    ):
         start.prepare([f"recipe={tmp_path / 'trian.py'}:make", f"run.folder={tmp_path / 'run'}"])
 
 

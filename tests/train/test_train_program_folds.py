@@ -142,7 +142,10 @@ def test_a_program_is_made_and_judged_once_a_fold(own, tmp_path, goal):
     kept = report.build(document)
     assert "accuracy" in kept.names
     assert kept.mean[kept.names.index("rows")] == "6.0000"
-    steps = [one["best_step"] if goal else record.load(folder / one["folder"])["metrics"][-1]["step"] for one in document["folds"]]
+    steps = [
+        one["best_step"] if goal else record.load(folder / one["folder"])["metrics"][-1]["step"]
+        for one in document["folds"]
+    ]
     assert [int(row.step) for row in kept.folds] == steps
     assert min(steps) > 0
     firsts = {record.load(folder / f"fold-{fold}")["metrics"][-1]["first"] for fold in range(4)}

@@ -240,8 +240,13 @@ class _Boundary:
         """Say after how many steps an option breaks even, and from how many on it is tried, which the margin delays."""
         waited = math.ceil((case.option.background_seconds or 0.0) / self.known.step)
         even, tried = case.pays_after + waited, case.pays_from + waited
-        later = f", and is tried from about {tried:,} on, as its figures are estimates" if tried > even + 1 else ""
-        return f"it breaks even after about {even:,}{later}"
+        later = f", and is tried from about {about(tried)} on, as its figures are estimates" if tried > even + 1 else ""
+        return f"it breaks even after about {about(even)}{later}"
+
+
+def about(count: int) -> str:
+    """Return a number of steps that was estimated as text, rounded to two digits: ``390,000``."""
+    return f"{int(float(f'{count:.2g}')):,}"
 
 
 def seconds(value: float) -> str:

@@ -140,12 +140,7 @@ class _Fitting:
 
     def run(self) -> Outcome:
         """Train to the end, or until somebody interrupts."""
-        opening.announce(self.compiling, self.task.sizes, self.live.record, self.display)
-        for line in self.task.lines:
-            self.display.say(line)
-        self.display.begin(self.total, self.position.step)
-        if self.over():
-            self.display.say(f"Nothing is left to train: the run ended at step {self.position.step} of {self.total}.")
+        self.announce()
         status = "failed"
         try:
             while not self.over():
@@ -182,6 +177,15 @@ class _Fitting:
             self.settle()
             self.tracking.close(status)
         return self.outcome("finished")
+
+    def announce(self) -> None:
+        """Say what will run, and from which step on, or that nothing is left to do."""
+        opening.announce(self.compiling, self.task.sizes, self.live.record, self.display)
+        for line in self.task.lines:
+            self.display.say(line)
+        self.display.begin(self.total, self.position.step)
+        if self.over():
+            self.display.say(f"Nothing is left to train: the run ended at step {self.position.step} of {self.total}.")
 
     def over(self) -> bool:
         """Say whether there is nothing left to do: all steps done and validated, or early stopping."""
