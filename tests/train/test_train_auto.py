@@ -242,7 +242,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_checkpoint_sound(
     ):
         train(**AUTO, **LONG, training__checkpoint_every_steps=4)
     document = record.load(tmp_path / "run")
-    assert (document["status"], len(document["steps"])) == ("failed", step - 1)
+    assert (document["status"], len(document["steps"])) == ("failed", step)
     assert mostly(tmp_path / "run", step // 2) == ("eager" if step < 9 else "eager+graph")
     assert load(tmp_path / "run")["position"]["step"] == last
     assert all(torch.isfinite(tensor).all() for tensor in load(tmp_path / "run")["model"]["model"].values())
