@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hotloop.report.series import ENOUGH
 from hotloop.report.text import count, figure, flat, line, moment, nth, number, quantity, seconds, short_place
 
 if TYPE_CHECKING:
@@ -110,6 +111,9 @@ class Headline:
         return notes
 
 
+TOO_FEW_EAGER = "too few eager steps to tell"
+
+
 @dataclasses.dataclass(frozen=True)
 class Card:
     """One of the headline's numbers, with its name and its source."""
@@ -139,7 +143,7 @@ class Cards:
         cards = [
             *steady,
             *cold,
-            *self.measurement("speed_up", "Speed-up", "over eager steps"),
+            *self.speed_up(),
             *self.measurement("seconds_saved", "Saved", "before the cost of preparing"),
             *self.measurement("samples_per_second", "Throughput", "samples, steady"),
             *self.measurement("peak_memory_bytes", "Peak memory", "of the whole run"),
@@ -154,6 +158,17 @@ class Cards:
         """Return the card of one measurement."""
         known = number(self.measured.get(key)) is not None
         return [Card(label, quantity(key, self.measured[key]), note)] if known else []
+
+    def speed_up(self) -> list[Card]:
+        """Return the card of the speed-up, which says so where too few eager steps were timed for one."""
+        known = self.measurement("speed_up", "Speed-up", "over eager steps")
+        return [Card("Speed-up", "\N{EN DASH}", TOO_FEW_EAGER)] if known and self.too_few_eager else known
+
+    @property
+    def too_few_eager(self) -> bool:
+        """Whether too few eager steps were timed to tell a speed-up; auto, which times its own, judges by itself."""
+        by_auto = number(self.measured.get("eager_step_ms")) is not None
+        return not by_auto and self.steps.eager_timed() < ENOUGH
 
     def best_metric(self) -> list[Card]:
         """Return the first of the usual metrics that was recorded outside of training."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 BANDS = 200
 """Stretches of "what ran" that a chart gets at most."""
+ENOUGH = 8
+"""Steps that have to be timed for an estimate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Line:
 
     @property
     def steady(self) -> float | None:
-        """The median of the later half of the values; None with fewer than 8, too few for an estimate."""
-        if len(self.values) < 8:  # noqa: PLR2004 - see above
+        """The median of the later half of the values; None where they are fewer than ``ENOUGH``."""
+        if len(self.values) < ENOUGH:
             return None
         return statistics.median(self.values[len(self.values) // 2 :])
 
@@ -99,6 +101,11 @@ class Steps:
         """Return one column as a line, without values that are not finite numbers."""
         values = (number(entry.get(key)) for entry in self.entries)
         return Line.of(name, zip(self.numbers, values, strict=True))
+
+    def eager_timed(self) -> int:
+        """Return how many steps ran eager and were timed."""
+        eager = (entry for entry in self.entries if entry.get("running") in ("none", "eager"))
+        return sum(number(entry.get("seconds")) is not None for entry in eager)
 
     def not_finite(self, key: str) -> list[float]:
         """Return the steps whose value was NaN or infinite."""

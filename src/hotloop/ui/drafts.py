@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RECIPES = ("criteria", "digits", "language", "diffusion", "focus")
+"""The first is the one that the page opens on, as the command line does."""
 VERBS = {"train": "Train once", "kfold": "Cross-validate", "hpo": "Search for settings"}
 HIDDEN = ("recipe.name", "run.folder", "run.resume", "hpo.folder", "hpo.name", *compilation.OWN)
 """Settings that the page sets itself, or that have a place of their own in it."""
@@ -39,6 +40,7 @@ class Draft:
         choices: of groups, such as ``pictures=folder``.
         form: all that was typed, by the fields' names.
         components: of the recipe.
+        root: the runs folder.
         errors: what is wrong, by the field that it stands beside; the empty name is of no field.
         changes: the settings that differ from the defaults.
     """
@@ -47,6 +49,7 @@ class Draft:
     choices: dict[str, str]
     form: Mapping[str, str]
     components: list[str]
+    root: Path
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -103,9 +106,11 @@ class Draft:
                     self.changes[one.name] = _without(value, one.default)
             except (ValueError, StopIteration) as error:
                 self.errors[one.name] = str(error) or f"{one.name}: expected {one.takes}"
-        named = self.form.get("name", "").strip()
-        if named and not _FOLDER.fullmatch(named):
-            self.errors["name"] = f"name={named!r}: expected letters, digits, dots, dashes and underscores"
+        if self.named and not _FOLDER.fullmatch(self.named):
+            self.errors["name"] = f"name={self.named!r}: expected letters, digits, dots, dashes and underscores"
+        elif self.named and (self._place / self.named).exists():
+            there = f"{self._place.name}/{self.named}"
+            self.errors["name"] = f"name={self.named!r}: {there} is there already; choose another name"
         if not self.errors:
             self._check_together()
 
@@ -147,28 +152,31 @@ class Draft:
         return [f"recipe={self.recipe}", *chosen, *(f"{name}={to_text(value)}" for name, value in self.changes.items())]
 
     @property
+    def named(self) -> str:
+        """The name of the run; empty where it gets the date and time."""
+        return self.form.get("name", "").strip()
+
+    @property
     def command(self) -> str:
-        """The command as it is typed into a shell."""
-        return shlex.join(["hotloop", self.verb, *self.overrides])
+        """The command as it is typed into a shell: the one that is started, but for a folder that nobody named."""
+        return shlex.join(["hotloop", *(self.arguments(self.folder()) if self.named else [self.verb, *self.overrides])])
 
     def yaml(self) -> str:
         """Return the settings as a file for ``--config``."""
         return conf_files.to_yaml(self.values())
 
-    def folder(self, root: Path) -> Path:
-        """Choose the folder of the run.
+    @property
+    def _place(self) -> Path:
+        return self.root / conf_files.folder_name(self.recipe)
 
-        Raises:
-            ConfigError: it is there already.
-        """
-        named = self.form.get("name", "").strip()
+    def folder(self) -> Path:
+        """Choose the folder of the run: the one that was named, or else one that is not there yet."""
+        if self.named:
+            return self._place / self.named
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        place = root / conf_files.folder_name(self.recipe)
-        if named and (place / named).exists():
-            raise ConfigError(f"name={named!r}: {place.name}/{named} is there already; choose another name")
-        base = named or (f"search-{stamp}" if self.verb == "hpo" else stamp)
+        base = f"search-{stamp}" if self.verb == "hpo" else stamp
         tried = [base, *(f"{base}-{number}" for number in range(2, 100))]
-        return next(place / one for one in tried if not (place / one).exists())
+        return next(self._place / one for one in tried if not (self._place / one).exists())
 
     def arguments(self, folder: Path) -> list[str]:
         """Return the arguments of the command that is started for a folder."""
@@ -176,13 +184,18 @@ class Draft:
         return [self.verb, *self.overrides, f"{key}={to_text(str(folder))}"]
 
 
-def of(form: Mapping[str, str], components: Mapping[str, list[str]]) -> Draft:
+def of(form: Mapping[str, str], components: Mapping[str, list[str]], root: Path) -> Draft:
     """Return the draft of a form, whose recipe may be a program's name.
+
+    Args:
+        form: what was typed.
+        components: of each recipe.
+        root: the runs folder.
 
     Raises:
         ConfigError: the program's file is not there, or not named with its function.
     """
-    asked = form.get("program", "").strip() or form.get("recipe", "diffusion").strip()
+    asked = form.get("program", "").strip() or form.get("recipe", RECIPES[0]).strip()
     recipe = asked if asked in RECIPES else configure.program_name(f"recipe={asked}") or ""
     if not recipe:
         raise ConfigError(f"program={asked!r}: expected a file and its function, such as train.py:make")
@@ -194,7 +207,8 @@ def of(form: Mapping[str, str], components: Mapping[str, list[str]]) -> Draft:
     for group, name in choices.items():
         if name not in known.get(group, ()):
             raise ConfigError(f"{group}={name!r}: no such choice; expected one of {', '.join(known.get(group, ()))}")
-    return Draft(recipe, choices, form, list(components.get(recipe, ["model", "loss"] if ":" in recipe else [])))
+    parts = list(components.get(recipe, ["model", "loss"] if ":" in recipe else []))
+    return Draft(recipe, choices, form, parts, root)
 
 
 def choices_of(draft: Draft) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _PLAIN = re.compile(r"[A-Za-z_/.~@+-][\w/.@+-]*(?: [\w/.@+-]+)*", re.ASCII)
 _COMMA = re.compile(r"\s*[-+]?\d{1,3}(?:[.']?\d{3})*,\d+\s*")
+_NULL = re.compile(r"(\. |)\bnull\b")
 _WORDS = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "text"}
 _WORDS |= {"array": "a list, [1,2]", "object": "a mapping, {name: value}"}
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -53,6 +54,13 @@ class Field:
     def is_number(self) -> bool:
         """Whether it takes numbers and no text of any kind."""
         return bool(self.kinds & {"integer", "number"}) and "string" not in self.kinds
+
+    @property
+    def help(self) -> str:
+        """What it is for, in the words of the form, where null is an empty field or a choice that is not set."""
+        word = "not set" if self.choices else "empty"
+        said = _NULL.sub(lambda found: found[1] + (word.capitalize() if found[1] else word), self.about)
+        return said if self.nullable else self.about
 
     @property
     def takes(self) -> str:

@@ -58,7 +58,7 @@ class TrainingPages:
             draft.read()
             if draft.errors:
                 return self.site.show(request, "checked.html.j2", errors=draft.errors, code=2, said="")
-            code, out, err = processes.ask([draft.verb, *draft.overrides, "--dry-run"], CHECK_SECONDS)
+            code, out, err = processes.ask([*draft.arguments(draft.folder()), "--dry-run"], CHECK_SECONDS)
         except ConfigError as error:
             return self.site.show(request, "checked.html.j2", errors={"": str(error)}, code=2, said="")
         return self.site.show(request, "checked.html.j2", errors={}, code=code, said=text((out + err).strip()[-8000:]))
@@ -73,7 +73,7 @@ class TrainingPages:
                 self._check_program(draft)
             if draft.errors:
                 return self._page(request, draft, 422, sent=True)
-            folder = draft.folder(self.site.places.root)
+            folder = draft.folder()
             processes.start(folder, draft.arguments(folder))
         except HotloopError as error:
             return self._unusable(request, form, error)
@@ -81,7 +81,7 @@ class TrainingPages:
         return back_to(self.site.places.name(folder))
 
     def _draft(self, form: Mapping[str, str]) -> Draft:
-        return drafts.of(form, self.site.probe.answer()["components"])
+        return drafts.of(form, self.site.probe.answer()["components"], self.site.places.root)
 
     def _check_program(self, draft: Draft) -> None:
         """Let a program's own validators judge its settings, where its file is run anyway."""

@@ -40,7 +40,8 @@ class Shown:
     Args:
         row: as in lists.
         view: what its report shows; None while there is none.
-        status: the row's, or ``starting``, ``stopping`` or ``not started`` (it ended before it had a record).
+        status: the row's, or ``starting`` (its process has written nothing yet), ``stopping`` or ``not started`` (it
+            ended before it had a record).
         process: what works in its folder now.
         done: the share of the steps that are done; None where it is not known.
         left: how long the rest will take, in words; empty where it is not known.
@@ -156,7 +157,9 @@ def _judged(
     begun = row.status not in ("unreadable", "unknown")
     if process is not None:
         asked = processes.asked_to_stop(path, process)
-        status = "stopping" if asked else "running" if begun else "starting"
+        # A run that goes on shows how it ended before, until its new process writes.
+        before = row.kind == runs.RUN and row.status != "running" and document.get("pid") != process.pid
+        status = "stopping" if asked else "running" if begun and not before else "starting"
     elif not begun:
         row = dataclasses.replace(row, problem=row.problem if row.kind != runs.UNKNOWN else "")
         status = "not started"
