@@ -153,12 +153,25 @@ def test_a_component_tells_its_modes_and_regions_apart():
 
 
 def test_the_speed_up_and_the_recipe_of_a_training_run():
-    view = build(fresh(settings={"recipe": {"name": "criteria"}}, measurements={"speed_up": 1.784, "cold_seconds": 63}))
+    settings, measured = {"recipe": {"name": "criteria"}}, {"speed_up": 1.784, "cold_seconds": 63, "steady_step_ms": 1}
+    steps = [{"step": step, "seconds": 1.0, "running": "none"} for step in range(8)]
+    view = build(fresh(settings=settings, measurements=measured, steps=steps))
     assert view.headline.title == "criteria"
     assert [(card.label, card.value) for card in view.cards] == [
+        ("Steady step", "1 ms"),
         ("Cold time", "1 m 03 s"),
         ("Speed-up", "1.78\N{MULTIPLICATION SIGN}"),
     ]
+
+
+def test_a_speed_up_from_three_eager_steps_is_not_told():
+    steps = [{"step": step, "seconds": 1.0, "running": "none" if step < 3 else "default"} for step in range(30)]
+    view = build(fresh(measurements={"speed_up": 1.18}, steps=steps))
+    card = next(card for card in view.cards if card.label == "Speed-up")
+    assert (card.value, card.note) == ("\N{EN DASH}", "too few eager steps to tell")
+    assert dict(view.measurements)["Speed up"] == "too few eager steps to tell"
+    by_auto = build(fresh(measurements={"speed_up": 1.18, "eager_step_ms": 1000.0}, steps=steps))
+    assert "1.18\N{MULTIPLICATION SIGN}" in [card.value for card in by_auto.cards]
 
 
 def test_the_best_of_a_loss_is_its_smallest(document):

@@ -158,9 +158,10 @@ def test_a_reloaded_form_and_a_killed_server_lose_nothing_that_was_typed(chromiu
     with server(runs) as (process, url), a_person(chromium, url) as page:
         port = urllib.parse.urlsplit(url).port
         page.goto(at(url, "/training"))
-        page.fill("[name='training.batch_size']", "12")
+        usual = page.input_value("[name='training.batch_size']")
         page.click("#advanced > summary")
         page.check("#mode-auto")
+        page.fill("[name='training.batch_size']", "12")
         page.reload()
         expect(page.locator("[name='training.batch_size']")).to_have_value("12")
         expect(page.locator("#mode-auto")).to_be_checked()
@@ -172,13 +173,17 @@ def test_a_reloaded_form_and_a_killed_server_lose_nothing_that_was_typed(chromiu
             page.goto(at(again, "/training"))
             expect(page.locator("[name='training.batch_size']")).to_have_value("12")
             page.click("#forget")
-            expect(page.locator("[name='training.batch_size']")).to_have_value("64")
+            expect(page.locator("[name='training.batch_size']")).to_have_value(usual)
 
 
 def test_mistakes_stand_beside_their_fields_as_they_are_typed(person):
     person.goto(at(person.base, "/training"))
     person.fill("[name='training.learning_rate']", "0,001")
     expect(person.locator("[id='note-training.learning_rate']")).to_contain_text("with a point")
+    person.click("#check")
+    expect(person.locator("#checked")).to_contain_text("mend")
+    expect(person.locator("#to-mend")).to_contain_text("1 to mend")
+    assert person.locator("main").inner_text().count("with a point") == 1
     person.press("[name='training.learning_rate']", "Enter")
     assert person.url.endswith("/training")  # Enter starts nothing
     person.click("#start")
@@ -213,17 +218,72 @@ def test_two_tabs_stop_a_run_once(person, runs):
         run.wait()
 
 
+BROKEN = """
+() => {
+  const wrong = [], walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT), range = document.createRange();
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    for (const token of node.data.matchAll(/\S+/g)) {
+      if (token[0].length > 24) continue;
+      for (const word of token[0].matchAll(/[\p{L}\d]+/gu)) {
+        range.setStart(node, token.index + word.index);
+        range.setEnd(node, token.index + word.index + word[0].length);
+        if (new Set([...range.getClientRects()].map((one) => Math.round(one.top))).size > 1) wrong.push(word[0]);
+      }
+    }
+  }
+  for (const cell of document.querySelectorAll("main :is(td, th)"))
+    if (cell.clientWidth && cell.scrollWidth > cell.clientWidth + 1) wrong.push(`cell of ${cell.clientWidth}: ${cell.textContent.trim().slice(0, 40)}`);
+  return wrong;
+}
+"""
+"""The words that stand on two lines, and the cells that are narrower than what is in them; a long path may be broken."""
+
+
 @pytest.mark.parametrize("width", [390, 1300])
-def test_no_page_is_wider_than_its_window(chromium, served, runs, width):
+def test_no_page_is_wider_than_its_window_and_no_word_is_broken(chromium, served, runs, width):
     a_run(runs / "a-run-with-a-name-that-is-longer-than-most-people-would-choose-for-their-runs" / "and-more")
+    a_run(runs / "digits" / "20261125-223557", status="interrupted")
+    a_run(runs / "other", goal="min:loss")
     a_study(runs / "search")
+    a_cross_validation(runs / "folds")
     with a_person(chromium, served[1], viewport={"width": width, "height": 800}) as page:
         name = urllib.parse.quote(
             "a-run-with-a-name-that-is-longer-than-most-people-would-choose-for-their-runs/and-more"
         )
-        for path in ("/runs", "/training", f"/run?run={name}", "/run?run=search", "/machine"):
+        compared = f"/compare?run={name}&run=other&run=digits/20261125-223557"
+        of_runs = (f"/run?run={name}", "/run?run=search", "/run?run=folds", compared)
+        for path in ("/runs", "/training", *of_runs, "/machine"):
             page.goto(at(served[1], path))
             assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            assert page.evaluate(BROKEN) == [], path
+
+
+def test_on_a_narrow_screen_what_to_press_is_in_sight_and_the_groups_are_closed(chromium, served):
+    with a_person(chromium, served[1], viewport={"width": 390, "height": 844}) as page:
+        page.goto(at(served[1], "/training"))
+        for button in ("#check", "#start"):
+            expect(page.locator(button)).to_be_in_viewport(ratio=1)
+        assert page.evaluate("document.documentElement.scrollHeight") < 2000
+        expect(page.locator("#name")).to_be_visible()
+        expect(page.locator("[name='training.batch_size']")).to_be_hidden()
+        page.click("#group-training > summary")
+        page.fill("[name='training.batch_size']", "none")
+        page.click("#group-training > summary")
+        page.click("#to-mend >> text=Batch size")
+        expect(page.locator("[name='training.batch_size']")).to_be_focused()
+        expect(page.locator("[name='training.batch_size']")).to_be_in_viewport()
+
+
+def test_a_recipe_that_is_chosen_is_shown_at_once(person):
+    person.goto(at(person.base, "/training"))
+    expect(person.locator("#recipe")).to_have_value("criteria")
+    person.select_option("#recipe", "digits")
+    expect(person.locator("#setup")).to_have_attribute("data-draft", "digits")
+    expect(person.locator("#command")).to_contain_text("recipe=digits")
+    person.goto(at(person.base, "/training?program=train.py"))  # no program: the recipes are offered again
+    person.select_option("#recipe", "language")
+    expect(person.locator("#setup")).to_have_attribute("data-draft", "language")
 
 
 def test_the_form_is_reached_by_the_keyboard_and_each_field_has_its_label(person):
@@ -256,6 +316,7 @@ def test_the_whole_story(chromium, tmp_path):
     with server(runs, environment=environment.items()) as (process, url), a_person(chromium, url) as page:
         page.click("nav >> text=Training")
         page.select_option("#recipe", "diffusion")
+        expect(page.locator("#setup")).to_have_attribute("data-draft", "diffusion")
         page.click("#advanced > summary")
         expect(page.locator("#mode-triton")).to_be_disabled()
         expect(page.locator("tr.off").first).to_contain_text("Not here: no GPU that torch can use")

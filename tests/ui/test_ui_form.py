@@ -2,6 +2,8 @@
 
 import html
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,9 +16,21 @@ from hotloop.ui import compilation, drafts, fields, processes
 PARTS = ["unet", "text_encoder", "vae", "loss"]
 USUAL = {"recipe": "diffusion"}
 
+PROGRAM = '''
+from typing import Annotated, Literal
+import hotloop
+
+def make(lr: Annotated[float, hotloop.Range(0, 1)] = 1e-3, kind: Literal["plain", "nan"] = "plain", width: int = 4):
+    """Make it.
+
+    Args:
+        lr: the rate of it.
+    """
+'''
+
 
 def draft(**typed):
-    found = drafts.of({**USUAL, **typed}, {"diffusion": PARTS, "digits": ["model", "loss"]})
+    found = drafts.of({**USUAL, **typed}, {"diffusion": PARTS, "digits": ["model", "loss"]}, Path("runs"))
     found.read()
     return found
 
@@ -27,13 +41,13 @@ def component(name, on=True, mode="as above", inference="none"):
 
 def test_the_form_of_every_recipe_shows_every_setting_and_stands_for_the_defaults():
     for recipe in drafts.RECIPES:
-        found = drafts.of({"recipe": recipe}, {})
+        found = drafts.of({"recipe": recipe}, {}, Path("runs"))
         shown = {one.name for one in found.fields}
         model = configure.model(recipe)
         for name in ("training.learning_rate", "run.seed", "hpo.n_trials"):
             assert name in shown
         sent = {one.name: found.typed(one) for one in found.fields}
-        again = drafts.of({"recipe": recipe, **sent}, {})
+        again = drafts.of({"recipe": recipe, **sent}, {}, Path("runs"))
         again.read()
         assert (again.errors, again.changes) == ({}, {}), recipe
         assert configure.build(again.values()) == configure.load([f"recipe={recipe}"])
@@ -185,6 +199,51 @@ def test_start_begins_a_process_in_a_folder_below_the_runs_and_shows_it(client, 
     assert "is there already" in client.post("/training/start", data={"recipe": "digits", "name": "first"}).text
 
 
+def test_the_command_the_check_and_the_start_name_one_folder(client, root, tmp_path, monkeypatch):
+    asked, began = [], []
+    (tmp_path / "train.py").write_text(PROGRAM)
+    typed = {"program": f"{tmp_path}/train.py:make", "name": "ui-prog"}
+    shown = html.unescape(client.post("/training/preview", data=typed).text)
+    monkeypatch.setattr(processes, "ask", lambda arguments, seconds: asked.append(arguments) or (0, "", ""))
+    monkeypatch.setattr(processes, "start", lambda folder, arguments: began.append(arguments))
+    client.post("/training/check", data=typed)
+    client.post("/training/start", data=typed)
+    assert began[0][-1] == f"run.folder={root}/train.py-make/ui-prog"
+    assert asked[0] == [*began[0], "--dry-run"]
+    command = re.search(r'<pre class="log" id="command"[^>]*>(.*?)</pre>', shown)[1]
+    assert shlex.split(command) == ["hotloop", *began[0]]
+
+
+def test_a_name_that_is_taken_is_said_beside_it_and_nothing_is_checked(client, root, monkeypatch):
+    monkeypatch.setattr(processes, "ask", lambda *_: pytest.fail("it was checked"))
+    a_run(root / "digits" / "first")
+    typed = {"recipe": "digits", "name": "first"}
+    text = client.post("/training/preview", data=typed).text
+    assert re.search(r'id="note-name"[^>]*><span class="wrong">[^<]*is there already', text)
+    assert "Nothing was checked" in client.post("/training/check", data=typed).text
+
+
+def test_the_page_opens_on_the_recipe_that_the_command_line_opens_on(client):
+    assert f'data-draft="{configure.load([]).recipe.name}"' in client.get("/training").text
+
+
+def test_the_help_of_a_field_calls_null_empty_as_the_field_does():
+    about = {one.name: one.help for one in draft().fields}
+    assert about["training.max_steps"].startswith("Stop after this many optimizer steps, whatever num_epochs says; empty")
+    assert ". Empty holds out" in about["kfold.n_splits"]
+    assert "not set leaves it to the preset" in about["compile.dynamic"]
+    assert [name for name, words in about.items() if re.search(r"\bnull\b", words)] == ["hpo.space"]  # within a mapping
+
+
+def test_a_mistake_is_said_once_with_a_link_to_its_field(client):
+    typed = {"recipe": "digits", "training.learning_rate": "0,001"}
+    for path in ("/training/preview", "/training/start"):
+        text = client.post(path, data=typed).text
+        assert text.count("write numbers with a point") == 1, path
+        assert '<a href="#note-training.learning_rate" data-mend>Learning rate</a>' in text, path
+    assert "with a point" not in client.post("/training/check", data=typed).text
+
+
 def test_a_search_and_a_cross_validation_are_started_as_such(client, monkeypatch):
     began = []
     monkeypatch.setattr(processes, "start", lambda folder, arguments: began.append(arguments))
@@ -200,19 +259,6 @@ def test_the_preview_marks_what_has_changed_and_what_is_wrong(client):
     text = client.post("/training/preview", data={**USUAL, "training.batch_size": "8", "run.seed": "x"}).text
     assert "changed, default 64" in text
     assert re.search(r'id="note-run.seed"[^>]*><span class="wrong">run.seed=', text)
-
-
-PROGRAM = '''
-from typing import Annotated, Literal
-import hotloop
-
-def make(lr: Annotated[float, hotloop.Range(0, 1)] = 1e-3, kind: Literal["plain", "nan"] = "plain", width: int = 4):
-    """Make it.
-
-    Args:
-        lr: the rate of it.
-    """
-'''
 
 
 def test_a_programs_parameters_are_fields(client, tmp_path):

@@ -140,6 +140,21 @@ def test_a_running_run_says_how_far_it_is(client, root, monkeypatch):
     assert "running" in head
 
 
+def test_a_run_that_goes_on_does_not_say_how_it_ended_before(client, root, monkeypatch):
+    a_run(root / "a", status="interrupted")
+    ended = json.dumps({"time": 9.0, "set": {"pid": 1}})
+    with (root / "a" / "record.jsonl").open("a") as lines:
+        lines.write(ended + "\n")
+    assert "Interrupted" in client.get("/run/head?run=a").text
+    told = record.this_process()
+    (root / "a" / "run.lock.json").write_text(json.dumps(told))
+    monkeypatch.setattr(processes, "_is_ours", lambda pid: pid == told["pid"])
+    head = client.get("/run/head?run=a").text
+    assert "starting" in head
+    assert "goes on with this run" in head
+    assert "nterrupted" not in head
+
+
 def test_stop_is_sent_once_and_the_second_time_only_where_that_is_meant(client, root, monkeypatch):
     told = a_process(root, monkeypatch)
     sent = []

@@ -22,7 +22,7 @@ def main():
     with tempfile.TemporaryDirectory() as place, server(Path(place) / "runs") as (_, url), browser() as chromium:
         page = chromium.new_page(viewport={"width": 1360, "height": 940})
         page.goto(url)
-        page.goto(urllib.parse.urljoin(url, "/training"))
+        page.goto(urllib.parse.urljoin(url, "/training?recipe=diffusion"))
         page.click("#advanced > summary")
         page.click("#group-data > summary")
         for name, value in SETTINGS.items():

@@ -57,11 +57,11 @@ class TrainingPages:
             draft = self._draft(form_of(request))
             draft.read()
             if draft.errors:
-                return self.site.show(request, "checked.html.j2", errors=draft.errors, code=2, said="")
+                return self.site.show(request, "checked.html.j2", why="Nothing was checked: mend that first.")
             code, out, err = processes.ask([*draft.arguments(draft.folder()), "--dry-run"], CHECK_SECONDS)
         except ConfigError as error:
-            return self.site.show(request, "checked.html.j2", errors={"": str(error)}, code=2, said="")
-        return self.site.show(request, "checked.html.j2", errors={}, code=code, said=text((out + err).strip()[-8000:]))
+            return self.site.show(request, "checked.html.j2", why=str(error))
+        return self.site.show(request, "checked.html.j2", why="", code=code, said=text((out + err).strip()[-8000:]))
 
     def start(self, request: Request) -> Response:
         """Start the run and show it, or show the form again with all that is wrong."""

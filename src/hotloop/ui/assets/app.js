@@ -90,6 +90,8 @@ if (form) {
     judge();
     if (typed.mode) document.getElementById("advanced").open = true;
   };
+  if (matchMedia("(max-width: 720px)").matches)
+    form.querySelectorAll("[data-fold]").forEach((one) => { one.open = Boolean(one.querySelector(".wrong")); });
   form.addEventListener("input", save);
   form.addEventListener("change", save);
   document.getElementById("forget").addEventListener("click", () => { sessionStorage.removeItem(key); location.href = "/training?" + new URLSearchParams(new FormData(document.getElementById("what"))); });
@@ -100,6 +102,16 @@ document.querySelectorAll("[data-submit]").forEach((one) => one.addEventListener
   if (one.id === "recipe") one.form.elements.program.value = "";
   one.form.requestSubmit();
 }));
+
+/* A link to what is to be mended opens the groups that its field is in. */
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("[data-mend]");
+  if (!link) return;
+  event.preventDefault();
+  const note = document.getElementById(decodeURIComponent(link.hash.slice(1)));
+  for (let one = note.closest("details"); one; one = one.parentElement.closest("details")) one.open = true;
+  note.closest(".field, tr, fieldset").querySelector("input, select").focus();
+});
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-copy]");
