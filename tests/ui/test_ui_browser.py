@@ -184,6 +184,9 @@ def test_mistakes_stand_beside_their_fields_as_they_are_typed(person):
     expect(person.locator("#checked")).to_contain_text("mend")
     expect(person.locator("#to-mend")).to_contain_text("1 to mend")
     assert person.locator("main").inner_text().count("with a point") == 1
+    person.fill("[name='training.learning_rate']", "0,01")
+    expect(person.locator("#checked")).to_be_empty()
+    person.fill("[name='training.learning_rate']", "0,001")
     person.press("[name='training.learning_rate']", "Enter")
     assert person.url.endswith("/training")  # Enter starts nothing
     person.click("#start")
@@ -218,7 +221,7 @@ def test_two_tabs_stop_a_run_once(person, runs):
         run.wait()
 
 
-BROKEN = """
+BROKEN = r"""
 () => {
   const wrong = [], walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT), range = document.createRange();
   while (walker.nextNode()) {

@@ -229,7 +229,9 @@ def test_the_page_opens_on_the_recipe_that_the_command_line_opens_on(client):
 
 def test_the_help_of_a_field_calls_null_empty_as_the_field_does():
     about = {one.name: one.help for one in draft().fields}
-    assert about["training.max_steps"].startswith("Stop after this many optimizer steps, whatever num_epochs says; empty")
+    assert about["training.max_steps"].startswith(
+        "Stop after this many optimizer steps, whatever num_epochs says; empty"
+    )
     assert ". Empty holds out" in about["kfold.n_splits"]
     assert "not set leaves it to the preset" in about["compile.dynamic"]
     assert [name for name, words in about.items() if re.search(r"\bnull\b", words)] == ["hpo.space"]  # within a mapping

@@ -92,6 +92,7 @@ if (form) {
   };
   if (matchMedia("(max-width: 720px)").matches)
     form.querySelectorAll("[data-fold]").forEach((one) => { one.open = Boolean(one.querySelector(".wrong")); });
+  form.addEventListener("input", () => document.getElementById("checked").replaceChildren());  // it was about other settings
   form.addEventListener("input", save);
   form.addEventListener("change", save);
   document.getElementById("forget").addEventListener("click", () => { sessionStorage.removeItem(key); location.href = "/training?" + new URLSearchParams(new FormData(document.getElementById("what"))); });
