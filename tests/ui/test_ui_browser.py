@@ -284,6 +284,13 @@ def test_a_recipe_that_is_chosen_is_shown_at_once(person):
     person.select_option("#recipe", "digits")
     expect(person.locator("#setup")).to_have_attribute("data-draft", "digits")
     expect(person.locator("#command")).to_contain_text("recipe=digits")
+    held = []
+    person.route("**/static/app.js", lambda route: held.append(route), times=1)  # noqa: PLW0108 - playwright marks it
+    with person.expect_request("**/static/app.js"):
+        person.goto(at(person.base, "/training"), wait_until="commit")
+    person.select_option("#recipe", "focus")  # before the script is there
+    held[0].continue_()
+    expect(person.locator("#setup")).to_have_attribute("data-draft", "focus")
     person.goto(at(person.base, "/training?program=train.py"))  # no program: the recipes are offered again
     person.select_option("#recipe", "language")
     expect(person.locator("#setup")).to_have_attribute("data-draft", "language")

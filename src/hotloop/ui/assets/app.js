@@ -99,10 +99,16 @@ if (form) {
   if (form.hasAttribute("data-sent")) { save(); addEventListener("pageshow", judge); }
   else addEventListener("pageshow", restore);
 }
-document.querySelectorAll("[data-submit]").forEach((one) => one.addEventListener("change", () => {
-  if (one.id === "recipe") one.form.elements.program.value = "";
-  one.form.requestSubmit();
-}));
+document.querySelectorAll("[data-submit]").forEach((one) => {
+  const show = () => {
+    if (one.id === "recipe") one.form.elements.program.value = "";
+    one.form.requestSubmit();
+  };
+  one.addEventListener("change", show);
+  const given = [...one.options].find((option) => option.defaultSelected) || one.options[0];
+  if (!given.selected) show();  // it was chosen before this script was there
+});
+addEventListener("pageshow", (event) => { if (event.persisted) document.getElementById("what")?.reset(); });  // a person went back to it
 
 /* A link to what is to be mended opens the groups that its field is in. */
 document.addEventListener("click", (event) => {
