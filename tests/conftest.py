@@ -75,7 +75,7 @@ def _torchs_settings():
 
 @pytest.fixture(autouse=True)
 def _modules_of_earlier_tests_name_none():
-    """Have modules named as in a program of their own: those of earlier tests may be alive still."""
+    """Name modules as in a program of their own: those of earlier tests may be alive still."""
     if installed := sys.modules.get("hotloop.compiling.control.installed"):
         installed.called_model.clear()
 

@@ -12,7 +12,7 @@ PACKAGES = {"losses": "sentence_transformers", "sentence_transformer": "sentence
 
 
 def files_of(switch):
-    """Give the files that a row is about, of the installed library."""
+    """Return the files of the installed library that a row is about."""
     first = switch.file.partition("/")[0]
     package = PACKAGES.get(first, first)
     if importlib.util.find_spec(package) is None:

@@ -19,7 +19,7 @@ def cpu():
 
 @pytest.fixture
 def kernel():
-    """Give torch a kernel for cuDNN's RNN on the CPU, which draws from the state that it is handed, and moves it."""
+    """Register a kernel for cuDNN's RNN on the CPU, which draws from the state that it is handed, and moves it."""
     library = torch.library.Library("aten", "IMPL")
 
     def run(x, *rest):
