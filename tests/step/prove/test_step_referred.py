@@ -261,7 +261,7 @@ def test_gradients_that_are_mostly_rounding_are_held_to_their_length(factor, bit
 
 @pytest.mark.parametrize(("autocast", "expected"), [(True, torch.float32), (False, torch.float64)])
 def test_a_step_in_16_bits_is_held_against_float32(autocast, expected):
-    """float64 would take ten times as long and twice the memory, and tell no more."""
+    """float64 would take twice the memory, and tell no more."""
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop = hotloop.Loop(model, optimizer, run="aot_eager", sentinel=None)

@@ -48,7 +48,7 @@ def in_more_bits(runs: ReferenceRuns, call: Call) -> dict[str, torch.Tensor | No
     """Run a step in a wider dtype, and undo it; return None if it runs in none.
 
     A step that computes in 16 bits, or in TF32, runs in float32: float32's rounding is a thousandth of its own or less.
-    float64 would tell no more, and takes up to ten times as long and twice the memory.
+    float64 would tell no more, and takes twice the memory.
 
     Raises:
         CandidateFailedError: the step raised in its own dtype; the state is as before.
