@@ -126,6 +126,23 @@ def scaled_and_fused():
     return scaled(fused=True)
 
 
+def checked(validate=None):
+    def of(model, optimizer):
+        def step(x, y):
+            chances = torch.distributions.Normal(model(x), torch.ones(len(x), 1), validate_args=validate)  # CHECKED
+            (-chances.log_prob(y)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return workload(Net(), of)
+
+
+def unchecked():
+    return checked(validate=False)
+
+
 def checkpointed():
     def of(model, optimizer):
         def step(x, y):

@@ -8,9 +8,7 @@ import torch
 from hotloop.diagnose import RULES
 from hotloop.errors import ConfigError
 from hotloop.prove.doctor.examining import examine
-from hotloop.prove.doctor.ways import Ways
 from hotloop.report import build
-from hotloop.step import Workload
 
 
 def test_ways_are_timed_apart_and_what_ran_is_on_record(program):
@@ -177,15 +175,3 @@ def test_with_inductor_the_loss_is_what_is_left(program, line_of):
     parts = [one for one in document["events"] if one["kind"] == "eager_part"]
     assert [(one["part"], one["line"]) for one in parts] == [("loss", line_of("LOSS"))]
     assert document["components"]["model"]["running"] == "default"
-
-
-def test_the_layout_of_convolutions_is_a_way_where_it_changes_anything():
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
-    pictures = torch.randn(1, 3, 8, 8)
-    way = Ways(Workload(model, None, model, [pictures]), "none").laid_out()
-    for _ in range(2):
-        with way.running():
-            assert model(pictures).is_contiguous(memory_format=torch.channels_last)
-        assert model(pictures).is_contiguous()
-    flat = torch.nn.Linear(3, 4)
-    assert Ways(Workload(flat, None, flat, [torch.zeros(1, 3)]), "none").laid_out() is None

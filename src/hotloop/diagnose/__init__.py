@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hotloop.diagnose.argument_checks import ArgumentChecks
+from hotloop.diagnose.autocast_off import AutocastOff
 from hotloop.diagnose.capture_dropped import CaptureDropped
 from hotloop.diagnose.case import Case
 from hotloop.diagnose.checkpoint_outside import CheckpointOutside
@@ -20,16 +22,20 @@ from hotloop.diagnose.host_bound import HostBound
 from hotloop.diagnose.host_sync import HostSync
 from hotloop.diagnose.memory import Memory
 from hotloop.diagnose.never_pays import NeverPays
+from hotloop.diagnose.new_shapes import NewShapes
 from hotloop.diagnose.no_effect import NoEffect
+from hotloop.diagnose.odd_size import OddSize
 from hotloop.diagnose.recompile import Recompile
 from hotloop.diagnose.recompile_limit import RecompileLimit
 from hotloop.diagnose.rule import Advice, Problem, Rule
 from hotloop.diagnose.setting_switched import SettingSwitched
+from hotloop.diagnose.slower_attention import SlowerAttention
 from hotloop.diagnose.slower_layout import SlowerLayout
 from hotloop.diagnose.slower_optimizer import SlowerOptimizer
 from hotloop.diagnose.slower_preset import SlowerPreset
 from hotloop.diagnose.slower_regions import SlowerRegions
 from hotloop.diagnose.step_undone import StepUndone
+from hotloop.diagnose.tf32_off import Tf32Off
 from hotloop.diagnose.tier_declined import TierDeclined
 from hotloop.remedies import REMEDIES, Remedy
 
@@ -53,6 +59,12 @@ RULES: dict[str, Rule] = {
         SlowerRegions(),
         SlowerLayout(),
         SlowerOptimizer(),
+        SlowerAttention(),
+        OddSize(),
+        Tf32Off(),
+        AutocastOff(),
+        ArgumentChecks(),
+        NewShapes(),
         DataWait(),
         NeverPays(),
         ColdCache(),

@@ -103,9 +103,13 @@ class Case:
         return max(known) * 1e3 if known else None
 
     def measured_ways(self) -> dict[str, Mapping[str, Any]]:
-        """Return the figures of the ways to run besides eager that have a step time; only the run's own, if timed."""
+        """Return the figures of the ways to run besides eager that have a step time; only the run's own, if timed.
+
+        Ways that nobody asked for, since the doctor suggests them, are left out.
+        """
         ways = self.measurements.get("ways")
         names = [name for name in ways if name != "eager"] if isinstance(ways, Mapping) else []
+        names = [name for name in names if not self.way(name).get("suggested")]
         timed = {name: self.way(name) for name in names if number(self.way(name).get("step_ms"))}
         asked = self.settings.get("run")
         return {asked: timed[asked]} if isinstance(asked, str) and asked in timed else timed

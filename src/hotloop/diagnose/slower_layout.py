@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hotloop.diagnose.rule import Case, Found, Problem, Rule, number, overlap
-from hotloop.diagnose.slower_preset import NOISE
-from hotloop.diagnose.words import figure
+from hotloop.diagnose.faster_way import faster
+from hotloop.diagnose.rule import Case, Found, Problem, Rule
 
 LAID_OUT = "channels_last"
 
@@ -25,13 +24,5 @@ class SlowerLayout(Rule):
 
     def find(self, case: Case) -> Found:
         """Yield one advice where the layout was measured to be faster than eager and the preset that was asked for."""
-        took, eager = (number(case.way(name).get("step_ms")) for name in (LAID_OUT, "eager"))
-        asked = number(case.way(str(case.settings.get("run"))).get("step_ms"))
-        if took is None or eager is None or overlap(case.way(LAID_OUT), case.way("eager")):
-            return
-        if took * NOISE < min(eager, asked or eager):
-            yield self.problem().advice(
-                f"channels last an eager step takes {figure(took)} ms, as it is {figure(eager)}: "
-                f"{figure(eager / took)} times as fast",
-                milliseconds=min(eager, asked or eager) - took,
-            )
+        if advice := faster(case, LAID_OUT, self.problem(), "channels last", beside_asked=True):
+            yield advice

@@ -24,13 +24,16 @@ from hotloop._torch.settings import quiet_tracing
 from hotloop.compiling.observe import watch
 from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
+from hotloop.events import HostSync
 from hotloop.measure import Census, StepClock, machine, signature, typical
-from hotloop.prove.doctor.outside import data_wait, fused_optimizers
+from hotloop.prove.doctor.layers import fused_attention, padded_linears
+from hotloop.prove.doctor.outside import data_wait, fused_optimizers, new_shapes
+from hotloop.prove.doctor.step_calls import StepCalls
 from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts, host_bound
 from hotloop.prove.doctor.switches import Switches
+from hotloop.prove.doctor.variants import variants
 from hotloop.prove.doctor.ways import EAGER, Way, Ways
 from hotloop.record import RunRecord
-from hotloop.step.tiers import CHANNELS_LAST
 from hotloop.step.workload import Workload, arguments, load_factory
 
 if TYPE_CHECKING:
@@ -97,6 +100,8 @@ class _Examination:
         self._batches: Iterator[Any]
         self._device = torch.device("cpu")
         self._census = Census()
+        self._calls: StepCalls
+        self._observed: Sequence[Event] = ()
 
     def run(self, name: str, preset: str | None) -> None:
         """Run the whole examination."""
@@ -104,10 +109,11 @@ class _Examination:
         ways = Ways(self._workload, preset)
         self._record.update("settings", preset=ways.name, run=ways.name)
         self._device = ways.device
+        self._calls = StepCalls(self._device)
         self._record.update("environment", **self._environment())
         eager = ways.eager()
         self._observe_eager(eager, ways)
-        examined = [eager, *self._lay_out(ways)]
+        examined = [eager, *self._suggested(ways)]
         if ways.name != "none":
             examined += self._compile(ways)
         self._time(examined)
@@ -146,13 +152,13 @@ class _Examination:
             batch = next(self._batches)  # preparing the batch is not part of the step
             with observer.observe():
                 self._run_step(way, batch, note=False)
+            with self._calls.observe():
+                self._run_step(way, batch, note=False)
             for _ in range(WARM_UP):
                 self._run_step(way)
-            beside = data_wait(
-                self._workload, self._batches, functools.partial(self._run_step, way, note=False), self._count
-            )
-        self._record.update("measurements", **beside, optimizers=fused_optimizers(self._workload, self._wait))
-        self._add([*switches.events, *observer.events()])
+            self._measure_beside(way)
+        self._observed = observer.events()
+        self._add([*switches.events, *self._observed])
         if self._device.type == "cuda":
             with way.running():
                 batch = next(self._batches)
@@ -160,19 +166,37 @@ class _Examination:
                 event = host_bound(step, self._device, min(way.first[-WARM_UP:]))
             self._add([event] if event else [])
 
-    def _lay_out(self, ways: Ways) -> list[Way]:
-        """On a GPU, run some eager steps with convolutions channels last: libraries set up what they need for it."""
-        way = ways.laid_out() if self._device.type == "cuda" else None
-        if way is None:
-            return []
-        try:
-            with way.running(), self._peak(way):
-                for _ in range(WARM_UP):
-                    self._run_step(way, note=False)
-        except Exception as error:  # noqa: BLE001 - the step needs the strides that it has: view() in place of flatten(), say
-            self._say(f"{way.name} failed: {error}")
-            return []
-        return [way]
+    def _measure_beside(self, way: Way) -> None:
+        """Measure what a step pays beside its model, and what its layers would take in another form."""
+        run, known = (
+            functools.partial(self._run_step, way, note=False),
+            {inputs for inputs, _ in self._census.counted()},
+        )
+        shapes = new_shapes(self._workload, self._batches, run, self._count, known)
+        waits = data_wait(self._workload, self._batches, run, self._count)
+        self._record.update("measurements", **waits, new_shapes=shapes)
+        self._record.update(
+            "measurements",
+            optimizers=fused_optimizers(self._workload, self._wait),
+            linears=padded_linears(self._calls, self._workload.models(), self._device, self._wait),
+            attention=fused_attention(self._calls, self._device, self._wait),
+        )
+
+    def _suggested(self, ways: Ways) -> list[Way]:
+        """Run some eager steps in each way that may be faster: libraries set up what they need for it."""
+        modules = [module for model in self._workload.models().values() for module in model.modules()]
+        reads = [event for event in self._observed if isinstance(event, HostSync)]
+        found = []
+        for way in variants(self._calls, reads, modules, self._device, ways.running_eagerly):
+            try:
+                with way.running(), self._peak(way):
+                    for _ in range(WARM_UP):
+                        self._run_step(way, note=False)
+            except Exception as error:  # noqa: BLE001 - the step needs what it has: strides for view(), weights that attention returns
+                self._say(f"{way.name} failed: {error}")
+                continue
+            found.append(way)
+        return found
 
     def _compile(self, ways: Ways) -> list[Way]:
         """Compile, run real steps, and observe one; then compile by blocks, if there are any and time is left.
@@ -311,9 +335,10 @@ class _Examination:
             if ways.holds_graph_memory and way.name.endswith("blocks"):
                 way.peak_bytes = None  # it would include the memory of the first compile's graphs
         figures = {way.name: way.figures() for way in examined}
-        laid_out, eager = (figures.get(name, {}).get("step_ms", 0.0) for name in (CHANNELS_LAST, EAGER))
-        if laid_out >= eager:  # nobody asked for it
-            figures.pop(CHANNELS_LAST, None)
+        eager = figures.get(EAGER, {}).get("step_ms", 0.0)
+        for name in [way.name for way in examined if way.suggested]:
+            if figures[name].get("step_ms", math.inf) >= eager:  # nobody asked for it
+                del figures[name]
         name = getattr(self._workload.step, "__name__", "step")
         shapes = {name: self._census.to_dict()}
         self._record.update("measurements", ways=figures, steps_done=self._step, shapes=shapes)

@@ -1,8 +1,10 @@
-"""What a step pays outside of its model: the wait for its batch, and an optimizer that is not the fused one."""
+"""What a step pays beside its model: the wait for its batch, the set-up for a new shape, an optimizer's slow form."""
 
 from __future__ import annotations
 
 import inspect
+import math
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from hotloop.measure import interval, typical
+from hotloop.measure import interval, signature
+from hotloop.prove.doctor.pairs import timed_pair
+from hotloop.step.workload import arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hotloop.step.workload import Workload
-
-_WARM_UP, _ROUNDS = 3, 12
 
 
 def data_wait(workload: Workload, batches: Iterator[Any], run: Callable[[Any], None], steps: int) -> dict[str, Any]:
@@ -52,6 +54,54 @@ def data_wait(workload: Workload, batches: Iterator[Any], run: Callable[[Any], N
     return found | ({"data_workers": given.num_workers} if isinstance(given, DataLoader) else {})
 
 
+def new_shapes(
+    workload: Workload, batches: Iterator[Any], run: Callable[[Any], None], steps: int, known: set[Any]
+) -> dict[str, Any]:
+    """Run each batch of a new shape twice, and return by how much the first time took longer.
+
+    The same batch is run again at once, so nothing but the set-up for its shape differs: libraries choose kernels and
+    plans for a shape when they first meet it, and torch's allocator asks the device for blocks of new sizes.
+
+    Args:
+        workload: whose batches are read.
+        batches: its batches, without an end.
+        run: runs a step to its end.
+        steps: batches to look at; those of a known shape are not run.
+        known: signatures of the steps that ran already; new ones are added.
+
+    Returns:
+        ``steps``, ``shapes`` (new ones), ``extra_seconds`` of all of them, and ``extra_ms`` of a typical one with its
+        interval. Empty where too few shapes are new to tell, or where the batches are an iterator.
+    """
+    if isinstance(workload.batches, Iterator):
+        return {}
+    extra = []
+    for _ in range(steps):
+        batch = next(batches)
+        inputs = signature(arguments(batch), {})
+        if inputs in known:
+            continue
+        known.add(inputs)
+        first, again = (_seconds(run, batch) for _ in range(2))
+        extra.append(first - again)
+    low, high = interval(extra) if extra else (-math.inf, math.inf)
+    if not math.isfinite(low):
+        return {}
+    figures = {"extra_ms": statistics.median(extra), "extra_ms_low": low, "extra_ms_high": high}
+    return {
+        "steps": steps,
+        "shapes": len(extra),
+        "extra_seconds": sum(extra),
+        **{name: 1e3 * value for name, value in figures.items()},
+    }
+
+
+def _seconds(run: Callable[[Any], None], batch: Any) -> float:
+    began = time.perf_counter()
+    run(batch)
+    return time.perf_counter() - began
+
+
 def fused_optimizers(workload: Workload, wait: Callable[[], None]) -> list[dict[str, Any]]:
     """Time the optimizers that have a fused form and do not use it, as they are and fused, on copied parameters.
 
@@ -63,7 +113,7 @@ def fused_optimizers(workload: Workload, wait: Callable[[], None]) -> list[dict[
     for optimizer in workload.holdings().optimizers.values():
         try:
             pair = [_copy(optimizer, fused=fused) for fused in (False, True)] if _may_fuse(optimizer) else []
-            figures = _timed(pair, wait) if pair else {}
+            figures = timed_pair([one.step for one in pair], wait, "fused_") if pair else {}
         except (RuntimeError, ValueError):  # torch's refusals, and no memory: the optimizer stays as it is
             continue
         if figures:
@@ -91,22 +141,3 @@ def _copy(optimizer: torch.optim.Optimizer, *, fused: bool) -> torch.optim.Optim
         groups.append({**group, **asked, "params": copies})
     names = inspect.signature(type(optimizer)).parameters
     return type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in names})
-
-
-def _timed(pair: Sequence[torch.optim.Optimizer], wait: Callable[[], None]) -> dict[str, float]:
-    """Time two optimizers by turns, so that other load on the machine meets both."""
-    samples: list[list[float]] = [[], []]
-    for turn in range(_WARM_UP + _ROUNDS):
-        for optimizer, taken in zip(pair, samples, strict=True):
-            wait()
-            began = time.perf_counter()
-            optimizer.step()
-            wait()
-            if turn >= _WARM_UP:
-                taken.append(time.perf_counter() - began)
-    figures: dict[str, float] = {}
-    for prefix, taken in zip(("", "fused_"), samples, strict=True):
-        low, high = interval(taken)
-        named = {"step_ms": typical(taken, skip=0), "step_ms_low": low, "step_ms_high": high}
-        figures |= {prefix + name: 1e3 * value for name, value in named.items()}
-    return figures

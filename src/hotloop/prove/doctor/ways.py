@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import linecache
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from hotloop.compiling.control import compile as compile_in_place
 from hotloop.errors import ConfigError
 from hotloop.events import Compiled
 from hotloop.measure import interval, typical
-from hotloop.step import layout
-from hotloop.step.tiers import CHANNELS_LAST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +41,8 @@ class Way:
         peak_bytes: the most memory allocated on a GPU; None on a CPU.
         cache_hits: graphs that came out of torch's caches, so that getting them ready was not cold.
         failed: why the way stopped; empty while it runs.
+        suggested: nobody asked for it; it is shown where it is faster than eager.
+        place: file and line of the program that it concerns.
     """
 
     name: str
@@ -51,6 +52,8 @@ class Way:
     peak_bytes: int | None = None
     cache_hits: int = 0
     failed: str = ""
+    suggested: bool = False
+    place: tuple[str, int] | None = None
 
     def count_cache_hits(self, events: Sequence[Event]) -> None:
         """Count the graphs that came out of torch's caches."""
@@ -70,6 +73,10 @@ class Way:
             figures["cache_hits"] = self.cache_hits
         if self.peak_bytes is not None:
             figures["peak_bytes"] = self.peak_bytes
+        if self.suggested:
+            figures["suggested"] = True
+        if self.place is not None:
+            figures |= {"file": self.place[0], "line": self.place[1], "source": linecache.getline(*self.place).strip()}
         return figures
 
 
@@ -140,26 +147,14 @@ class Ways:
 
     def eager(self) -> Way:
         """Return the program without any compile, not even its own."""
-        return Way(EAGER, self._eagerly)
+        return Way(EAGER, self.running_eagerly)
 
     @contextlib.contextmanager
-    def _eagerly(self) -> Iterator[None]:
+    def running_eagerly(self) -> Iterator[None]:
+        """Run the program without any compile while the block runs."""
         # The stance is for functions that the program compiles outside of any module, such as a loss.
         with paused(self.models.values()), torch.compiler.set_stance("force_eager"):
             yield
-
-    def laid_out(self) -> Way | None:
-        """Return the program eager with its convolutions channels last; None where that changes nothing."""
-        modules = [module for model in self.models.values() for module in model.modules()]
-        if layout.why_not(modules):
-            return None
-
-        @contextlib.contextmanager
-        def running() -> Iterator[None]:
-            with self._eagerly(), layout.channels_last(modules):
-                yield
-
-        return Way(CHANNELS_LAST, running)
 
     def compiled(self) -> Way:
         """Return the program compiled as asked; the compiles happen in its first steps."""
