@@ -257,7 +257,7 @@ def timed_as(monkeypatch, milliseconds):
 
     def set_times(examination, ways):
         for way in ways:
-            way.samples = [milliseconds.get(way.name, 1.0) / 1e3] * 6
+            way.samples = [size * milliseconds.get(way.name, 1.0) / 1e3 for size in (1, 1, 1, 1, 1, 3, 0.1)]
 
     monkeypatch.setattr(examining._Examination, "_time", set_times)
 
@@ -277,6 +277,20 @@ def test_a_way_that_is_not_faster_is_not_shown_and_the_read_is_told_as_one(progr
     document = examine(program("checked"), preset="none", steps=4)
     assert list(document["measurements"]["ways"]) == ["eager"]
     assert {one["rule"] for one in document["advice"]} == {"host_sync"}
+
+
+@pytest.mark.parametrize(("unlike", "found"), [(5.0, True), (9.0, False)])
+def test_a_difference_is_told_by_pairs_and_only_beyond_its_interval(program, monkeypatch, unlike, found):
+    def set_times(examination, ways):
+        eager, way = ways
+        eager.samples = [size / 1e3 for size in range(1, 9)]
+        way.samples = [size * 0.6 for size in eager.samples]
+        way.samples[3] *= unlike / 5.0
+        way.samples[:2] = [each * unlike / 5.0 for each in way.samples[:2]]
+
+    monkeypatch.setattr(examining._Examination, "_time", set_times)
+    document = examine(program("checked"), preset="none", steps=4)
+    assert ("argument_checks" in [one["rule"] for one in document["advice"]]) is found
 
 
 def test_without_checks_nothing_is_offered(program, monkeypatch):

@@ -335,10 +335,10 @@ class _Examination:
             if ways.holds_graph_memory and way.name.endswith("blocks"):
                 way.peak_bytes = None  # it would include the memory of the first compile's graphs
         figures = {way.name: way.figures() for way in examined}
-        eager = figures.get(EAGER, {}).get("step_ms", 0.0)
-        for name in [way.name for way in examined if way.suggested]:
-            if figures[name].get("step_ms", math.inf) >= eager:  # nobody asked for it
-                del figures[name]
+        for way in [way for way in examined if way.suggested]:
+            figures[way.name] |= (beside := way.beside(examined[0]))
+            if beside.get("difference") != "faster":  # nobody asked for it
+                del figures[way.name]
         name = getattr(self._workload.step, "__name__", "step")
         shapes = {name: self._census.to_dict()}
         self._record.update("measurements", ways=figures, steps_done=self._step, shapes=shapes)
