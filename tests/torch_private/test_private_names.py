@@ -1,9 +1,11 @@
 """The ledger of private torch names matches the code, both ways, and nothing outside `_torch` uses any."""
 
 import ast
+import gc
 import importlib
 import re
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -160,3 +162,19 @@ def test_a_missing_name_is_a_capability_with_a_reason(monkeypatch):
     found = ledger.capability("something", gone.path)
     assert not found.available
     assert "without it: nothing" in found.reason
+
+
+def test_a_missing_name_keeps_no_tensor_of_whoever_asks(monkeypatch):
+    """An exception that its own frame holds is a cycle, with the frames of all callers: a copy of the state, say."""
+    monkeypatch.setattr(ledger, "_PUBLIC", {"torch:_foreach_norm": "torch.nonesuch:norm"})
+
+    def asks():
+        mine = torch.zeros(1)
+        ledger._look_up.__wrapped__("torch:_foreach_norm")
+        return weakref.ref(mine)
+
+    gc.disable()
+    try:
+        assert asks()() is None
+    finally:
+        gc.enable()

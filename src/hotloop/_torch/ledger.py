@@ -424,7 +424,7 @@ def _look_up(path: str) -> tuple[Any, str]:
     """Return the object behind a path, and why it is missing; empty where it is there."""
     if path not in _PATHS:
         raise KeyError(f"{path} is not in the ledger of private torch names")
-    missing: Exception | None = None
+    missing = ""
     for place in [path] if path not in _PUBLIC else [_PUBLIC[path], path]:
         module, _, attribute = place.partition(":")
         try:
@@ -433,7 +433,7 @@ def _look_up(path: str) -> tuple[Any, str]:
                 importlib.import_module(f"{module}.{attribute}")
             return getattr(home, attribute), ""
         except (ImportError, AttributeError) as error:
-            missing = error
+            missing = str(error)  # the exception would keep this frame, and all callers' tensors, till a collection
     entry = next(name for name in LEDGER if name.path == path)
     return None, f"{path} is missing in this torch ({missing}); without it: {entry.without}"
 

@@ -197,7 +197,7 @@ class OpTrace:
         return bool(self._altered)
 
     def updated(self) -> set[str]:
-        """Name the parameters that `AuditFindings.updated` is about."""
+        """Name the parameters that `AuditFindings.updated` is about, and let go of their gradients: they are large."""
         found = set()
         for optimizer in self._holdings.optimizers.values():
             for one in (one for group in optimizer.param_groups for one in group["params"]):
@@ -205,7 +205,7 @@ class OpTrace:
                     one,
                     *(value for value in optimizer.state.get(one, {}).values() if isinstance(value, torch.Tensor)),
                 ]
-                gradient = self._gradient_found.get(id(one))
+                gradient = self._gradient_found.pop(id(one), None)
                 alone = not any(_memory(each) in self._written_besides for each in held)
                 alone = (
                     alone and self._places_of[one.data_ptr()] == 1 and self._versions.get(id(one)) == version_of(one)

@@ -44,6 +44,7 @@ _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 _GLOBALS = (*SCALARS, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 """What the program's own code may find changed in a library's module: settings, functions in place of others."""
 NO_NAMES = Names(frozenset())
+_OF_THE_LOOP = "hotloop.step."
 
 
 class Follower:
@@ -257,10 +258,11 @@ class Follower:
                 self.follow(item, f"{label}.{key}", names.by(key), depth + 1)
 
     def hooks(self, tables: Iterable[dict[Any, Any]], owner: str) -> None:
-        """Remember hooks, and what they are called."""
+        """Remember hooks, and what they are called; those of the loop itself hold its tensors, and say nothing."""
         for table in tables:
             for function in table.values():
-                self.follow(function, f"a hook of {owner}", NO_NAMES)
+                if not (getattr(function, "__module__", None) or "").startswith(_OF_THE_LOOP):
+                    self.follow(function, f"a hook of {owner}", NO_NAMES)
 
     def optimizer(self, optimizer: torch.optim.Optimizer, label: str, names: Names = NO_NAMES) -> None:
         """Note the hooks of a given optimizer, a step that a scheduler sets, and what code reads of its settings."""
