@@ -6,7 +6,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hotloop
-from hotloop._torch.dispatch import observing
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,14 +73,9 @@ def test_the_random_stream_ends_where_eagers_does():
     assert torch.equal(captured, torch.cuda.get_rng_state())
 
 
-def test_dropout_between_the_layers_of_an_lstm_is_captured_and_its_state_ends_where_eagers_does():
-    """cuDNN draws from a state that torch keeps for the device, and that torch.manual_seed does not put back."""
-    states = []
-
-    def noting(operation, args, kwargs):
-        if operation is torch.ops.aten._cudnn_rnn.default:
-            states.append(args[-1])
-        return operation(*args, **kwargs)
+@pytest.mark.parametrize("besides", [False, True])
+def test_dropout_between_the_layers_of_an_lstm_is_captured_and_its_state_ends_where_eagers_does(besides):
+    """cuDNN draws from a state that torch keeps for the device and makes anew once the generator has been seeded."""
 
     def run(tier):
         torch.manual_seed(0)
@@ -91,7 +85,8 @@ def test_dropout_between_the_layers_of_an_lstm_is_captured_and_its_state_ends_wh
 
         @loop.step
         def step(x):
-            loss = head(body(x)[0][:, -1]).square().mean()
+            last = body(x)[0][:, -1]
+            loss = head(nn.functional.dropout(last, 0.3) if besides else last).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -99,19 +94,45 @@ def test_dropout_between_the_layers_of_an_lstm_is_captured_and_its_state_ends_wh
 
         draws = torch.Generator().manual_seed(2)
         losses = [step(torch.randn(32, 6, 8, generator=draws).cuda()) for _ in range(30)]
-        return [loss.item() for loss in losses], loop
+        with torch.no_grad():  # it drops what the state says next
+            after = body(torch.ones(64, 6, 8, device="cuda"))[0]
+        return [loss.item() for loss in losses], loop, after, torch.cuda.get_rng_state()
 
-    with observing(noting):
-        nn.LSTM(8, 16, num_layers=2, dropout=0.5).cuda()(torch.ones(1, 1, 8, device="cuda"))
-    state, before = states[0], states[0].clone()
-    theirs, _ = run("eager")
-    after = state.clone()
-    assert not torch.equal(before, after)
-    state.copy_(before)
-    ours, loop = run("eager+graph")
+    theirs, _, expected, stream = run("eager")
+    ours, loop, after, our_stream = run("eager+graph")
     assert loop.status().tier == "eager+graph", loop.status()
-    assert torch.equal(state, after)
+    torch.testing.assert_close(after, expected)
+    assert torch.equal(our_stream, stream)
     assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_a_recording_keeps_the_state_of_an_rnns_dropout_that_it_writes_into():
+    """Seeding makes torch give the device another state; a replay must not write into memory that others have by then."""
+    torch.manual_seed(0)
+    body, head = nn.LSTM(8, 16, num_layers=2, dropout=0.5, batch_first=True).cuda(), nn.Linear(16, 4).cuda()
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.01)
+    loop = hotloop.Loop([body, head], optimizer, run="eager+graph")
+
+    @loop.step
+    def step(x):
+        loss = head(body(x)[0][:, -1]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    x = torch.randn(32, 6, 8, device="cuda")
+    for _ in range(12):
+        step(x)
+    assert loop.status().tier == "eager+graph", loop.status()
+    torch.manual_seed(1)
+    other = nn.LSTM(8, 16, num_layers=2, dropout=0.5).cuda()
+    other(torch.ones(3, 2, 8, device="cuda"))  # from here on torch holds another state
+    zeros = [torch.zeros(2**20, dtype=torch.uint8, device="cuda") for _ in range(64)]
+    for _ in range(5):
+        step(x)
+    torch.cuda.synchronize()
+    assert not any(one.any() for one in zeros)
 
 
 def test_a_capture_that_fails_half_way_leaves_torch_right():

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hotloop._torch.dispatch import argument_names, is_random
+from hotloop._torch.random_state import put_back
 
 _TENSORS = ("query", "key", "value")
 _DIMENSIONS = 4
@@ -146,6 +147,6 @@ def _rng_state(device: torch.device) -> torch.Tensor:
 
 def _set_rng_state(device: torch.device, state: torch.Tensor) -> None:
     if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
+        put_back(device, state)
     else:
         torch.set_rng_state(state)

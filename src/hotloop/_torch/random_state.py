@@ -19,6 +19,17 @@ def generator_of(device: torch.device) -> str:
     return f"the generator of {device}"
 
 
+def put_back(device: torch.device, state: torch.Tensor) -> None:
+    """Set a GPU's stream to a position, and leave cuDNN's dropout alone.
+
+    ``torch.cuda.set_rng_state`` also tells the generator that it was seeded. The next RNN with dropout then draws a new
+    state for its masks, at another address, which an eager run without hotloop does not do. A second generator that
+    shares the stream has a mark of its own for that.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.default_generators[index].graphsafe_get_state().set_state(state)
+
+
 class RandomState:
     """The positions of the random streams that a step may draw from: Python's, numpy's, torch's on CPU and GPU.
 
@@ -43,7 +54,7 @@ class RandomState:
         if CPU not in leaving:
             torch.set_rng_state(self._cpu)
         for device, state in self._cuda:
-            torch.cuda.set_rng_state(state, device)
+            put_back(device, state)
 
     def moved_since(self, earlier: RandomState) -> list[str]:
         """Return the names of the streams whose position differs from an earlier one."""
