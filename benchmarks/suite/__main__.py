@@ -5,6 +5,8 @@ usage: python -m benchmarks.suite [--only WORKLOAD[:WAY,...] ...] [--part PART .
        python -m benchmarks.suite --cpu             the subset for a CPU
        python -m benchmarks.suite --table FILE      the tables of a result file
        python -m benchmarks.suite --plot FILE.json  writes FILE.svg beside it
+       python -m benchmarks.suite --write-tables [FILE.json]  the tables of README.md and docs, each from the file that
+                                                it names, or from FILE
 
 Rows that the result file holds already are kept and not run again, so that the suite can be run in parts: name the same
 file with --out, and a --limit. Names may have wildcards, and a way may be written as the plan does: --only '*:eager*',
@@ -26,19 +28,22 @@ import tempfile
 import time
 
 from . import document as files
-from . import plan, plot, show
+from . import plan, plot, show, tables
 
 ROOT = pathlib.Path(__file__).parents[2]
 LATE = "not done after"
 SETTINGS = {
-    "autocast": {"gpu": "bfloat16", "cpu": None},
+    "autocast": {"gpu": "bfloat16, but for ppo", "cpu": None},
     "matmul_precision": "high",
     "optimizer": "AdamW, fused",
-    "dropout": ["xlmr", "xlmr-lengths", "lora"],
+    "dropout": ["xlmr", "xlmr-lengths", "lora", "convnext", "speech", "lstm"],
     "cold": "seconds from the begin of the first step, each step waited for, in a process and compile caches of its "
     "own; torch.compile's ways to the end of the third step, hotloop's until the tier is proven and in force",
     "steady": "12 blocks of each way in turns with an eager twin in the same process; medians, with the 95% interval "
     "from order statistics (for a ratio: of the pairs)",
+    "memory": "MB that tensors took (allocated) and that torch held (reserved), at their highest: preparing, over the "
+    "first steps, proofs and trials among them; in force, over three steps after that. What a recording holds shows in "
+    "reserved alone",
     "totals": "computed = cold seconds + steps left x steady step; what was really run is not marked so. `auto` at "
     "10,000 steps and more is computed from a run that was told 10,000 and had settled: later changes are left out",
 }
@@ -59,6 +64,8 @@ def main(arguments=None):
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    if options.write_tables is not None:
+        return write_tables(options.write_tables or None)
     if shown:
         for path in shown:
             found = files.load(path)
@@ -66,6 +73,17 @@ def main(arguments=None):
             show.tables(found) if path is options.table else plot.write(found, path.with_suffix(".svg"))
         return 0
     return run(options)
+
+
+def write_tables(result):
+    """Write the tables of the pages anew."""
+    try:
+        changed = tables.write(result)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"written: {', '.join(changed)}" if changed else "the pages are as their result files")
+    return 0
 
 
 def parse(arguments):
@@ -86,6 +104,9 @@ def parse(arguments):
     parser.add_argument("--again", action="store_true", help="run chosen rows again that the file holds already")
     parser.add_argument("--table", type=pathlib.Path, metavar="FILE", help="print the tables of a result file")
     parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw totals over steps as FILE.svg")
+    parser.add_argument(
+        "--write-tables", nargs="?", const="", metavar="FILE", help="write the tables of README.md and docs anew"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -101,7 +122,7 @@ def run(options):
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    rows = [row for row in rows if not options.part or row.part in options.part]
+    rows = [row for row in rows if not options.part or any(plan.in_part(row, part) for part in options.part)]
     todo = [row for row in rows if options.again or row.key not in files.done(held)]
     if options.plan:
         show.plan(todo, len(rows) - len(todo))

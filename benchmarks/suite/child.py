@@ -140,16 +140,18 @@ def memory_of(bench, turns, result, held, *, alone):
     """Note the peak memory of preparation and of a few steps; ``held`` bytes belong to other programs."""
     others = round(held / 2**20)
     getting_ready = clock.memory(bench.device)
-    clock.begin_memory(bench.device)
+    clock.begin_memory(bench.device, keep=True)  # what proofs leave behind is held, and counts
     for _ in range(3):
         turns.step()
     running = clock.memory(bench.device)
     result["memory"] = None
     if running is not None:
+        reserved = [one["reserved_mb"] if alone else None for one in (getting_ready, running)]  # torch tells no owner
         result["memory"] = {
             "preparing_mb": getting_ready["allocated_mb"] - others,
+            "preparing_reserved_mb": reserved[0],
             "peak_mb": running["allocated_mb"] - others,
-            "reserved_mb": running["reserved_mb"] if alone else None,  # torch does not report the owner
+            "reserved_mb": reserved[1],
         }
 
 
@@ -239,6 +241,7 @@ def difference(ours, eager):
 def run_auto(bench):
     """Run `auto` as a user would, reading the clock at few steps only; then time its final tier beside eager."""
     row, result = bench.row, bench.result("auto")
+    clock.begin_memory(bench.device)
     result |= {"told": row.told, "real": {}}
     turns = bench.turns("auto", told=row.told)
     begin = time.perf_counter()
@@ -258,6 +261,7 @@ def run_auto(bench):
         if turns.running.loop.policy.trial is None:
             break
         turns.step()
+    memory_of(bench, turns, result, 0, alone=True)
     twin = bench.turns("eager")
     for _ in range(3):
         twin.step()

@@ -11,7 +11,7 @@ import math
 import random
 
 from . import totals
-from .plan import FIRST_FIVE, TIERS
+from .plan import FIRST_FIVE, HARD, TIERS, WORKLOADS
 from .totals import LONG
 
 STEADY = {"tiny": 9.0, "xlmr": 3.3, "inception": 2.7, "gpt": 1.5, "unet": 1.45}
@@ -20,6 +20,10 @@ NEVER_SLOWER = (1.02, 1.0)
 NEAR_BEST = {1_000: (1.10, 0.5), 10_000: (1.03, 0.0), 100_000: (1.03, 0.0)}
 MEAN = {1_000: 1.6, 10_000: 2.3}
 PREPARED_SECONDS = 3.0
+CHOSEN = (*WORKLOADS, *HARD)
+CHOICE_MEAN = {1_000: 2.0, 10_000: 2.5}
+CHOICE_WORST, LESS_SECONDS = 0.98, 1.0
+"""These hold on any one GPU."""
 GPU = "H200"
 _RESAMPLES = 2_000
 
@@ -28,11 +32,14 @@ def all_goals(document):
     """Judge every goal from the rows of a document."""
     rows = document["rows"]
     found = [*steady(rows), *lengths(rows), *never_slower(rows), *near_best(rows), *means(rows), *soon(rows)]
+    on_any_gpu = list(choice(rows))
     gpu = (document.get("machine") or {}).get("gpu")
     if GPU not in (gpu or ""):
         for one in found:
             one |= {"status": "open", "why": f"the goals are set for one {GPU}, this is {gpu or 'a CPU'}"}
-    return found
+    for one in on_any_gpu if gpu is None else ():
+        one |= {"status": "open", "why": "the goals are set for a GPU, this is a CPU"}
+    return found + on_any_gpu
 
 
 def judged(goal, target, measured, *, at_least=True, **more):
@@ -104,18 +111,15 @@ def over_runs(goal, target, figures, **more):
     return judged(goal, target, measured, at_least=False, runs=len(figures), **more)
 
 
-def beside(run):
-    """Return the eager step in ms that was measured in a run of `auto`; None where sizes vary."""
-    return None if run["row"].get("varying") else run["row"]["steady"]["eager_ms"]
-
-
 def never_slower(rows):
     """Judge `auto` against 1.02 times eager plus a second, by the share of this allowance that it took."""
     for workload in _workloads(rows):
         for steps in totals.STEPS:
             shares, computed = [], False
             for run in totals.auto_runs(rows, workload, steps):
-                eager = totals.eager_total(rows, workload, steps, beside(run)) if "steady" in run["row"] else None
+                eager = (
+                    totals.eager_total(rows, workload, steps, totals.beside(run)) if "steady" in run["row"] else None
+                )
                 if eager is not None:
                     shares.append(run["seconds"] / (NEVER_SLOWER[0] * eager + NEVER_SLOWER[1]))
                     computed |= run["computed"]
@@ -130,7 +134,9 @@ def near_best(rows):
             shares, ways, computed = [], set(), False
             for run in totals.auto_runs(rows, workload, steps):
                 best = (
-                    totals.best_fixed(rows, workload, steps, eager_ms=beside(run)) if "steady" in run["row"] else None
+                    totals.best_fixed(rows, workload, steps, eager_ms=totals.beside(run))
+                    if "steady" in run["row"]
+                    else None
                 )
                 if best is not None:
                     shares.append(run["seconds"] / (factor * best["seconds"] + seconds))
@@ -145,21 +151,44 @@ def means(rows):
     """Judge the geometric mean of eager over `auto`, over the first five workloads."""
     for steps, target in MEAN.items():
         goal = f"geometric mean over {', '.join(FIRST_FIVE)}: eager over auto at {steps:,} steps"
-        gains = []
-        for workload in FIRST_FIVE:
-            runs = [run for run in totals.auto_runs(rows, workload, steps) if "steady" in run["row"]]
-            eager = [totals.eager_total(rows, workload, steps, beside(run)) for run in runs]
-            known = sorted(e / run["seconds"] for e, run in zip(eager, runs, strict=True) if e is not None)
-            gains.append(known)
-        if not all(gains):
-            lacking = [name for name, known in zip(FIRST_FIVE, gains, strict=True) if not known]
-            yield judged(goal, target, None, why=f"no run of {', '.join(lacking)}")
-            continue
-        low, middle, high = (
-            math.prod(known[place(len(known))] for known in gains) ** (1 / len(gains))
-            for place in (lambda _: 0, lambda number: number // 2, lambda number: number - 1)
-        )
-        yield judged(goal, target, (middle, low, high), computed=steps >= LONG)
+        yield mean(rows, FIRST_FIVE, steps, goal, target)
+
+
+def mean(rows, workloads, steps, goal, target):
+    """Judge the geometric mean of eager over `auto`, over some workloads, each of which has to be measured."""
+    gains = {name: totals.gains(rows, name, steps) for name in workloads}
+    if lacking := [name for name, known in gains.items() if not known]:
+        return judged(goal, target, None, why=f"no run of {', '.join(lacking)}")
+    low, middle, high = (
+        math.prod(known[place(len(known))] for known in gains.values()) ** (1 / len(gains))
+        for place in (lambda _: 0, lambda number: number // 2, lambda number: number - 1)
+    )
+    return judged(goal, target, (middle, low, high), computed=steps >= LONG)
+
+
+def choice(rows):
+    """Judge `auto` against eager over all workloads: their geometric mean, and the worst of them less a second."""
+    for steps, target in CHOICE_MEAN.items():
+        goal = f"geometric mean over all {len(CHOSEN)} workloads: eager over auto at {steps:,} steps"
+        yield mean(rows, CHOSEN, steps, goal, target)
+        shares = {name: least_share(rows, name, steps) for name in CHOSEN}
+        lacking = [name for name, share in shares.items() if share is None]
+        worst = None if lacking else min(shares, key=shares.get)
+        goal = f"the worst of all {len(CHOSEN)} workloads: eager over auto less {LESS_SECONDS:.0f} s at {steps:,} steps"
+        measured = None if lacking else (shares[worst],) * 3
+        more = {"why": f"no run of {', '.join(lacking)}"} if lacking else {"best": [worst]}
+        yield judged(goal, CHOICE_WORST, measured, computed=steps >= LONG, **more)
+
+
+def least_share(rows, workload, steps):
+    """Return the least of eager's total over `auto`'s less a second, of the runs that tell of so many steps."""
+    shares = []
+    for run in totals.auto_runs(rows, workload, steps):
+        eager = totals.eager_total(rows, workload, steps, totals.beside(run)) if "steady" in run["row"] else None
+        if eager is not None:
+            spent = run["seconds"] - LESS_SECONDS
+            shares.append(eager / spent if spent > 0 else math.inf)
+    return min(shares, default=None)
 
 
 def soon(rows):

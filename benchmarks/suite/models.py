@@ -97,3 +97,38 @@ class Mlp(nn.Module):
     def forward(self, x):
         """Return the scores [B, C] of points x [B, W]."""
         return self.net(x)
+
+
+class ActorCritic(nn.Module):
+    """An actor and a critic of two hidden layers each, as for PPO over continuous moves."""
+
+    def __init__(self, seen, moves, width):
+        super().__init__()
+        self.actor, self.critic = self._net(seen, width, moves), self._net(seen, width, 1)
+        self.log_deviation = nn.Parameter(torch.zeros(moves))
+
+    @staticmethod
+    def _net(seen, width, out):
+        return nn.Sequential(
+            nn.Linear(seen, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, out)
+        )
+
+    def forward(self, x):
+        """Return mean and deviation of the moves [B, M], and the value [B], of what was observed [B, W]."""
+        mean = self.actor(x)
+        return mean, self.log_deviation.exp().expand_as(mean), self.critic(x).squeeze(-1)
+
+
+class Lstm(nn.Module):
+    """A language model of LSTM layers with dropout, as torch's example of word_language_model."""
+
+    def __init__(self, words, width, layers, dropout):
+        super().__init__()
+        self.drop, self.tokens = nn.Dropout(dropout), nn.Embedding(words, width)
+        self.rnn = nn.LSTM(width, width, layers, dropout=dropout, batch_first=True)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, x, y):
+        """Return the loss of tokens x and the next tokens y, both [B, T]."""
+        hidden, _ = self.rnn(self.drop(self.tokens(x)))
+        return F.cross_entropy(self.head(self.drop(hidden)).float().flatten(0, 1), y.flatten())

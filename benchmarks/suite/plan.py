@@ -14,7 +14,12 @@ from .totals import LONG, LONGEST, MEDIUM, SHORT, best_fixed
 TIERS = ("eager+graph", "regional", "regional+graph", "full", "full+graph", "autotune+graph")
 FIRST_FIVE = ("tiny", "xlmr", "inception", "gpt", "unet")
 WORKLOADS = (*FIRST_FIVE, "xlmr-lengths", "vit", "lora", "mlp")
+HARD = ("resnet50", "convnext", "speech", "ppo", "lstm")
+"""Workloads of which the ways of `CHOICE` are measured alone: layouts, and steps that are hard to capture whole."""
+CHOICE = ("eager", "default", "reduce-overhead", "auto")
+"""The ways between which a user chooses; of `auto` a run that is told 1,000 steps and one that is told 10,000."""
 PARTS = {
+    "choice": "eager, torch.compile and `auto` told 1,000 and 10,000; --part choice takes such rows of other parts too",
     "ways": "every fixed way: cold seconds, steady step time beside eager, memory, busy time",
     "auto": "`auto`, really run to 1,000 steps twice and to 200 five times",
     "auto-long": "`auto` told 10,000 and 100,000 steps, run until it has settled: what those totals are computed from",
@@ -27,6 +32,9 @@ PACKAGES = {
     "xlmr": ("transformers",),
     "xlmr-lengths": ("transformers",),
     "inception": ("torchvision",),
+    "resnet50": ("torchvision",),
+    "convnext": ("torchvision",),
+    "speech": ("transformers",),
     "unet": ("diffusers",),
     "diffusion": ("diffusers", "transformers"),
     "lora": ("transformers", "peft"),
@@ -38,6 +46,7 @@ AUTOTUNED = ("tiny", "gpt")
 CHECKED = {"tiny": ("eager", "default", "full+graph"), "xlmr": ("eager", "default", "full+graph")}
 """Ways for which a real run of 1,000 steps checks the computed totals."""
 LEFT_OUT = {
+    "tiers by name": f"not on {', '.join(HARD)}, where the choice between torch.compile and `auto` is measured",
     "regional, regional+graph": f"not on {', '.join(NO_BLOCKS)}, whose models have no repeated blocks",
     "autotune+graph, max-autotune-no-cudagraphs": f"only on {', '.join(AUTOTUNED)}: elsewhere autotuning takes many "
     "minutes; a row whose way is named in full after --only runs all the same",
@@ -56,6 +65,11 @@ _GUESSES = {
     "lora": (1.5, 30, 30, 10, 2),
     "mlp": (1, 2, 8, 0, 0.5),
     "diffusion": (10, 160, 200, 0, 0),
+    "resnet50": (2, 30, 45, 0, 2),
+    "convnext": (2, 45, 45, 12, 2),
+    "speech": (2, 60, 90, 20, 4),
+    "ppo": (1, 5, 15, 0, 1),
+    "lstm": (1.5, 8, 20, 0, 1),
 }
 _START, _STEADY, _AUTOTUNE, _FIRST = 8.0, 6.0, 140.0, 24
 _UNSEEN_MS = 145
@@ -104,6 +118,7 @@ class Row:
 def gpu(document=None):
     """Return all rows for a GPU; which ways have their cold seconds repeated depends on what a result file holds."""
     rows = [row for workload in WORKLOADS for row in _of_workload(workload)]
+    rows += [row for workload in HARD for row in _choice(workload)]
     rows += _cold_rows(document or {"rows": []})
     rows += [_ways("unet", f"preset:{name}", part="presets") for name in ("default", "aot_eager", "inductor", "triton")]
     rows += [_ways("diffusion", way, part="presets") for way in ("eager", "components:unet", "components:all")]
@@ -112,7 +127,7 @@ def gpu(document=None):
 
 def cpu():
     """Return the subset for a CPU: small sizes, few steps, captured steps stood in for."""
-    rows = []
+    rows = [_small(workload, "eager") for workload in HARD]
     for workload in (*WORKLOADS, "diffusion"):
         rows.append(_small(workload, "eager"))
         if workload in VARYING:
@@ -144,13 +159,25 @@ def _of_workload(workload):
     rows += [_ways(workload, mode, part="more" if varies else "ways") for mode in ("default", "reduce-overhead")]
     rows += [_auto(workload, MEDIUM, number) for number in (1, 2)]
     rows += [_auto(workload, SHORT, number) for number in range(1, 6)]
-    if workload in FIRST_FIVE:
-        rows += [_auto(workload, told, 1) for told in (LONG, LONGEST)]
+    rows += [_auto(workload, told, 1) for told in ((LONG, LONGEST) if workload in FIRST_FIVE else (LONG,))]
     if workload in AUTOTUNED:
         rows += [_ways(workload, way, part="autotune") for way in ("autotune+graph", "max-autotune-no-cudagraphs")]
     if workload not in (*FIRST_FIVE, *VARYING):
         rows = [dataclasses.replace(row, part="more") for row in rows]
     return rows
+
+
+def _choice(workload):
+    rows = [_ways(workload, way) for way in CHOICE[:-1]] + [_auto(workload, told, 1) for told in (MEDIUM, LONG)]
+    return [dataclasses.replace(row, part="choice") for row in rows]
+
+
+def in_part(row, part):
+    """Return whether a row belongs to a part: rows of `CHOICE` belong to the part of that name as well."""
+    if part != "choice" or row.part == part:
+        return row.part == part
+    told = row.kind == "auto" and row.told in (MEDIUM, LONG) and row.number == 1
+    return row.workload in WORKLOADS and (told or (row.kind == "ways" and row.ways[0] in CHOICE))
 
 
 def _cold_rows(document):

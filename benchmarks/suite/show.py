@@ -101,17 +101,18 @@ def ways(document):
     found = table(
         "steps: medians of blocks in turns with eager",
         *("workload", "way", "ms>", "eager ms>", "eager / way, 95%>", "x busy>", "waits>"),
-        *("cold s>", "steps>", "peak MB>", "reserved MB>", "loss off by>", "note"),
+        *("cold s>", "steps>", "MB proving>", "reserved>", "MB in force>", "reserved>", "loss off by>", "note"),
     )
     previous = None
     names = list(dict.fromkeys(row["workload"] for row in document["rows"]))
     for row in sorted(document["rows"], key=lambda row: names.index(row["workload"])):
-        if row["kind"] != "ways":
+        if row["kind"] not in ("ways", "auto"):
             continue
         if previous not in (None, row["workload"]):
             found.add_section()
         previous = row["workload"]
-        found.add_row(row["workload"], row["way"], *figures(row), note(row))
+        way = row["way"] if row["kind"] == "ways" else row["row"].partition(":")[2]
+        found.add_row(row["workload"], way, *figures(row), note(row))
     return found
 
 
@@ -131,6 +132,8 @@ def figures(row):
         "" if share is None else f"{share:.0%}",
         number(cold, 2) + ("*" if row.get("prepared_from") else ""),
         number(row.get("prepared_steps"), 0),
+        number(memory.get("preparing_mb"), 0),
+        number(memory.get("preparing_reserved_mb"), 0),
         number(memory.get("peak_mb"), 0),
         number(memory.get("reserved_mb"), 0),
         "" if row.get("loss_difference") is None else f"{row['loss_difference']:.1e}",
@@ -142,6 +145,8 @@ def note(row):
     words = [
         f"{word}: {' '.join(str(row[word]).split())[:90]}" for word in ("error", "skipped", "declined") if row.get(word)
     ]
+    if row["kind"] == "auto" and row.get("ran"):
+        words.append(f"ran {row['ran']}")
     if row.get("emulated"):
         words.append("emulated: right, no speed")
     if row.get("prepared_from"):

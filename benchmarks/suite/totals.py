@@ -123,6 +123,18 @@ def eager_total(rows, workload, steps, eager_ms=None):
     return None if found is None else found["seconds"]
 
 
+def beside(run):
+    """Return the eager step in ms that was measured in a run of `auto`; None where sizes vary."""
+    return None if run["row"].get("varying") else run["row"]["steady"]["eager_ms"]
+
+
+def gains(rows, workload, steps):
+    """Return eager's total over `auto`'s for each run that tells of so many steps, the smallest first."""
+    runs = [run for run in auto_runs(rows, workload, steps) if "steady" in run["row"]]
+    eager = [eager_total(rows, workload, steps, beside(run)) for run in runs]
+    return sorted(e / run["seconds"] for e, run in zip(eager, runs, strict=True) if e is not None)
+
+
 def checks(rows):
     """Compare each real run with the total that is computed from its parts."""
     found = []

@@ -27,6 +27,16 @@ def test_auto_is_really_run_to_1000_twice_and_to_200_five_times():
         assert told.count((200, 200)) == 5
 
 
+def test_the_choice_of_a_user_is_planned_on_every_workload_and_selected_as_a_part():
+    chosen = [row for row in ROWS if plan.in_part(row, "choice")]
+    for name in (*plan.WORKLOADS, *plan.HARD):
+        rows = [row for row in chosen if row.workload == name]
+        assert [row.ways for row in rows if row.kind == "ways"] == [(way,) for way in plan.CHOICE[:-1]]
+        assert [(row.told, row.number) for row in rows if row.kind == "auto"] == [(1_000, 1), (10_000, 1)]
+    assert all(plan.in_part(row, row.part) for row in ROWS)
+    assert not any(plan.in_part(row, "auto") for row in ROWS if row.part == "choice")
+
+
 def test_each_row_is_a_few_minutes_at_most_and_has_a_key_of_its_own():
     assert max(row.seconds for row in ROWS) < 500
     assert len({row.key for row in ROWS}) == len(ROWS)
@@ -64,7 +74,7 @@ def test_a_second_cold_start_is_chosen_by_its_name_alone():
 
 
 def test_a_pattern_over_all_workloads():
-    assert {row.workload for row in plan.choose(ROWS, ["*:auto"])} == set(plan.WORKLOADS)
+    assert {row.workload for row in plan.choose(ROWS, ["*:auto"])} == {*plan.WORKLOADS, *plan.HARD}
 
 
 def test_a_pattern_that_fits_nothing_names_what_there_is():
@@ -75,7 +85,7 @@ def test_a_pattern_that_fits_nothing_names_what_there_is():
 def test_captured_steps_on_a_cpu_are_marked_as_stood_in_for():
     rows = plan.cpu()
     assert all(row.emulated == row.ways[0].endswith("+graph") for row in rows)
-    assert {row.workload for row in rows} >= set(plan.WORKLOADS)
+    assert {row.workload for row in rows} >= {*plan.WORKLOADS, *plan.HARD}
 
 
 def test_the_plan_is_printed_without_torch():
