@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hotloop import diagnose
 from hotloop._torch.dispatch import observing
-from hotloop.prove.doctor import examining, outside, variants
+from hotloop.events import HostSync
+from hotloop.prove.doctor import examining, host_waits, outside, variants
 from hotloop.prove.doctor.examining import examine
+from hotloop.prove.doctor.host_waits import with_waits
 from hotloop.prove.doctor.layers import fused_attention, padded_linears
 from hotloop.prove.doctor.outside import new_shapes
 from hotloop.prove.doctor.step_calls import StepCalls
@@ -304,6 +308,46 @@ def test_a_suggested_way_is_not_taken_for_one_that_was_asked_for():
     suggested = {"step_ms": 5.0, "peak_bytes": 2**40, "suggested": True, "cold_seconds": 1e6}
     ways = {"eager": {"step_ms": 8.0, "peak_bytes": 2**30}, "with TF32": suggested}
     assert [one.rule for one in diagnose.diagnose({"measurements": {"ways": ways}})] == ["tf32_off"]
+
+
+# -- waits ---------------------------------------------------------------------------------------------------------------
+
+
+def read_at(line, seconds=1e-6):
+    return HostSync(file=__file__, line=line, source="", reason="a value is read", seconds=seconds)
+
+
+@pytest.fixture
+def slow_clock(monkeypatch):
+    """Let each read take a second by the clock of the waits."""
+    ticks = iter(range(1_000))
+    monkeypatch.setattr(host_waits.time, "perf_counter", lambda: next(ticks))
+
+
+def test_a_wait_is_the_one_of_a_step_in_which_reads_alone_are_looked_at(slow_clock):
+    x = torch.ones(3, requires_grad=True)
+    first = test_a_wait_is_the_one_of_a_step_in_which_reads_alone_are_looked_at.__code__.co_firstlineno + 5
+
+    def step():
+        loss = (x * 2).sum()
+        loss.item()  # the first line that reads
+        if loss > 0:
+            float(loss.detach()), loss.tolist()
+
+    lines = [number for number, text in enumerate(inspect.getsource(step).splitlines(), first - 1)]
+    reads = [read_at(line) for line in lines]
+    found = [event.seconds for event in with_waits(reads, step)]
+    assert found == [1e-6, 1e-6, 1, 1, 2]
+
+
+def test_a_line_of_two_reads_and_reads_without_a_time_stay_as_they_were(slow_clock):
+    line = inspect.currentframe().f_lineno + 1
+    step = lambda: torch.ones(1).item()  # noqa: E731 - one line is to read
+    twice = [read_at(line), dataclasses.replace(read_at(line), reason="another")]
+    assert with_waits(twice, step) == twice
+    untimed = [read_at(line, None)]
+    assert with_waits(untimed, pytest.fail) == untimed
+    assert with_waits([read_at(line)], step)[0].seconds == 1
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------

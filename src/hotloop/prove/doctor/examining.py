@@ -26,6 +26,7 @@ from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
 from hotloop.events import HostSync
 from hotloop.measure import Census, StepClock, machine, signature, typical
+from hotloop.prove.doctor.host_waits import with_waits
 from hotloop.prove.doctor.layers import fused_attention, padded_linears
 from hotloop.prove.doctor.outside import data_wait, fused_optimizers, new_shapes
 from hotloop.prove.doctor.step_calls import StepCalls
@@ -156,8 +157,8 @@ class _Examination:
                 self._run_step(way, batch, note=False)
             for _ in range(WARM_UP):
                 self._run_step(way)
+            self._observed = with_waits(observer.events(), functools.partial(self._run_step, way, batch, note=False))
             self._measure_beside(way)
-        self._observed = observer.events()
         self._add([*switches.events, *self._observed])
         if self._device.type == "cuda":
             with way.running():
