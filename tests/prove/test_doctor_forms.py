@@ -266,6 +266,24 @@ def timed_as(monkeypatch, milliseconds):
     monkeypatch.setattr(examining._Examination, "_time", set_times)
 
 
+def test_layers_that_are_timed_apart_are_no_part_of_a_steps_peak(program, monkeypatch):
+    within, seen = [], []
+
+    @contextlib.contextmanager
+    def peak(_examination, way):
+        within.append(way)
+        yield
+        within.pop()
+
+    monkeypatch.setattr(examining._Examination, "_peak", peak)
+    monkeypatch.setattr(examining, "padded_linears", lambda *_: seen.append(list(within)) or [])
+    monkeypatch.setattr(examining, "new_shapes", lambda *_: seen.append(list(within)) or {})
+    examine(program("clean"), preset="none", steps=4)
+    steps, layers = seen
+    assert [way.name for way in steps] == ["eager"]
+    assert layers == []
+
+
 def test_checks_of_distributions_are_told_with_their_gain_and_once(program, line_of, monkeypatch):
     timed_as(monkeypatch, {"eager": 8.0, "without checks": 5.0})
     document = examine(program("checked"), preset="none", steps=4)

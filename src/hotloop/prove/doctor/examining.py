@@ -158,7 +158,11 @@ class _Examination:
             for _ in range(WARM_UP):
                 self._run_step(way)
             self._observed = with_waits(observer.events(), functools.partial(self._run_step, way, batch, note=False))
-            self._measure_beside(way)
+            run, known = functools.partial(self._run_step, way, note=False), {key for key, _ in self._census.counted()}
+            shapes = new_shapes(self._workload, self._batches, run, self._count, known)
+            waits = data_wait(self._workload, self._batches, run, self._count)
+        self._record.update("measurements", **waits, new_shapes=shapes)
+        self._measure_forms()  # after the peak is known: their memory is not the step's
         self._add([*switches.events, *self._observed])
         if self._device.type == "cuda":
             with way.running():
@@ -167,15 +171,8 @@ class _Examination:
                 event = host_bound(step, self._device, min(way.first[-WARM_UP:]))
             self._add([event] if event else [])
 
-    def _measure_beside(self, way: Way) -> None:
-        """Measure what a step pays beside its model, and what its layers would take in another form."""
-        run, known = (
-            functools.partial(self._run_step, way, note=False),
-            {inputs for inputs, _ in self._census.counted()},
-        )
-        shapes = new_shapes(self._workload, self._batches, run, self._count, known)
-        waits = data_wait(self._workload, self._batches, run, self._count)
-        self._record.update("measurements", **waits, new_shapes=shapes)
+    def _measure_forms(self) -> None:
+        """Measure what optimizers and layers take, and what they would in another form."""
         self._record.update(
             "measurements",
             optimizers=fused_optimizers(self._workload, self._wait),
