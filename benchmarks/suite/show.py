@@ -91,7 +91,7 @@ def tables(document):
     out.print()
     out.print(total_table(document))
     out.print()
-    for found in filter(None, (check_table(document), goal_table(document))):
+    for found in filter(None, (memory(document), check_table(document), goal_table(document))):
         out.print(found)
         out.print()
 
@@ -101,18 +101,31 @@ def ways(document):
     found = table(
         "steps: medians of blocks in turns with eager",
         *("workload", "way", "ms>", "eager ms>", "eager / way, 95%>", "x busy>", "waits>"),
-        *("cold s>", "steps>", "MB proving>", "reserved>", "MB in force>", "reserved>", "loss off by>", "note"),
+        *("cold s>", "steps>", "peak MB>", "reserved MB>", "loss off by>", "note"),
     )
     previous = None
     names = list(dict.fromkeys(row["workload"] for row in document["rows"]))
     for row in sorted(document["rows"], key=lambda row: names.index(row["workload"])):
-        if row["kind"] not in ("ways", "auto"):
+        if row["kind"] != "ways":
             continue
         if previous not in (None, row["workload"]):
             found.add_section()
         previous = row["workload"]
+        found.add_row(row["workload"], row["way"], *figures(row), note(row))
+    return found
+
+
+def memory(document):
+    """Print the peak memory of each way, and of `auto`: while it gets ready, proofs among that, and in force."""
+    rows = [row for row in document["rows"] if row.get("memory")]
+    if not rows:
+        return None
+    columns = ("preparing MB>", "reserved MB>", "in force MB>", "reserved MB>", "ran")
+    found = table("memory at its peak, allocated and reserved", "workload", "way", *columns)
+    for row in sorted(rows, key=lambda row: row["workload"]):
         way = row["way"] if row["kind"] == "ways" else row["row"].partition(":")[2]
-        found.add_row(row["workload"], way, *figures(row), note(row))
+        keys = ("preparing_mb", "preparing_reserved_mb", "peak_mb", "reserved_mb")
+        found.add_row(row["workload"], way, *(number(row["memory"].get(key), 0) for key in keys), row.get("ran") or "")
     return found
 
 
@@ -132,8 +145,6 @@ def figures(row):
         "" if share is None else f"{share:.0%}",
         number(cold, 2) + ("*" if row.get("prepared_from") else ""),
         number(row.get("prepared_steps"), 0),
-        number(memory.get("preparing_mb"), 0),
-        number(memory.get("preparing_reserved_mb"), 0),
         number(memory.get("peak_mb"), 0),
         number(memory.get("reserved_mb"), 0),
         "" if row.get("loss_difference") is None else f"{row['loss_difference']:.1e}",
@@ -145,8 +156,6 @@ def note(row):
     words = [
         f"{word}: {' '.join(str(row[word]).split())[:90]}" for word in ("error", "skipped", "declined") if row.get(word)
     ]
-    if row["kind"] == "auto" and row.get("ran"):
-        words.append(f"ran {row['ran']}")
     if row.get("emulated"):
         words.append("emulated: right, no speed")
     if row.get("prepared_from"):

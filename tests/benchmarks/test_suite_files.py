@@ -55,6 +55,13 @@ def test_tables_show_what_was_found(capsys, monkeypatch, wide):
             "mlp", "full", ratio=1.5, of_busy=1.25, waiting_share=0.2, loss_difference=1e-3, prepared_from="full+graph"
         ),
         {**ways("mlp", "eager+graph", ratio=3.0), "declined": "a reason"},
+        auto(
+            "mlp",
+            1_000,
+            {1_000: 9.0},
+            ran="full+graph",
+            memory={"preparing_mb": 23_456, "preparing_reserved_mb": 34_567},
+        ),
         {"row": "vit:eager", "kind": "ways", "workload": "vit", "way": "eager", "error": "it failed"},
     ]
     files.summarise(found)
@@ -64,6 +71,9 @@ def test_tables_show_what_was_found(capsys, monkeypatch, wide):
     if wide:
         for words in (
             "12,345",
+            "auto told 1000 (run 1)",
+            "23,456",
+            "34,567",
             "1.50 [1.47, 1.53]",
             "declined: a reason",
             "error: it failed",

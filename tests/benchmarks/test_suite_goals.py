@@ -94,6 +94,12 @@ def test_all_workloads_are_judged_on_any_gpu():
     assert {one["status"] for one in chosen(3.0, gpu=None)} == {"open"}
 
 
+def test_lengths_that_auto_is_never_told_on_a_workload_are_no_open_goals():
+    rows = [ways("ppo", "eager"), auto("ppo", 1_000, {1_000: 9.0})]
+    shares = [one["goal"] for one in goals.all_goals(document(rows)) if "as a share of 1.02" in one["goal"]]
+    assert [words.partition("at ")[2].partition(" steps")[0] for words in shares] == ["1,000", "10,000"]
+
+
 def test_a_second_is_left_to_the_worst():
     rows = [ways("tiny", "eager"), auto("tiny", 1_000, {1_000: 12.9})]
     assert goals.least_share(rows, "tiny", 1_000) == pytest.approx(11.97 / 11.9)
