@@ -111,11 +111,15 @@ def jittered(x: torch.Tensor) -> torch.Tensor:
 def checked_every(steps):
     """Have every so many steps checked, whatever that costs."""
 
-    def plan(self, seconds, tier):
-        self._seconds += seconds
+    def plan(self, seconds, tier, work):
+        self._budget.note(work, seconds)
         self._left = self._every = steps
 
-    with mock.patch.object(sentinel.Sentinel, "_plan", plan), mock.patch.object(sentinel, "FIRST", steps):
+    with (
+        mock.patch.object(sentinel.Sentinel, "_plan", plan),
+        mock.patch.object(sentinel.Sentinel, "_may_begin", return_value=True),
+        mock.patch.object(sentinel, "FIRST", steps),
+    ):
         yield
 
 

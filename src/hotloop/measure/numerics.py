@@ -164,6 +164,11 @@ class Comparison:
             self.below_floor,
         )
 
+    def with_limits(self, known: Mapping[tuple[str, str], float]) -> Comparison:
+        """Judge a comparison again with limits that are at least those known, by tensor and measure."""
+        scores = [score.widened(known.get((score.name, score.measure), 0.0)) for score in self.scores]
+        return conclude(self.unscored_failures(), scores, self.differences, self.below_floor)
+
     def with_spread(self, spread: Mapping[str, Difference]) -> Comparison:
         """Judge a comparison under ``Limits.rounding()`` again, by what is now known of eager's own spread.
 

@@ -203,22 +203,30 @@ def test_one_odd_step_is_looked_into_and_forgiven():
     assert run.loop.status().tier == "aot_eager"
 
 
-def test_after_an_odd_step_was_forgiven_each_check_has_the_step_in_more_bits():
-    """Limits that were wrong once would be wrong again, and a suspicion costs three checks or more."""
+def test_limits_that_were_wrong_once_are_learnt_and_a_fault_beyond_them_is_found():
+    """Code within eager's own rounding, which is past the normal limits: looked into once, by two steps."""
     wide = []
 
-    def noted(runs, call):
+    def coarse(runs, call):
+        """Be as far from eager as if eager's rounding were half a percent."""
         wide.append(runs.context.progress.steps)
-        return in_more_bits(runs, call)
+        return {name: None if value is None else value * 1.005 for name, value in in_more_bits(runs, call).items()}
 
-    odd = PERIOD + 5
+    factors = {FROM: 1.001, FROM + 30: 1.1}
     with (
         faulty() as fault,
         checked_every(1),
-        mock.patch.object(sentinel, "in_more_bits", noted),
+        mock.patch.object(sentinel, "in_more_bits", coarse),
     ):
-        Run("aot_eager", 40, before=lambda step: fault.set(1.001 if step == odd else 1.0))
-    assert set(wide) == set(range(odd + 1, 40))
+        run = Run("aot_eager", 80, before=lambda step: fault.set(factors[step]) if step in factors else None)
+    assert run.watched.suspicions == 2
+    (told,) = run.told()
+    assert FROM + 30 <= told.step <= FROM + 30 + 10  # three in more bits, three more, three by roundings
+    assert wide[:3] == [
+        FROM + 1,
+        FROM + 2,
+        FROM + 31,
+    ]  # two steps cleared it, and no check before the fault needed more
 
 
 def test_code_that_fails_in_a_checked_step_is_undone_like_any_other():
@@ -283,14 +291,14 @@ def test_the_period_follows_from_what_a_check_costs():
     usual.samples.append(0.010)
     usual._known = 0.010
     usual._known_at = 10**9
-    watched._steps, watched._extra = 100, 0.0
-    watched._plan(0.060, tier)  # 50 ms more than a step
+    watched._budget.steps, watched._budget.spent = 100, 0.0
+    watched._plan(0.060, tier, "code")  # 50 ms more than a step
     assert watched.status.every == 500
     assert 450 <= watched._left <= 1350  # around 900: this check and the next one are 1% of 1,000 steps
-    watched._steps = 1000
-    watched._plan(0.060, tier)
+    watched._budget.steps = 1000
+    watched._plan(0.060, tier, "code")
     assert 250 <= watched._left <= 750
-    watched._plan(0.0101, tier)
+    watched._plan(0.0101, tier, "code")
     assert watched.status.every == sentinel.LEAST
 
 
@@ -305,12 +313,12 @@ def test_checks_come_at_every_phase_of_a_period_that_divides_theirs():
     before = torch.get_rng_state(), random.getstate()
 
     def checked():
-        run.loop.steps, watched._steps, watched._extra = 0, 0, 0.0
+        run.loop.steps, watched._budget.steps, watched._budget.spent = 0, 0, 0.0
         steps = []
         for _ in range(400):
-            watched._plan(0.060, Tier("aot_eager"))
+            watched._plan(0.060, Tier("aot_eager"), "code")
             run.loop.steps += watched._left
-            watched._steps += watched._left
+            watched._budget.steps += watched._left
             steps.append(run.loop.steps)
         return steps
 

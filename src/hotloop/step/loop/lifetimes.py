@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hotloop.step.context import Context
     from hotloop.step.loop.runner import StepRunner
-    from hotloop.step.prove.sentinel import SentinelStatus
+    from hotloop.step.prove.sentinel_status import SentinelStatus
 
 _TOO_SOON = 3
 

@@ -19,12 +19,13 @@ from hotloop.step.state.random_state import other_threads
 from hotloop.step.state.trial_run import alone, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import torch
 
     from hotloop.step.audit.auditor import StepAuditor
     from hotloop.step.context import DecoratedStep
+    from hotloop.step.prove.budget import Work
     from hotloop.step.prove.reference_runs import ReferenceRuns
     from hotloop.step.rescue import Rescue
     from hotloop.step.state.program import Call
@@ -41,6 +42,8 @@ _ELSEWHERE = (
 _STAYED = 2
 """Steps whose Python could run only once, after which it is taken to be so for good."""
 Evidence = Literal["more bits", "roundings"]
+_Learnt = dict[str, dict[tuple[str, str], float]]
+"""Limits by kind of tensor, and by tensor and measure."""
 _SIXTEEN_BITS = ("bfloat16", "float16")
 """Compute dtypes in which convolutions of another layout are past the normal limits, as a rule: BatchNorms follow."""
 
@@ -62,6 +65,7 @@ class CodeProofs:
         rescue: undoes a proof that failed.
 
     Attributes:
+        seconds: what the last proof step took, by what it compared.
         compiled_anew: with other processes, the step in which this process has compiled other code while its tier was
             in force, until all processes prove theirs again; 0 where there is none.
     """
@@ -74,6 +78,9 @@ class CodeProofs:
         """Bases whose code has agreed with eager."""
         self._evidence: dict[str, Evidence] = {}
         """By base: the further evidence that decides, where code was past the normal limits."""
+        self._learnt: dict[str, _Learnt] = {}
+        """By base: the limits that a step in more bits has allowed code that agreed."""
+        self.seconds: dict[Work, float] = {}
         self._stayed = 0
         """Proof steps that could be run only once."""
         self._known = "", 0
@@ -86,13 +93,30 @@ class CodeProofs:
         """Return whether code compiled as a base asks has agreed with eager often enough."""
         return base in self._agree
 
-    def needs_more_bits(self, base: str) -> bool:
-        """Return whether a base's code is past the normal limits, so that a step in more bits decides."""
-        return self._evidence.get(base) == "more bits"
+    def needs_roundings(self, base: str) -> bool:
+        """Return whether only other roundings of the step tell whether a base's code is right."""
+        return self._evidence.get(base) == "roundings"
 
-    def needs_more_bits_from_now_on(self, base: str) -> None:
-        """Note that a base's code was past the normal limits later, and right all the same."""
+    def needs_roundings_from_now_on(self, base: str) -> None:
+        """Note that only other roundings of a step could tell that a base's code was right."""
+        self._evidence[base] = "roundings"
+
+    def learn(self, base: str, outcomes: Iterable[Outcome]) -> None:
+        """Note what steps in more bits have allowed code that agreed with them: the normal limits were wrong for it."""
         self._evidence.setdefault(base, "more bits")
+        learnt = self._learnt.setdefault(base, {})
+        for outcome in outcomes:
+            for kind, held in outcome.comparisons.items():
+                limits = learnt.setdefault(kind, {})
+                for score in held.scores:
+                    key = score.name, score.measure
+                    limits[key] = max(limits.get(key, 0.0), score.limit)
+
+    def by_learnt_limits(self, base: str, outcome: Outcome) -> Outcome:
+        """Judge a step that was compared with eager alone by what was learnt of the base's code."""
+        learnt = self._learnt.get(base, {})
+        held = {kind: one.with_limits(learnt.get(kind, {})) for kind, one in outcome.comparisons.items()}
+        return dataclasses.replace(outcome, comparisons=held)
 
     def steps_left(self, base: str) -> int:
         """Return how many more steps have to be run both ways and agree until the code is proven."""
@@ -141,6 +165,7 @@ class CodeProofs:
         self._agree.discard(base)
         self._outcomes.pop(base, None)
         self._evidence.pop(base, None)
+        self._learnt.pop(base, None)
 
     @uninterrupted
     def prove(self, call: Call, tier: Tier) -> Any:
@@ -174,7 +199,7 @@ class CodeProofs:
             if stays:
                 self._not_yet(tier)
                 return result
-            step.doing = "proof"
+            step.doing, compiles = "proof", context.compiled.compiles()
             self._install(tier)
             if tier.channels_last and context.compute_dtype() in _SIXTEEN_BITS:
                 self._evidence.setdefault(tier.base, "more bits")
@@ -188,7 +213,10 @@ class CodeProofs:
             obstacle = self._rescue.candidate_failed(error, tier)
         if obstacle is not None:
             return self._rescue.rung_down(run, tier.without_graph(), obstacle)
-        context.reports.proof_took(time.perf_counter() - began, outcome.nbytes)
+        took = time.perf_counter() - began
+        if context.compiled.compiles() == compiles:
+            self.seconds["roundings" if elsewhere else "more bits" if wide else "code"] = took
+        context.reports.proof_took(took, outcome.nbytes)
         if tier.channels_last:
             context.reports.replay_saves(max(0.0, seconds[-1] - seconds[0]))
         step.note_not_repeatable(self._auditor.changed_inside())
@@ -275,6 +303,8 @@ class CodeProofs:
             context.reports.failed(step, tier.without_graph(), self._nothing_compiled(idle))
         elif enough and base not in self._agree:
             self._agree.add(base)
+            if self._evidence.get(base) == "more bits":
+                self.learn(base, outcomes)
             context.reports.proven(
                 step,
                 tier.without_graph(),

@@ -99,12 +99,16 @@ class GraphProofs:
         step: the decorated step.
         runs: its reference runs.
         optimizers: which optimizers run outside of recordings.
+
+    Attributes:
+        seconds: what the last proof step took; None where there was none.
     """
 
     def __init__(self, step: DecoratedStep, runs: ReferenceRuns, optimizers: RecordedOptimizers) -> None:
         self._step, self._context, self._program = step, step.context, step.program
         self._runs, self._optimizers = runs, optimizers
         self._clock = StepClock(self._program.device)
+        self.seconds: float | None = None
         self._replay_seconds: float | None = None
         self._reference_seconds = 0.0
         """The seconds of the replay and of the reference in the last proof step."""
@@ -191,7 +195,8 @@ class GraphProofs:
             saved = max(0.0, self._reference_seconds - self._replay_seconds)
             self._context.reports.replay_saves(saved * share)
         recorded.keep_gradients()
-        self._context.reports.proof_took(time.perf_counter() - began, outcome.nbytes)
+        self.seconds = time.perf_counter() - began
+        self._context.reports.proof_took(self.seconds, outcome.nbytes)
         return outcome
 
     def _timed(self, run: proof.Run) -> Any:

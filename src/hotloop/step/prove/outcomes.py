@@ -212,3 +212,16 @@ def _joined(outcomes: Sequence[Outcome], join: Callable[[str, Sequence[Compariso
     moved = tuple(dict.fromkeys(name for one in outcomes for name in one.random_moved))
     failed = next((one.failed for one in outcomes if one.failed), "")
     return dataclasses.replace(outcomes[-1], comparisons=joined, random_moved=moved, failed=failed)
+
+
+def without_result(outcome: Outcome) -> Outcome:
+    """Return an outcome without the comparison of what compiled code returned, unless NaN or infinity is in it.
+
+    The smaller a loss, the more of it is rounding, and without a reference in more bits nobody knows how much. The
+    gradients are judged in any case.
+    """
+    result = outcome.comparisons.get("result")
+    if result is None or any(failure.measure == "finite" for failure in result.failures):
+        return outcome
+    others = {kind: comparison for kind, comparison in outcome.comparisons.items() if kind != "result"}
+    return dataclasses.replace(outcome, comparisons=others)

@@ -2,20 +2,24 @@
 
 A proof compares three steps, and a run has a million. A recording may become stale, a new size may come that compiled
 code handles wrongly, and gradients that are wrong by 1% do not stop training. A checked step is a training step like
-any other: eager's outcome stays. N follows from what a check costs, and from the share of time that checks may cost.
+any other: eager's outcome stays. N follows from what a check costs, and from the share of time that checks may cost,
+suspicions included (`hotloop.step.prove.budget`).
 The distance to the next check is random, from half of N to one and a half: with a fixed N, what the step does every N
 steps would never be checked, or always.
 
 A single comparison past its limits is only a suspicion. A run compares hundreds of tensors hundreds of times, so some
-are past a limit by chance, and as a model learns, its gradients become small beside their rounding. A suspicion is
-confirmed in three more steps, or six where these are past their limits by little:
+are past a limit by chance, and as a model learns, its gradients become small beside their rounding. The next step
+clears it, if that agrees; else it is confirmed in three, or six where these are past their limits by little:
 
 - A recording is compared with the code that it recorded, with room for how far its kernels are from themselves.
 - Compiled code is compared with eager, and both with the step in more bits, with room for how far the steps scatter.
   If it still disagrees, the next steps are judged by other roundings of the step. Where the normal limits were wrong
-  once, in its proof or in a suspicion that was not confirmed, each later check has the step in more bits as well.
+  once, in its proof or in a suspicion that was not confirmed, what the step in more bits allowed is the limit from then
+  on; where only other roundings told, they judge each later check.
 
-Until then eager's outcomes stay. What no rounding makes counts at once: NaN where eager has none, a missing gradient.
+The next step waits until the share pays for it. But where a tensor is far past its limit, as right code never is, the
+next two steps are checked at once; and where one of these disagrees too, those that follow are, whatever that costs.
+What no rounding makes counts at once: NaN where eager has none, a missing gradient.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import math
 import random
+import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +38,10 @@ from hotloop.measure import Limits
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import noise, proof
 from hotloop.step.prove.attribution import disagreement
-from hotloop.step.prove.outcomes import Outcome, over_steps, verdict
+from hotloop.step.prove.budget import Budget
+from hotloop.step.prove.outcomes import Outcome, over_steps, verdict, without_result
 from hotloop.step.prove.rounding_evidence import in_more_bits, repeats_elsewhere, roundings, with_roundings
+from hotloop.step.prove.sentinel_status import SentinelStatus
 from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
     from hotloop.step.audit.auditor import StepAuditor
     from hotloop.step.context import DecoratedStep
     from hotloop.step.prove.attribution import Disagreement
+    from hotloop.step.prove.budget import Work
     from hotloop.step.prove.code_proofs import CodeProofs
     from hotloop.step.prove.graph_proofs import GraphProofs, Recorded
     from hotloop.step.prove.reference_runs import ReferenceRuns
@@ -57,36 +64,6 @@ FIRST, LEAST = 100, 10
 """Steps in a tier before its first check, which shows what a check costs; and the least mean distance of two checks."""
 _STAYED = 5
 """Checks in a row whose step could be run only once, after which no more are made."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SentinelStatus:
-    """The checks of one decorated step so far.
-
-    Args:
-        function: the name of the step.
-        every: steps between two checks, as it is now.
-        checks: steps that were run both ways.
-        suspicions: checks past a limit, after which the next steps were checked too.
-        seconds: time that checks have cost beyond the time of their steps.
-        disagreed: what disagrees, and where; empty if nothing does.
-        off: why no more checks are made; empty while they are made.
-    """
-
-    function: str
-    every: int
-    checks: int
-    suspicions: int
-    seconds: float
-    disagreed: str = ""
-    off: str = ""
-
-    def __str__(self) -> str:
-        if self.disagreed:
-            return f"sentinel: {self.function} did not agree with eager: {self.disagreed}"
-        suspected = f" ({self.suspicions:,} were suspected, and not confirmed)" if self.suspicions else ""
-        line = f"sentinel: {self.function}: {self.checks:,} steps were also run eagerly and agreed{suspected}, "
-        return line + (f"then no more: {self.off}" if self.off else f"one in {self.every:,}; {self.seconds:.1f} s")
 
 
 class Sentinel:
@@ -110,17 +87,16 @@ class Sentinel:
         code: CodeProofs,
         share: float,
     ) -> None:
-        self._step, self._context, self._share = step, step.context, share
+        self._step, self._context = step, step.context
+        self._budget = Budget(share, step.context.total_steps)
         self._runs, self._graphs, self._auditor, self._code = runs, graphs, auditor, code
         self._tier: Tier | None = None
         self._left = self._every = FIRST
-        self._steps = 0
-        """Steps in this tier, over which the share is kept."""
-        self._extra = 0.0
-        """Seconds that checks among these steps have cost."""
         self._checks_code = True
         """The next check is of compiled code, if the tier has any, and not of its recording alone."""
         self._suspects = False
+        self._urgent = False
+        """What is suspected was far past its limits, or past them twice, so that its checks wait for nothing."""
         self._measures = False
         """The next check measures how far the step is from itself."""
         self._rounds = False
@@ -129,10 +105,9 @@ class Sentinel:
         """How often the noise of a recorded step may still be measured for this suspicion."""
         self._evidence: list[tuple[Outcome, Call]] = []
         self._checks = self._suspicions = 0
-        self._seconds = 0.0
         self._stayed = 0
         """How many of the last checks were not made, since the step could be run only once."""
-        self._disagreed = self._off = ""
+        self._disagreed = self._off = self._waits = ""
         self._disagreement: Disagreement | None = None
 
     @property
@@ -143,9 +118,10 @@ class Sentinel:
             every=self._every,
             checks=self._checks,
             suspicions=self._suspicions,
-            seconds=self._seconds,
+            seconds=self._budget.spent,
             disagreed=self._disagreed,
             off=self._off,
+            waits=self._waits,
         )
 
     def due(self) -> bool:
@@ -154,13 +130,14 @@ class Sentinel:
         if progress.tier is not self._tier:
             if progress.tier != self._tier:
                 self._left = self._every = FIRST
-                self._steps, self._extra = 0, 0.0
-                self._suspects = self._measures = self._rounds = False
+                self._budget.enter(progress.steps)
+                self._suspects = self._urgent = self._measures = self._rounds = False
+                self._waits = ""
                 self._evidence.clear()
             self._tier = progress.tier
-        self._steps += 1
+        self._budget.steps += 1
         self._left -= 1
-        return self._left <= 0 and not self._off and not progress.in_trial
+        return self._left <= 0 and not self._off and not progress.in_trial and self._may_begin(progress.tier)
 
     def check(self, recorded: Recorded | None, call: Call, tier: Tier) -> tuple[Any, Disagreement | None]:
         """Run a step both ways and compare.
@@ -185,13 +162,12 @@ class Sentinel:
         step.doing, step.ran = "sentinel", tier.name
         wait_for(context.device)  # earlier steps may still run, and are no part of this step's time
         began = time.perf_counter()
-        code = self._is_of_code(recorded, tier)
+        code, work = self._is_of_code(recorded, tier), self._work(recorded is not None, tier)
         run = functools.partial(step.program.step, *call[0], **call[1])
-        closer = code and (self._suspects or self._code.needs_more_bits(tier.base))
-        if recorded is None or self._measures or closer:  # a replay does not run the step's Python
+        if recorded is None or work not in {"recording", "code"}:  # a replay does not run the step's Python
             stays, result = self._auditor.rehearse(run, *call)
             if stays:
-                self._plan(time.perf_counter() - began, tier)
+                self._plan(time.perf_counter() - began, tier, work)
                 self._not_checked()
                 return result
             self._stayed = 0
@@ -200,13 +176,13 @@ class Sentinel:
             context.base_tier if code else tier.without_graph(),
             functools.partial(self._reference, recorded, call, tier, code=code),
         )
-        if self._measures and recorded is not None:
+        if work == "noise" and recorded is not None:
             return self._measure_noise(recorded, reference, tier)
         candidate = self._runs.call(call)
         if recorded is not None and recorded.recording is not None:
             candidate = functools.partial(self._graphs.candidate, recorded, call)
-        wide = in_more_bits(self._runs, call) if closer and not self._rounds else None
-        elsewhere = roundings(self._runs, call, candidate) if self._rounds else None
+        wide = in_more_bits(self._runs, call) if work == "more bits" else None
+        elsewhere = roundings(self._runs, call, candidate) if work == "roundings" else None
         outcome = proof.prove_step(
             step.program,
             candidate,
@@ -219,10 +195,10 @@ class Sentinel:
         if recorded is not None:
             recorded.keep_gradients()
         self._checks += 1
-        self._plan(time.perf_counter() - began, tier)
+        self._plan(time.perf_counter() - began, tier, work)
         judged = with_roundings(outcome, elsewhere)
         if code and wide is None and elsewhere is None:
-            judged = _without_result(judged)
+            judged = self._code.by_learnt_limits(tier.base, without_result(judged))
         judged = dataclasses.replace(judged, result=None)
         self._unless_it_raises(lambda: self._judge(judged, recorded, call, tier))
         return outcome.result
@@ -261,6 +237,16 @@ class Sentinel:
         """
         return tier.other_kernels and (recorded is None or self._checks_code)
 
+    def _work(self, recorded: bool, tier: Tier) -> Work:
+        """Return what the coming check does, of a step that is ``recorded`` or not."""
+        if recorded and self._measures:
+            return "noise"
+        if not tier.other_kernels or (recorded and not self._checks_code):
+            return "recording"
+        if self._rounds or self._code.needs_roundings(tier.base):
+            return "roundings"
+        return "more bits" if self._suspects else "code"
+
     # -- both ways -------------------------------------------------------------------------------------------------
 
     def _reference(self, recorded: Recorded | None, call: Call, tier: Tier, *, code: bool) -> Any:
@@ -284,7 +270,7 @@ class Sentinel:
         recorded.keep_gradients()
         before = recorded.noise
         excused = isinstance(spread, proof.Unlike) and repeats_elsewhere(self._runs, spread, once, run, most)
-        self._plan(time.perf_counter() - began, tier)
+        self._plan(time.perf_counter() - began, tier, "noise")
         self._measures, self._left = False, 0
         self._measures_left -= 1
         if isinstance(spread, proof.Unlike) and excused:
@@ -313,17 +299,20 @@ class Sentinel:
             self._disagrees(outcome, [call], recorded, tier)
         elif self._suspects:
             self._evidence.append((outcome, call))
+            self._urgent |= not outcome.agrees
             self._weigh(recorded, tier)
         elif not outcome.agrees:
             self._suspicions += 1
             self._suspects, self._left, self._measures_left = True, 0, noise.MOST
+            self._urgent = outcome.hopeless
             now = self._context.progress.steps + 1
             _log.info("sentinel: step %d in %s is suspected, the next are checked: %s", now, tier.name, outcome.why)
 
     def _weigh(self, recorded: Recorded | None, tier: Tier) -> None:
         """Judge the steps since a suspicion: three together, and three more where these disagree by little."""
         outcomes = [outcome for outcome, _ in self._evidence]
-        if len(outcomes) % proof.STEPS:
+        cleared = len(outcomes) == 1 + self._urgent and all(outcome.agrees for outcome in outcomes)
+        if len(outcomes) % proof.STEPS and not cleared:
             self._left = 0
             return
         code = self._is_of_code(recorded, tier)
@@ -343,12 +332,15 @@ class Sentinel:
                 self._evidence.clear()
                 return
         calls = [call for _, call in self._evidence[-proof.STEPS :]]
+        by_roundings, self._rounds = self._rounds, False
         self._evidence.clear()
-        self._suspects = self._rounds = False
+        self._suspects = self._urgent = False
         if not joined.agrees:
             self._disagrees(joined, calls, recorded, tier)
+        elif code and by_roundings:
+            self._code.needs_roundings_from_now_on(tier.base)
         elif code:
-            self._code.needs_more_bits_from_now_on(tier.base)
+            self._code.learn(tier.base, outcomes)
 
     def _disagrees(self, joined: Outcome, calls: list[Call], recorded: Recorded | None, tier: Tier) -> None:
         """Report what disagrees, and where; from the next step on, another tier runs."""
@@ -360,35 +352,46 @@ class Sentinel:
 
     # -- when ------------------------------------------------------------------------------------------------------
 
-    def _plan(self, seconds: float, tier: Tier) -> None:
-        """Plan the next check for when all checks in this tier, with the next, have cost their share of the time.
+    def _may_begin(self, tier: Tier) -> bool:
+        """Return whether the share pays for the check that is due; if not, put it off."""
+        usual = self._context.reports.seconds_of(tier.name)
+        if usual is None or self._urgent:
+            return True
+        budget, work = self._budget, self._work(tier.graph, tier)
+        budget.take_pace(usual)
+        for evidence, seconds in self._code.seconds.items():
+            budget.guess(evidence, seconds)
+        if self._graphs.seconds is not None:
+            budget.guess("recording", self._graphs.seconds)
+        lacks = budget.lacks(work, self._context.progress.steps, first=not self._checks, repeats=self._suspects)
+        if lacks <= 0:
+            self._waits = ""
+            return True
+        self._left = max(FIRST, budget.steps_for(lacks))
+        what = "a suspicion is looked into" if self._suspects else "a step is checked"
+        self._waits = f"{what} for about {budget.expected(work):.2g} s, once the share of time pays for it"
+        self._context.reports.say_once(f"{self._step.name}: sentinel: {what} once the share of time pays for it")
+        return False
+
+    def _plan(self, seconds: float, tier: Tier, work: Work) -> None:
+        """Plan the next check for when all checks, with the next, have cost their share of the time.
 
         Args:
             seconds: what this check took, its step included.
             tier: the tier in force.
+            work: what the check did.
         """
-        usual = self._context.reports.seconds_of(tier.name)
-        if usual is None:  # no step of this tier was timed yet
+        usual, budget = self._context.reports.seconds_of(tier.name), self._budget
+        budget.note(work, max(0.0, seconds - (usual or 0.0)))
+        if not usual:  # no step of this tier was timed yet
             self._left = self._every = FIRST
             return
-        extra = max(0.0, seconds - usual)
-        self._seconds += extra
-        self._extra += extra
-        allowed = self._share * usual  # seconds that checks may add to each step
-        self._every = max(LEAST, math.ceil(extra / allowed))
-        distance = max(LEAST, math.ceil((self._extra + extra) / allowed) - self._steps)
+        budget.take_pace(usual)
+        works: list[Work] = ["recording"] if tier.graph else []
+        if tier.other_kernels:
+            works.append("roundings" if self._code.needs_roundings(tier.base) else "code")
+        following = statistics.mean(map(budget.expected, works))
+        self._every = max(LEAST, budget.steps_for(following))
+        distance = max(LEAST, budget.steps_to_next(following, works[-1], self._context.progress.steps))
         draws = random.Random(self._context.progress.steps)  # noqa: S311 - its own: no stream of the program moves
         self._left = distance + draws.randint(-(distance // 2), distance // 2)
-
-
-def _without_result(outcome: Outcome) -> Outcome:
-    """Return an outcome without the comparison of what compiled code returned, unless NaN or infinity is in it.
-
-    The smaller a loss, the more of it is rounding, and without a reference in more bits nobody knows how much. The
-    gradients are judged in any case.
-    """
-    result = outcome.comparisons.get("result")
-    if result is None or any(failure.measure == "finite" for failure in result.failures):
-        return outcome
-    others = {kind: comparison for kind, comparison in outcome.comparisons.items() if kind != "result"}
-    return dataclasses.replace(outcome, comparisons=others)
