@@ -6,7 +6,8 @@ usage: python benchmarks/sentinel.py [--device cpu] [--steps 10000] [--every 10]
 Small models are trained with compiled code that is right. A check is forced every so many steps, far more often than 1%
 of the time would allow, since each one is a chance to be wrong: the number of alarms has to be 0. Batches are drawn
 anew at every step, and the models learn them, so that late gradients are small beside their rounding. Then the same run
-with the sentinel's own setting, to see its period and its cost.
+with the sentinel's own setting, to see its period and its cost. What it costs of 20,000 steps of BERT, XLM-R, ResNet-18
+and GPT on a GPU is measured by `benchmarks/long_runs.py`.
 """
 
 from __future__ import annotations

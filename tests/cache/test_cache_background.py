@@ -31,7 +31,8 @@ from hotloop.cache import (
 from hotloop.cache.portable import StorageSpec, Tensors
 from hotloop.cache.process_folder import ProcessFolder
 
-FACTS = {"seconds": 1.0, "compile_seconds": 0.5, "graphs": 1, "cache_hits": 0, "cache_misses": 2, "state": "compiled", "causes": [], "peak_bytes": 0}  # fmt: skip
+TIMES = ("seconds", "begun_seconds", "built_seconds")
+FACTS = {"seconds": 1.0, "begun_seconds": 0.2, "built_seconds": 0.4, "compile_seconds": 0.5, "graphs": 1, "cache_hits": 0, "cache_misses": 2, "state": "compiled", "causes": [], "peak_bytes": 0}  # fmt: skip
 
 
 @pytest.fixture
@@ -177,6 +178,13 @@ def test_the_child_gives_way_and_has_an_environment_of_its_own(start, monkeypatc
     assert nice == min(19, os.nice(0) + background.NICENESS)
     assert (disabled, workers, inside, own_group) == (None, "1", "1", True)
     assert path == [str(Path(place).absolute()) for place in sys.path]
+
+
+@pytest.mark.parametrize(("cpus", "workers"), [(1, "1"), (2, "1"), (4, "3"), (16, "12"), (128, "16")])
+def test_the_childs_workers_take_most_of_the_cores(monkeypatch, cpus, workers):
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    assert background._environment(None)["TORCHINDUCTOR_COMPILE_THREADS"] == workers
 
 
 def test_the_child_inherits_no_files_but_its_own(start, tmp_path):
@@ -383,6 +391,8 @@ def test_the_real_child_compiles_and_reports(parent):
     assert "Done(" in said
     assert "state='compiled'" in said
     assert "graphs=1" in said
+    whole, begun, built = (float(re.search(rf"\b{name}=([\d.]+)", said)[1]) for name in TIMES)
+    assert 0 < begun < built < whole  # all from when the child was asked for, on its parent's clock
 
 
 IN_MAIN = """

@@ -129,6 +129,16 @@ def test_trials_in_vain_end_when_their_share_is_taken():
         assert "1% of the run" in decision.reason
 
 
+def test_a_part_of_what_is_saved_is_there_for_trials_too():
+    """The promise is against eager: a trial in vain must not keep a run from what pays, once another tier saves."""
+    unsure = changed(FULL, background_seconds=None, prepare_worst_seconds=6.0, chance=0.9)
+    spent = changed(IN_GRAPH, trial_seconds=4.0)  # more than 1 % of 360 s
+    assert decide(spent, [unsure]).action == "try"
+    nothing_saved = decide(changed(spent, step_high_seconds=0.036, carried_seconds=10.0), [unsure])
+    assert nothing_saved.action == "stay"
+    assert "10% of what it saves" in nothing_saved.reason
+
+
 def test_memory_that_is_not_there_is_named():
     decision = decide(changed(AT_START, free_memory_bytes=2**30), [changed(GRAPH, memory_bytes=2**31)])
     assert "eager+graph needs 2,048 MiB, 1,024 MiB are free" in decision.reason

@@ -103,7 +103,7 @@ def test_trials_keep_to_their_share(name, setup, seed):
         run = play(name, total=total, seed=seed, **SETUPS[setup])
         # Where the length is not told, the share is that of the run as it is guessed, of a thousand steps at least.
         guessed = 1.0 if run.setup.told else max(1.0, FEWEST_GUESSED / total)
-        share = guard.TRIAL_SHARE * eager_seconds(run) * guessed
+        share = guard.TRIAL_SHARE * eager_seconds(run) * guessed + guard.SAVED_SHARE * run.saved
         # A preparation that turns out to be in vain was let in by its chance; it is the only one beyond the share.
         last = max(run.wasted, default=0.0)
         assert run.trial_seconds <= share + last + 1e-9, total

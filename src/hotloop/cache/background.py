@@ -1,7 +1,7 @@
 """A child process that fills Inductor's compile cache while this process trains on.
 
-The child is a new process (no fork: no CUDA context, lock or thread is inherited). It runs at low priority with few
-compile workers and a bounded share of the GPU's free memory, and dies with its parent. It leaves no files: the request,
+The child is a new process (no fork: no CUDA context, lock or thread is inherited). It runs at low priority with fewer
+compile workers than cores and a bounded share of the GPU's free memory, and dies with its parent. It leaves no files: the request,
 its log and its report are nameless temporary files, and its standard input is a pipe that closes when the parent ends.
 Where the process shares its compiles, the child writes into a folder of its own. Its files are taken over only once it
 is done, since a child that is killed leaves half a library where a linker was at work.
@@ -37,19 +37,26 @@ NICENESS = 10
 """Added to the child's niceness: it, its workers and (on Linux) their reads and writes give way to the training."""
 INSIDE = "HOTLOOP_BACKGROUND"
 """Set in the child's environment, so that a workload that makes a Loop there does not start a child of its own."""
+_MOST_WORKERS = 16
+"""The most compile workers; at most three quarters of the cores have one. They give way to the training, each piece of a
+model waits for its kernels, and a compile in the foreground has a worker a core."""
 _LOG_BYTES = 4 * 2**20
 _LOOK_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Done:
-    """The outcome of a child that filled the cache. Seconds are the child's own wall-clock time.
+    """The outcome of a child that filled the cache. Seconds are wall-clock time, from when the child was asked for.
 
+    ``begun_seconds`` of them passed until its own program began, which is Python and torch being imported, and
+    ``built_seconds`` until it had built what it compiles. ``compile_seconds`` is what its compiles took in all.
     ``state`` is that of `hotloop.status` (``compiled`` or ``partial``), ``causes`` why it is no better; ``graphs``
     counts compiled frames, ``cache_misses`` what was compiled anew. ``peak_bytes`` is the child's GPU memory.
     """
 
     seconds: float
+    begun_seconds: float
+    built_seconds: float
     compile_seconds: float
     graphs: int
     cache_hits: int
@@ -123,6 +130,8 @@ class BackgroundCompile:
                 source.seek(0)  # flushes as well
                 if (folder := child_folder()) is not None:
                     files.callback(folder.remove)
+                # The child reads the same clock, so that its seconds hold what it took to start.
+                given["asked"] = time.monotonic()
                 inherited = {"request": source.fileno(), "report": report.fileno()}
                 process = subprocess.Popen(  # noqa: S603 - our own interpreter and program
                     [sys.executable, *_flags(), "-c", boot, json.dumps({**given, **inherited, "memory": limits})],
@@ -222,7 +231,7 @@ def _flags() -> list[str]:
 
 def _environment(folder: ChildFolder | None) -> Mapping[str, str]:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = max(1, min(4, cpus // 4))
+    workers = max(1, min(_MOST_WORKERS, cpus * 3 // 4))
     given = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")
     if given.isdecimal():
         workers = min(workers, int(given))

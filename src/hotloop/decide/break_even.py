@@ -176,7 +176,8 @@ class _Boundary:
             return False
         in_vain = (1.0 - min(1.0, option.chance)) * option.cost_seconds
         if option.cost_seconds > 0 and (room <= 0 or in_vain > room):
-            share = f"{guard.TRIAL_SHARE:.0%} of the run, of which {seconds(max(0.0, room))} are left"
+            share = f"{guard.TRIAL_SHARE:.0%} of the run and {guard.SAVED_SHARE:.0%} of what it saves"
+            share += f", of which {seconds(max(0.0, room))} are left"
             self.refusals.append(f"{option.tier} would pay, but trying it may be in vain, and trials may take {share}")
             return False
         return True

@@ -90,7 +90,7 @@ class Known:
             eager=eager,
             step=step,
             credit=guard.credit_seconds(clean, horizon, low, high),
-            trial_room=guard.trial_room_seconds(clean, horizon, low),
+            trial_room=guard.trial_room_seconds(clean, horizon, low, high),
         )
 
     def compare(self, option: Option) -> Case:

@@ -44,6 +44,10 @@ SLOWER_SECONDS = 1.0
 
 TRIAL_SHARE = 0.01
 """Share of the run in eager that trials may take, without the preparation and proof of the tiers that are chosen."""
+SAVED_SHARE = 0.1
+"""Share of what tiers saved, and of what is relied on to be saved, that trials may take besides: the promise is against
+eager. One layout that was no faster had taken the 1% of a run of a minute, so that nothing was compiled for it at all,
+though its captured step had halved the minute."""
 
 CERTAIN = 0.5
 """Share of a tier's future saving that is relied on: it may become slower, or the run may be stopped early."""
@@ -58,14 +62,20 @@ def credit_seconds(standing: Standing, horizon: Horizon, eager: float, step_high
         eager: seconds of an eager step, at the low end.
         step_high: seconds of a step in the tier in force, at the high end.
     """
-    steps, certain = float(standing.step), 0.0
+    steps = float(standing.step)
     if not horizon.guessed:
         steps += horizon.steps + CERTAIN * horizon.later_steps
-        if standing.tier != standing.base:
-            certain = certain_saving_seconds(eager, step_high, horizon.steps)
     promise = SLOWER_SHARE * eager * steps + SLOWER_SECONDS
     spent = standing.trial_seconds + standing.prepare_seconds
+    certain = _relied_on_seconds(standing, horizon, eager, step_high)
     return promise + standing.carried_seconds + standing.saved_seconds - spent + certain
+
+
+def _relied_on_seconds(standing: Standing, horizon: Horizon, eager: float, step_high: float) -> float:
+    """Return what is relied on to be saved by the tier in force; nothing in a run of guessed length."""
+    if horizon.guessed or standing.tier == standing.base:
+        return 0.0
+    return certain_saving_seconds(eager, step_high, horizon.steps)
 
 
 def certain_saving_seconds(eager: float, step: float, steps: int) -> float:
@@ -94,7 +104,8 @@ def known_saving_seconds(option: Option, horizon: Horizon, step: float) -> float
     return saving * max(0.0, steps) + later
 
 
-def trial_room_seconds(standing: Standing, horizon: Horizon, eager: float) -> float:
+def trial_room_seconds(standing: Standing, horizon: Horizon, eager: float, step_high: float) -> float:
     """Return the seconds that trials may still take; a guessed length is taken as it is, since the credit binds too."""
     whole = eager * (standing.step + horizon.steps + CERTAIN * horizon.later_steps)
-    return TRIAL_SHARE * whole - standing.trial_seconds
+    saved = max(0.0, standing.saved_seconds) + _relied_on_seconds(standing, horizon, eager, step_high)
+    return TRIAL_SHARE * whole + SAVED_SHARE * saved - standing.trial_seconds

@@ -203,6 +203,8 @@ class Child:
 def done(**changes):
     facts = {
         "seconds": 5.0,
+        "begun_seconds": 0.5,
+        "built_seconds": 1.0,
         "compile_seconds": 4.0,
         "graphs": 1,
         "cache_hits": 0,
@@ -305,7 +307,7 @@ def test_the_swap_finds_all_that_the_child_compiled(tmp_path, monkeypatch):
             step(torch.randn(4, 8))
             time.sleep(0.05 if loop.policy.background.tier else 0)
         step(torch.randn(4, 8))
-        assert any(line.startswith("full: compiled in the background") for line in loop.context.reports.said)
+        assert any(line.startswith("full: compiled in the background") for line in loop.status().decisions)
         found = loop.context.compiled.status().components["model"]
     assert (found.running, found.state, found.cache_misses) == ("default", "compiled", 0)
     assert found.cache_hits > 0

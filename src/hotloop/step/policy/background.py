@@ -179,7 +179,10 @@ class Background:
         if self._program is not None:
             self._program.ready |= self._ready
             self._program.slower = self._slower
-        self._context.reports.say_once(f"{name}: compiled in the background in {outcome.seconds:.0f} s")
+        self._context.reports.decided(
+            f"{name}: compiled in the background in {outcome.seconds:.0f} s",
+            {"action": "compiled", "tier": name, **dataclasses.asdict(outcome)},
+        )
         return True
 
     def leave(self) -> None:

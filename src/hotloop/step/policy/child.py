@@ -36,7 +36,7 @@ _REASON_LENGTH = 500
 
 def main(argument: Mapping[str, Any]) -> None:
     """Compile what the request says, and write the facts, or ``failed`` with the reason, into the report as JSON."""
-    began = time.monotonic()
+    begun = time.monotonic() - argument["asked"]
     _die_with_parent()
     sys.modules["__main__"] = types.ModuleType("__main__")  # for what the request brings of the parent's main script
     for number in (argument["request"], argument["report"]):
@@ -51,7 +51,8 @@ def main(argument: Mapping[str, Any]) -> None:
         facts = {"failed": f"{type(error).__name__}: {reason}"[:_REASON_LENGTH], "unable": unable}
     else:
         if "failed" not in facts:
-            facts["seconds"] = time.monotonic() - began
+            facts |= {"seconds": time.monotonic() - argument["asked"], "begun_seconds": begun}
+            facts["built_seconds"] -= argument["asked"]
     os.write(argument["report"], json.dumps(facts).encode() + b"\n")
     os.killpg(0, signal.SIGKILL)  # the compile workers too, without running what the user's code does at exit
 
@@ -80,16 +81,22 @@ def _compile(request: Request, memory: Mapping[str, float]) -> dict[str, Any]:
         return {"failed": off}
     for index, share in memory.items():
         torch.cuda.set_per_process_memory_fraction(share, int(index))
-    compiled = _run_workload(request) if request.factory else _run_calls(request)
-    return _facts(compiled, memory)
+    compiled, built = _run_workload(request) if request.factory else _run_calls(request)
+    facts = _facts(compiled, memory)
+    return facts if "failed" in facts else {**facts, "built_seconds": built}
 
 
-def _run_calls(request: Request) -> dict[str, Any]:
-    """Rebuild the components, compiled, and run the recorded calls forward and then backward."""
+def _run_calls(request: Request) -> tuple[dict[str, Any], float]:
+    """Rebuild the components, compiled, and run the recorded calls forward and then backward.
+
+    Returns:
+        the components by name, and when they were built.
+    """
     tensors = build(request.tensors)
     modules: dict[str, Any] = {name: unpack(pickled, tensors) for name, pickled in request.modules.items()}
     for module in modules.values():
         compile_in_place(module, **request.settings)
+    built = time.monotonic()
     losses: list[torch.Tensor] = []
     for call in request.calls:
         module = modules[call.component]
@@ -100,18 +107,19 @@ def _run_calls(request: Request) -> dict[str, Any]:
         losses += [tensor.real.sum() if tensor.is_complex() else tensor.sum() for tensor in differentiable]
     if losses:
         torch.autograd.backward(losses)
-    return modules
+    return modules, built
 
 
-def _run_workload(request: Request) -> dict[str, Any]:
-    """Build the workload, compile its models and run its first step."""
+def _run_workload(request: Request) -> tuple[dict[str, Any], float]:
+    """Build the workload, compile its models and run its first step; return these, and when they were built."""
     workload = load_factory(request.factory)()
     models = workload.models()
     batch = next(workload.endless())  # before the compile: the run prepares its batches in eager as well
     for model in models.values():
         compile_in_place(model, **request.settings)
+    built = time.monotonic()
     workload.run(batch)
-    return dict(models)
+    return dict(models), built
 
 
 def _facts(compiled: Mapping[str, Any], memory: Mapping[str, float]) -> dict[str, Any]:
