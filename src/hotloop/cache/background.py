@@ -1,8 +1,9 @@
 """A child process that fills Inductor's compile cache while this process trains on.
 
 The child is a new process (no fork: no CUDA context, lock or thread is inherited). It runs at low priority with fewer
-compile workers than cores and a bounded share of the GPU's free memory, and dies with its parent. It leaves no files: the request,
-its log and its report are nameless temporary files, and its standard input is a pipe that closes when the parent ends.
+compile workers than cores and a bounded share of the GPU's free memory, and dies with its parent. It leaves no files:
+the request, its log and its report are nameless temporary files, and its standard input is a pipe that closes when the
+parent ends.
 Where the process shares its compiles, the child writes into a folder of its own. Its files are taken over only once it
 is done, since a child that is killed leaves half a library where a linker was at work.
 """
@@ -38,8 +39,8 @@ NICENESS = 10
 INSIDE = "HOTLOOP_BACKGROUND"
 """Set in the child's environment, so that a workload that makes a Loop there does not start a child of its own."""
 _MOST_WORKERS = 16
-"""The most compile workers; at most three quarters of the cores have one. They give way to the training, each piece of a
-model waits for its kernels, and a compile in the foreground has a worker a core."""
+"""The most compile workers; at most three quarters of the cores have one. They give way to the training. Each piece of
+a model waits for its kernels, and a compile in the foreground has a worker a core."""
 _LOG_BYTES = 4 * 2**20
 _LOOK_SECONDS = 1.0
 
