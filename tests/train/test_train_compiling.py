@@ -40,17 +40,17 @@ def test_off_is_said(train, capsys):
 
 
 def test_compiled_is_said_after_the_first_compiled_step_and_again_with_the_measured_speed_up(tmp_path, train, capsys):
-    train(**ON, compile__preset="aot_eager", training__max_steps=16)
+    train(**ON, compile__preset="aot_eager", training__num_epochs=9, training__max_steps=24)
     said = lines(capsys)
     assert said[1] == "[torch.compile] Model compiled with graph optimization (aot_eager)"
     assert said[2].startswith("[torch.compile] Model compiled with graph optimization (aot_eager: ")
     assert "times the eager speed" in said[2]
     document = record.load(tmp_path / "run")
-    assert [entry["running"] for entry in document["steps"]] == ["none"] * 3 + ["aot_eager"] * 13
+    assert [entry["running"] for entry in document["steps"]] == ["none"] * 8 + ["aot_eager"] * 16
     assert document["components"]["model"]["state"] == "compiled"
     assert document["components"]["loss"]["state"] == "eager"
     compiled = [event for event in document["events"] if event["kind"] == "compiled"]
-    assert {event["step"] for event in compiled} == {4}
+    assert {event["step"] for event in compiled} == {9}
     assert document["measurements"]["compile_seconds"] > 0
     assert document["measurements"]["cold_seconds"] > document["measurements"]["compile_seconds"]
     assert document["measurements"]["speed_up"] > 0
@@ -77,7 +77,7 @@ def test_a_run_that_ends_before_its_compile_says_that_it_ran_otherwise_than_aske
 
     monkeypatch.setattr(fit._Fitting, "step", update)
     train(**ON, compile__preset="aot_eager", training__max_steps=16)
-    why = "compile.measure_eager_steps has the first steps run eager, here 3, and there were 2"
+    why = "compile.measure_eager_steps has the first steps run eager, here 8, and there were 2"
     document = record.load(tmp_path / "run")
     model, loss = document["components"]["model"], document["components"]["loss"]
     assert (model["requested"], model["running"], model["causes"][0]["reason"]) == ("aot_eager", "none", why)

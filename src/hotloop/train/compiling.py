@@ -14,6 +14,7 @@ from hotloop.compiling.control import status as status_of
 from hotloop.compiling.control import validate
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.events import Compiled, Event, Recompiled, Unavailable
+from hotloop.report.series import ENOUGH
 from hotloop.train.rehearse import without_graphs
 from hotloop.train.settings import CompileSettings, ComponentSettings, PresetSettings, Settings
 
@@ -222,11 +223,11 @@ class Compiling:
 
     @property
     def speed_up(self) -> float | None:
-        """How many times as fast as eager a steady compiled step is, by medians; None until both were measured.
+        """How many times as fast as eager a steady compiled step is, by medians; None where too few were measured.
 
         Seconds for a token are compared, since with several lengths the steps timed are of different sizes.
         """
-        if len(self._steady) < STEADY_STEPS or len(self._eager) < 2:  # noqa: PLR2004 - the first eager step warms up
+        if len(self._steady) < STEADY_STEPS or len(self._eager) < ENOUGH:
             return None
         return _seconds_a_token(self._eager[1:]) / _seconds_a_token(self._steady)
 
