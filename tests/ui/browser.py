@@ -6,8 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.parse
 
 CHROMIUM = os.environ.get("HOTLOOP_TEST_BROWSER") or shutil.which("chromium") or shutil.which("chromium-browser")
+SECONDS = 60_000
+"""Milliseconds, for a machine that does other things."""
 
 
 @contextlib.contextmanager
@@ -49,3 +52,29 @@ def browser():
             yield opened
         finally:
             opened.close()
+
+
+@contextlib.contextmanager
+def a_person(chromium, url, **context):
+    """Open a page with the token, and hold that nothing went wrong in it: no error, no refused script, no dialog."""
+    wrong = []
+    opened = chromium.new_context(**{"viewport": {"width": 1300, "height": 900}, **context})
+    opened.set_default_timeout(SECONDS)
+    page = opened.new_page()
+
+    def watched(one):
+        one.on("pageerror", lambda error: wrong.append(str(error)))
+        one.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
+        one.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
+
+    opened.on("page", watched)
+    watched(page)
+    page.goto(url)
+    page.wait_for_url("**/runs")
+    yield page
+    opened.close()
+    assert wrong == []
+
+
+def at(url, path):
+    return urllib.parse.urljoin(url, path)

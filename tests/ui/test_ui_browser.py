@@ -1,17 +1,15 @@
 """The pages in a real browser: what a person sees, types and presses."""
 
-import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import urllib.parse
 
 import pytest
-from browser import CHROMIUM, browser, server
+from browser import CHROMIUM, SECONDS, a_person, at, server
 from run_folders import a_cross_validation, a_run, a_study
 
 from hotloop import record
@@ -22,64 +20,7 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium: `make setup-b
 from playwright.sync_api import expect  # noqa: E402
 
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"
-SECONDS = 60_000
-"""Milliseconds, for a machine that does other things."""
 expect.set_options(timeout=SECONDS)
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with browser() as opened:
-        yield opened
-
-
-@pytest.fixture
-def runs(served):
-    """The folder of the server that all tests share, empty again after each."""
-    yield served[0]
-    for one in served[0].iterdir():
-        shutil.rmtree(one)
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served") / "runs"
-    folder.mkdir()
-    with server(folder) as (_, url):
-        yield folder, url
-
-
-@contextlib.contextmanager
-def a_person(chromium, url, **context):
-    """Open a page with the token, and hold that nothing went wrong in it: no error, no refused script, no dialog."""
-    wrong = []
-    opened = chromium.new_context(**{"viewport": {"width": 1300, "height": 900}, **context})
-    opened.set_default_timeout(SECONDS)
-    page = opened.new_page()
-
-    def watched(one):
-        one.on("pageerror", lambda error: wrong.append(str(error)))
-        one.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
-        one.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
-
-    opened.on("page", watched)
-    watched(page)
-    page.goto(url)
-    page.wait_for_url("**/runs")
-    yield page
-    opened.close()
-    assert wrong == []
-
-
-def at(url, path):
-    return urllib.parse.urljoin(url, path)
-
-
-@pytest.fixture
-def person(chromium, served):
-    with a_person(chromium, served[1]) as page:
-        page.base = served[1]
-        yield page
 
 
 @pytest.mark.campaign

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from starlette.routing import Route
 
 from hotloop.errors import HotloopError
 from hotloop.ui.machine_pages import MachinePages
+from hotloop.ui.queue_pages import QueuePages
 from hotloop.ui.run_pages import RunPages
 from hotloop.ui.security import Guard
 from hotloop.ui.site import Site, asset
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
     from hotloop.ui.probe import Probe
     from hotloop.ui.security import Access
+
+
+QUEUE_SECONDS = 2.0
+"""How often the queue is looked at."""
 
 
 def application(root: Path, access: Access, probe: Probe | None = None) -> ASGIApp:
@@ -48,8 +54,10 @@ def application(root: Path, access: Access, probe: Probe | None = None) -> ASGIA
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         del app
         site.probe.begin()
+        queue = asyncio.create_task(_keep_starting(site))
         yield
         site.stopping = True
+        queue.cancel()
 
     answers: dict[Any, Callable[[Request, Exception], Response]] = {
         LookupError: not_found, KeyError: not_found, 404: not_found, HotloopError: refused,
@@ -58,13 +66,20 @@ def application(root: Path, access: Access, probe: Probe | None = None) -> ASGIA
     return Guard(app, access)
 
 
+async def _keep_starting(site: Site) -> None:
+    """Start what is queued, one run after another, as long as the server runs."""
+    while True:
+        await asyncio.sleep(QUEUE_SECONDS)
+        await asyncio.to_thread(site.queue.look)
+
+
 def routes(site: Site) -> list[Route]:
     """Return every address; what changes something is asked by POST alone, which `Guard` lets through with a form."""
-    run, training, machine = RunPages(site), TrainingPages(site), MachinePages(site)
+    run, training, machine, queue = RunPages(site), TrainingPages(site), MachinePages(site), QueuePages(site)
     asked = {
         "/": lambda request: RedirectResponse("/runs"),  # noqa: ARG005 - whoever asks
         "/static/{name}": _static,
-        "/runs": run.runs, "/runs/table": run.table, "/runs/news": run.list_news,
+        "/runs": run.runs, "/runs/table": run.table, "/runs/news": run.list_news, "/runs/queue": queue.part,
         "/run": run.run, "/run/head": run.head, "/run/part": run.part, "/run/news": run.run_news,
         "/run/charts": run.charts, "/run/sample": run.sample, "/run/report": run.report, "/run/settings": run.settings,
         "/compare": run.compare, "/compare/charts": run.compare_charts,
@@ -73,7 +88,7 @@ def routes(site: Site) -> list[Route]:
     done = {
         "/run/stop": run.stop, "/run/resume": run.resume, "/run/delete": run.delete,
         "/training/preview": training.preview, "/training/check": training.check,
-        "/training/start": training.start,
+        "/training/start": training.start, "/training/queue": training.queue, "/queue/remove": queue.remove,
     }  # fmt: skip
     gets = [Route(path, answer, methods=["GET"]) for path, answer in asked.items()]
     return gets + [Route(path, answer, methods=["POST"]) for path, answer in done.items()]

@@ -70,11 +70,22 @@ class Places:
         Raises:
             LookupError: there is no run of this name below the runs folder.
         """
+        path = self.inside(name)
+        if not is_run(path):
+            raise LookupError(name)
+        return path
+
+    def inside(self, name: str) -> Path:
+        """Return the path of a name below the runs folder, whether something is there or not.
+
+        Raises:
+            LookupError: it leads elsewhere.
+        """
         parts = name.split("/")
         if not name or "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):
             raise LookupError(name)
         path = self.root.joinpath(*parts)
-        if path.resolve() != path or not is_run(path):  # a link anywhere in it leads elsewhere
+        if path.resolve() != path:  # a link anywhere in it leads elsewhere
             raise LookupError(name)
         return path
 

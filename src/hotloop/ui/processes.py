@@ -55,19 +55,24 @@ def start(folder: Path, arguments: Sequence[str]) -> None:
                 command(arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, env=environment,
             )  # fmt: skip
-        told = {**Process(child.pid, started(child.pid)).to_dict(), "created": time.time(), "arguments": [*arguments]}
-        with record.whole(folder / START, durable=False) as file:
-            file.write(record.to_json(told).encode())
+        note(folder, child.pid, arguments)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error}. Make room, or change its permissions") from error
     # A process that nobody waits for stays in the system's table, and would seem to run.
     threading.Thread(target=child.wait, daemon=True).start()
 
 
+def note(folder: Path, pid: int, arguments: Sequence[str]) -> None:
+    """Write down which process works in a run's folder, and as what it was started."""
+    told = {**Process(pid, started(pid)).to_dict(), "created": time.time(), "arguments": [*arguments]}
+    with record.whole(folder / START, durable=False) as file:
+        file.write(record.to_json(told).encode())
+
+
 def find(folder: Path) -> Process | None:
     """Return the process that works in a folder; None where there is none, or where it is another machine's."""
     for name in (HOLDER, START):
-        told = _read(folder / name)
+        told = read(folder / name)
         pid, began = told.get("pid"), told.get("process_started")
         if type(pid) is not int or pid <= 1 or told.get("host") != platform.node() or not _is_ours(pid):
             continue
@@ -118,10 +123,10 @@ def stop(folder: Path, *, at_once: bool = False) -> str:
 
 def asked_to_stop(folder: Path, process: Process | None) -> bool:
     """Return whether a process was asked to stop."""
-    return process is not None and _read(folder / STOP) == process.to_dict()
+    return process is not None and read(folder / STOP) == process.to_dict()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     """Read a small document; empty where it is none."""
     try:
         found = json.loads(path.read_bytes()) if path.is_file() and path.stat().st_size < 2**16 else {}
@@ -132,7 +137,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def arguments_of(folder: Path) -> list[str]:
     """Return with which arguments a server started what is in a folder; to be shown, never to be run."""
-    found = _read(folder / START).get("arguments")
+    found = read(folder / START).get("arguments")
     return [str(one) for one in found] if isinstance(found, list) else []
 
 

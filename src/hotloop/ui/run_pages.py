@@ -49,7 +49,8 @@ class RunPages:
 
     def runs(self, request: Request) -> Response:
         """Show the list of runs."""
-        return self.site.show(request, "runs.html.j2", **self._listed(request))
+        waits: dict[str, Any] = {"queue": self.site.queue.entries(), "queue_problem": self.site.queue.problem}
+        return self.site.show(request, "runs.html.j2", **waits, **self._listed(request))
 
     def table(self, request: Request) -> Response:
         """Show the table of the list alone, as it is now."""
@@ -72,7 +73,11 @@ class RunPages:
         def pause() -> float:
             return self.site.watching.list_pause
 
-        return self.site.news(lambda: [(one.name, one.changed) for one in self.site.places.all()], pause)
+        def look() -> tuple[object, ...]:
+            runs_ = [(one.name, one.changed) for one in self.site.places.all()]
+            return runs_, self.site.queue.entries(), self.site.queue.problem
+
+        return self.site.news(look, pause)
 
     def run(self, request: Request) -> Response:
         """Show one run, cross-validation or search."""

@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, StreamingResponse
 from hotloop.report import page, text
 from hotloop.ui.places import Places
 from hotloop.ui.probe import Probe
+from hotloop.ui.queue import Queue
 from hotloop.ui.security import FORM
 from hotloop.ui.watching import Watching
 from hotloop.version import __version__
@@ -46,7 +47,7 @@ class Site:
 
     def __init__(self, root: Path, access: Access, probe: Probe | None = None) -> None:
         self.places, self.access, self.watching = Places(root), access, Watching()
-        self.probe = probe or Probe()
+        self.probe, self.queue = probe or Probe(), Queue(self.places)
         self.stopping = False
 
     def show(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:

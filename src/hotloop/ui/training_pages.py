@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from starlette.responses import RedirectResponse
+
 from hotloop import measured
 from hotloop.errors import ConfigError, HotloopError, RecordError
 from hotloop.report import runs
@@ -16,7 +18,8 @@ from hotloop.ui.run_pages import back_to
 from hotloop.ui.site import form_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -65,6 +68,15 @@ class TrainingPages:
 
     def start(self, request: Request) -> Response:
         """Start the run and show it, or show the form again with all that is wrong."""
+        return self._begin(request, processes.start, lambda folder: back_to(self.site.places.name(folder)))
+
+    def queue(self, request: Request) -> Response:
+        """Let the run wait until no run of the folder trains, or show the form again with all that is wrong."""
+        return self._begin(request, self.site.queue.add, lambda _: RedirectResponse("/runs", 303))
+
+    def _begin(
+        self, request: Request, begin: Callable[[Path, list[str]], None], then: Callable[[Path], Response]
+    ) -> Response:
         form = form_of(request)
         try:
             draft = self._draft(form)
@@ -74,11 +86,11 @@ class TrainingPages:
             if draft.errors:
                 return self._page(request, draft, 422, sent=True)
             folder = draft.folder()
-            processes.start(folder, draft.arguments(folder))
+            begin(folder, draft.arguments(folder))
         except HotloopError as error:
             return self._unusable(request, form, error)
         self.site.places.forget()
-        return back_to(self.site.places.name(folder))
+        return then(folder)
 
     def _draft(self, form: Mapping[str, str]) -> Draft:
         return drafts.of(form, self.site.probe.answer()["components"], self.site.places.root)

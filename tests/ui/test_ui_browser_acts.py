@@ -1,0 +1,77 @@
+"""What a person does beside starting a run, in a real browser: the queue, presets, requests to a run, bundles."""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from browser import CHROMIUM, SECONDS, a_person, at, server
+from run_folders import a_run
+
+from hotloop import record
+
+pytest.importorskip("playwright", reason="the tests of the page in a browser need playwright")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium: `make setup-browser` installs it")
+from playwright.sync_api import expect  # noqa: E402
+
+expect.set_options(timeout=SECONDS)
+
+
+@contextmanager
+def training(folder):
+    """Let a process work in a run's folder that does nothing."""
+    process = subprocess.Popen([sys.executable, "-c", "hotloop = __import__('time').sleep(600)"])
+    try:
+        a_run(folder, status="running")
+        told = {**record.this_process(), "pid": process.pid, "process_started": record.process.started(process.pid)}
+        (folder / "run.lock.json").write_text(json.dumps(told))
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_run_is_queued_behind_the_one_that_trains_and_taken_out_again(person, runs):
+    with training(runs / "busy"):
+        for name in ("first", "second"):
+            person.goto(at(person.base, "/training?recipe=digits"))
+            person.fill("#name", name)
+            expect(person.locator("#command")).to_contain_text(name)
+            person.click("#queue")
+            person.wait_for_url("**/runs")
+        other = person.context.new_page()
+        other.goto(at(person.base, "/runs"))
+        expect(other.locator("#queue tr")).to_have_count(2)
+        person.get_by_role("button", name="Remove digits/first from the queue").click()
+        expect(person.locator("#queue tr")).to_have_count(1)
+        expect(other.locator("#queue tr")).to_have_count(1)  # the other tab hears of it
+        expect(other.locator("#queue")).to_contain_text("digits/second")
+        person.get_by_role("button", name="Remove digits/second from the queue").click()
+        expect(person.locator("#queue")).to_be_empty()
+
+
+@pytest.mark.campaign
+def test_a_killed_server_loses_no_queue_and_a_failed_run_does_not_stop_it(chromium, tmp_path):
+    environment = {"HOTLOOP_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    runs = tmp_path / "runs"
+    with server(runs, environment=environment.items()) as (process, url), a_person(chromium, url) as page:
+        for name, rate in (("bad", "1e30"), ("good", "0.001")):
+            page.goto(at(url, "/training?recipe=digits"))
+            page.fill("#name", name)
+            page.fill("[name='training.learning_rate']", rate)
+            page.fill("[name='training.num_epochs']", "1")
+            page.click("#queue")
+            page.wait_for_url("**/runs")
+        process.kill()
+        process.wait()
+    with server(runs, environment=environment.items()) as (_, url), a_person(chromium, url) as page:
+        with server(runs, environment=environment.items()):  # a second one
+            expect(page.locator("tr", has_text="digits/good").locator(".pill")).to_have_text(
+                "finished", timeout=3 * SECONDS
+            )
+        expect(page.locator("tr", has_text="digits/bad").locator(".pill")).to_have_text("failed")
+        expect(page.locator("#queue")).to_be_empty()
+    bad, good = (record.load(runs / "digits" / name) for name in ("bad", "good"))
+    assert good["starts"] == bad["starts"] == 1
+    assert good["created"] >= bad["finished"]
