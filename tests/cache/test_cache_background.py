@@ -187,6 +187,17 @@ def test_the_childs_workers_take_most_of_the_cores(monkeypatch, cpus, workers):
     assert background._environment(None)["TORCHINDUCTOR_COMPILE_THREADS"] == workers
 
 
+def test_the_request_is_in_a_file_without_a_name_that_only_its_owner_may_read(start):
+    """A pickle runs code: whoever could write it would run code in the child."""
+    outcome = wait(
+        start("""
+        found = os.fstat(given["request"])
+        report({"failed": json.dumps([found.st_nlink, found.st_mode & 0o777, found.st_uid == os.getuid()])})
+    """)
+    )
+    assert json.loads(outcome.reason) == [0, 0o600, True]
+
+
 def test_the_child_inherits_no_files_but_its_own(start, tmp_path):
     with (tmp_path / "locked").open("w") as lock:
         os.set_inheritable(lock.fileno(), True)
@@ -453,6 +464,37 @@ def in_main(tmp_path, source):
 
 def test_classes_of_the_main_script_are_compiled(tmp_path):
     said = in_main(tmp_path, 'main("aot_eager")')
+    assert "state='compiled', causes=()" in said
+
+
+CELLS = """
+import sys
+
+cells = [
+    "import torch, time; from torch import nn; from hotloop.cache import BackgroundCompile, Recorder",
+    "import dataclasses, types; settings = types.SimpleNamespace(times=3.0)",
+    "@dataclasses.dataclass\\nclass Config:\\n    width: int = 8",
+    "class Block(nn.Module):\\n"
+    "    def __init__(self, config):\\n"
+    "        super().__init__(); self.config = config; self.inner = nn.Linear(config.width, config.width)\\n"
+    "    def forward(self, x):\\n"
+    "        return self.inner(x) * settings.times",
+    "model = nn.Sequential(Block(Config()), Block(Config()))",
+    "with Recorder({'model': model}) as recorder: model(torch.randn(4, 8)).sum().backward()",
+    "child = BackgroundCompile.start(recorder.request({'preset': 'aot_eager'}))",
+    "while child.poll() == 'running': time.sleep(0.01)",
+    "print(child.poll())",
+]
+kernel = vars(sys.modules["__main__"])
+del kernel["__file__"]
+for number, cell in enumerate(cells):
+    exec(compile(cell, f"<ipython-input-{number}>", "exec"), kernel)
+"""
+
+
+def test_classes_of_a_notebooks_cells_are_compiled(tmp_path):
+    """They are of `__main__`, which has no file, so that nothing could import them."""
+    said = in_main(tmp_path, CELLS)
     assert "state='compiled', causes=()" in said
 
 
