@@ -32,9 +32,10 @@ class World:
         rounding: by step, how far eager is from the step in more bits, relative to the gradient.
         fault: by step, the factor by which compiled code is wrong.
         told: whether the run's length is known.
+        share: the sentinel's share.
     """
 
-    def __init__(self, costs, *, rounding=lambda step: 0.0, fault=lambda step: 1.0, told=True):
+    def __init__(self, costs, *, rounding=lambda step: 0.0, fault=lambda step: 1.0, told=True, share=0.01):
         self.costs, self.rounding, self.fault, self.now = costs, rounding, fault, 0.0
         self.tier = parse("aot_eager+graph")
         self.run = Run("aot_eager", 8, sentinel=0.01)
@@ -43,7 +44,7 @@ class World:
         context = dataclasses.replace(runner.step.context, total_steps=STEPS if told else None)
         runner.step.context = context
         graphs = types.SimpleNamespace(seconds=costs["plain"], candidate=print)
-        made = sentinel.Sentinel(runner.step, runner.sentinel._runs, graphs, self, runner.code, 0.01)
+        made = sentinel.Sentinel(runner.step, runner.sentinel._runs, graphs, self, runner.code, share)
         self.sentinel, self.code, self.progress = made, runner.code, context.progress
         self.progress.tier = self.tier
         usual = self.loop.account.tiers[self.tier.name]
@@ -154,9 +155,7 @@ def test_a_suspicion_of_right_code_is_part_of_the_share(costs, told):
     [
         (BERT, 1.5, True, 8_000),  # far past its limit, so that it is looked into whatever that costs
         (SMALL, 1.5, True, 6_600),
-        (SMALL, 1.05, True, 6_600),  # past its limit by little: the share pays for one closer look, which disagrees
         (SMALL, 1.5, False, 10_000),
-        (SMALL, 1.05, False, 10_000),
     ],
 )
 def test_a_fault_that_begins_mid_run_is_found(costs, factor, told, within):
@@ -167,11 +166,28 @@ def test_a_fault_that_begins_mid_run_is_found(costs, factor, told, within):
     assert FAULT_AT <= world.told <= FAULT_AT + within
 
 
-def test_a_fault_past_its_limit_by_little_is_said_where_the_share_does_not_pay_for_a_closer_look():
-    fault = World(BERT, rounding=lambda step: 0.004, fault=lambda step: 1.05 if step >= FAULT_AT else 1.0).play()
-    assert fault.share <= 0.01
-    assert fault.sentinel.status.suspicions == 1
-    assert "once the share of time pays for it" in str(fault.sentinel.status)
+@LENGTHS
+@pytest.mark.parametrize(("costs", "looks"), [(BERT, 0), (SMALL, 1)], ids=["bert", "small"])
+def test_a_fault_past_its_limit_by_little_is_said_where_the_share_does_not_pay_for_all_that_would_tell(
+    costs, looks, told, caplog
+):
+    def fault(step):
+        return 1.05 if step >= 100 else 1.0
+
+    world = World(costs, rounding=lambda step: 0.004, fault=fault, told=told).play()
+    assert world.share <= 0.01
+    assert (world.told, world.sentinel.status.suspicions) == (None, 1)
+    assert len(world.sentinel._evidence) == looks
+    assert "once the share of time pays for it" in str(world.sentinel.status)
+    assert ("a greater share, sentinel=, tells sooner" in caplog.text) == (looks > 0)
+
+
+def test_a_greater_share_tells_of_a_fault_past_its_limit_by_little():
+    def fault(step):
+        return 1.05 if step >= FAULT_AT else 1.0
+
+    world = World(SMALL, rounding=lambda step: 0.004, fault=fault, share=0.1).play()
+    assert FAULT_AT <= world.told <= FAULT_AT + 2_000
 
 
 def test_a_budget_goes_over_from_tier_to_tier():

@@ -1,11 +1,10 @@
 """The sentinel: every N steps or so, a step of a proven tier is also run eagerly, from the same state, and compared.
 
 A proof compares three steps, and a run has a million. A recording may become stale, a new size may come that compiled
-code handles wrongly, and gradients that are wrong by 1% do not stop training. A checked step is a training step like
-any other: eager's outcome stays. N follows from what a check costs, and from the share of time that checks may cost,
-suspicions included (`hotloop.step.prove.budget`).
-The distance to the next check is random, from half of N to one and a half: with a fixed N, what the step does every N
-steps would never be checked, or always.
+code handles wrongly, and gradients that are wrong by 1% do not stop training. In a checked step eager's outcome stays.
+N follows from what a check costs, and from the share of time that checks may cost (`hotloop.step.prove.budget`). The
+distance to the next check is random, from half of N to one and a half: with a fixed N, what the step does every N steps
+would never be checked, or always.
 
 A single comparison past its limits is only a suspicion. A run compares hundreds of tensors hundreds of times, so some
 are past a limit by chance, and as a model learns, its gradients become small beside their rounding. The next step
@@ -17,9 +16,9 @@ clears it, if that agrees; else it is confirmed in three, or six where these are
   once, in its proof or in a suspicion that was not confirmed, what the step in more bits allowed is the limit from then
   on; where only other roundings told, they judge each later check.
 
-The next step waits until the share pays for it. But where a tensor is far past its limit, as right code never is, the
-next two steps are checked at once; and where one of these disagrees too, those that follow are, whatever that costs.
-What no rounding makes counts at once: NaN where eager has none, a missing gradient.
+Each of these waits until the share pays for it. But where a tensor is far past its limit, as right code never is, the
+next ones are checked at once, whatever that costs, and it takes two to clear it. What no rounding makes counts at once:
+NaN where eager has none, a missing gradient.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class Sentinel:
         """The next check is of compiled code, if the tier has any, and not of its recording alone."""
         self._suspects = False
         self._urgent = False
-        """What is suspected was far past its limits, or past them twice, so that its checks wait for nothing."""
+        """What is suspected was far past its limits, so that its checks wait for nothing."""
         self._measures = False
         """The next check measures how far the step is from itself."""
         self._rounds = False
@@ -299,7 +298,7 @@ class Sentinel:
             self._disagrees(outcome, [call], recorded, tier)
         elif self._suspects:
             self._evidence.append((outcome, call))
-            self._urgent |= not outcome.agrees
+            self._urgent |= outcome.hopeless
             self._weigh(recorded, tier)
         elif not outcome.agrees:
             self._suspicions += 1
@@ -363,14 +362,19 @@ class Sentinel:
             budget.guess(evidence, seconds)
         if self._graphs.seconds is not None:
             budget.guess("recording", self._graphs.seconds)
-        lacks = budget.lacks(work, self._context.progress.steps, first=not self._checks, repeats=self._suspects)
-        if lacks <= 0:
+        now = self._context.progress.steps
+        if (lacks := budget.lacks(work, now, first=not self._checks, repeats=self._suspects)) <= 0:
             self._waits = ""
             return True
         self._left = max(FIRST, budget.steps_for(lacks))
         what = "a suspicion is looked into" if self._suspects else "a step is checked"
         self._waits = f"{what} for about {budget.expected(work):.2g} s, once the share of time pays for it"
-        self._context.reports.say_once(f"{self._step.name}: sentinel: {what} once the share of time pays for it")
+        if self._evidence:
+            line = (
+                f"{self._step.name}: a step in {tier.name} was past its limits, and so was the next that was checked; "
+            )
+            line += "what more it takes to tell waits until sentinel= pays for it: a greater share tells sooner"
+            self._context.reports.say_once(line, logging.WARNING)
         return False
 
     def _plan(self, seconds: float, tier: Tier, work: Work) -> None:
