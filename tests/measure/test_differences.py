@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import collections.abc
 import importlib
 import math
+import weakref
 
 import pytest
 import torch
 
 from hotloop.measure import differences
 from hotloop.measure.sums import _read
+
+of_differences = importlib.import_module("hotloop.measure.differences")
 
 sums_of = importlib.import_module("hotloop.measure.sums")
 
@@ -295,3 +299,28 @@ def test_large_tensors_lose_nothing_at_the_ends_of_single_precision(size, monkey
     assert found.pop("slope") == pytest.approx(exact.pop("slope"), abs=1e-6 * exact["relative"])
     assert found == {name: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
                      for name, value in exact.items()}  # fmt: skip
+
+
+def test_tensors_that_are_made_as_they_are_asked_for_are_held_some_at_a_time(monkeypatch):
+    alive = []
+
+    class Made(collections.abc.Mapping):
+        def __getitem__(self, name):
+            made = torch.full((10,), float(name))
+            alive.append(weakref.ref(made))
+            most[0] = max(most[0], sum(one() is not None for one in alive))
+            return made
+
+        def __iter__(self):
+            return iter(map(str, range(12)))
+
+        def __len__(self):
+            return 12
+
+    most = [0]
+    whole = differences(Made(), Made())
+    assert most[0] == 24
+    most[0] = 0
+    monkeypatch.setattr(of_differences, "PORTION", 20)
+    assert differences(Made(), Made()) == whole
+    assert most[0] <= 6  # two pairs, and what is looked up for the next one

@@ -12,6 +12,8 @@ import torch
 from hotloop.measure.sums import is_numeric, sums_of
 
 Tensors = Mapping[str, torch.Tensor | None]
+PORTION = 1 << 26
+"""Elements that are held at a time of tensors that are made as they are asked for: 256 MiB in float32."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,8 +138,10 @@ def differences(
     Returns:
         the differences by name in the reference's order, and the pairs that cannot be measured.
     """
+    found: dict[str, Difference] = {}
     pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     mismatches = []
+    held = 0
     for name in (*reference, *(name for name in candidate if name not in reference)):
         r, c = reference.get(name), candidate.get(name)
         if r is None or c is None:
@@ -156,10 +160,19 @@ def differences(
             mismatches.append(Mismatch(name, "layout", _short(c.layout), _short(r.layout)))
         else:
             pairs[name] = r, c
+            held += r.numel()
+        # Of tensors that are made as they are asked for no more than some are held. Without sizes, the sums of one
+        # tensor depend on whether another one differs.
+        if sized and held >= PORTION:
+            found |= _measured(pairs, sized=sized)
+            pairs, held = {}, 0
+    return found | _measured(pairs, sized=sized), tuple(mismatches)
+
+
+def _measured(pairs: dict[str, tuple[torch.Tensor, torch.Tensor]], *, sized: bool) -> dict[str, Difference]:
     with torch.no_grad():
         sums = sums_of([_aligned(r, c) for r, c in pairs.values()], sized=sized)
-    found = {name: Difference.from_sums(name, pairs[name][0], row) for name, row in zip(pairs, sums, strict=True)}
-    return found, tuple(mismatches)
+    return {name: Difference.from_sums(name, pairs[name][0], row) for name, row in zip(pairs, sums, strict=True)}
 
 
 def _short(value: torch.dtype | torch.layout) -> str:

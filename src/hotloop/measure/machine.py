@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -65,9 +65,45 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
+class DeviceMemory(NamedTuple):
+    """Bytes of a GPU's memory: all of it, those that this process may still take, and what torch has taken.
+
+    Args:
+        total: of the device, or the part of it that the process may take.
+        free: what the process may still take, with what torch has cached.
+        allocated: what tensors take.
+        reserved: what torch has taken from the device.
+        peak: the most that tensors took, since the process or the program has reset that figure.
+        peak_reserved: the most that torch had taken, likewise.
+    """
+
+    total: int
+    free: int
+    allocated: int
+    reserved: int
+    peak: int
+    peak_reserved: int
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """Return the memory of a GPU; None for any other device."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    reserved, allocated = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    mine = int(total * torch.cuda.get_per_process_memory_fraction(index))  # a program may have limited itself
+    return DeviceMemory(
+        total=mine,
+        free=min(free, max(0, mine - reserved)) + reserved - allocated,
+        allocated=allocated,
+        reserved=reserved,
+        peak=torch.cuda.max_memory_allocated(device),
+        peak_reserved=torch.cuda.max_memory_reserved(device),
+    )
+
+
 def free_bytes(device: torch.device) -> int | None:
     """Return the bytes that this process may still take, with what torch has cached; None where they are unknown."""
-    if device.type != "cuda":
-        return host.memory().available
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + unused
+    memory = device_memory(device)
+    return host.memory().available if memory is None else memory.free

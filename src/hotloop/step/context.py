@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hotloop.step.ranks.peers import Peers
     from hotloop.step.state.holdings import Holdings, Parts
     from hotloop.step.state.program import Program
+    from hotloop.step.state.room import Room
     from hotloop.step.state.undo import WriteWatch
     from hotloop.step.tiers import Tier
 
@@ -109,6 +110,7 @@ class Context:
         writes: tells whether an optimizer has begun to write in the step that runs.
         progress: steps done, the tier in force.
         reports: where events, decisions, lines and verdicts go.
+        room: the device memory that proofs may take.
         skips_checks: recordings leave out checks of libraries that read on the host only to raise.
         total_steps: how many steps the run takes, if the user said so.
         runs: how many runs use what is compiled in this one, if the user said so.
@@ -125,6 +127,7 @@ class Context:
     writes: WriteWatch
     progress: Progress
     reports: Reports
+    room: Room
     skips_checks: bool = True
     total_steps: int | None = None
     runs: float | None = None

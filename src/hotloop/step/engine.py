@@ -55,6 +55,14 @@ class Engine(Protocol):
     kernels: bool
     launches: bool
 
+    @property
+    def pool_bytes(self) -> int:
+        """Device memory that recordings have taken."""
+
+    @property
+    def idle_bytes(self) -> int:
+        """The part of it that lies idle between two replays, and that nobody else can use."""
+
     def begin(self, device: torch.device, *, reports_capturing: bool) -> Recording:
         """Begin to record; the first segment is open.
 

@@ -12,6 +12,7 @@ from hotloop._torch.dynamo import RaisedError
 from hotloop.errors import CompiledRunError, StepLostError, describe
 from hotloop.interrupts import interruptible, uninterrupted
 from hotloop.step.obstacle import Obstacle
+from hotloop.step.state.room import NoRoomError
 from hotloop.step.state.undo import StepStart, drop_tracebacks
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ def obstacle_of(error: Exception) -> Obstacle:
     file, line = place_of(error) or (None, None)
     cause = _cause_of(error)
     hint = "see the reason; move what it names out of the step"
+    if isinstance(error, torch.OutOfMemoryError | NoRoomError):
+        hint = "take a smaller batch, allow proofs more where Loop(memory=...) is set, or train on without this tier"
     if "does not currently support double backward" in cause:
         cause = (
             "the step differentiates a gradient of compiled code, as a gradient penalty does (create_graph=True), and "
@@ -191,5 +194,7 @@ def is_compiled_codes(error: Exception) -> bool:
 
 def _cause_of(error: Exception) -> str:
     """Describe a failure; for compiled code its cause, since our own message advises for a step that no loop owns."""
+    if isinstance(error, NoRoomError):
+        return str(error)
     cause = error.__cause__ if isinstance(error, CompiledRunError) else None
     return describe(cause or error)

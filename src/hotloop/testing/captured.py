@@ -41,6 +41,7 @@ class TapeEngine:
     name = "tape"
     kernels = False
     launches = False  # an operation in the middle may raise: a label out of range
+    pool_bytes = idle_bytes = 0  # a CPU's memory is not counted
 
     def begin(self, device: torch.device, *, reports_capturing: bool) -> TapeRecording:  # noqa: ARG002 - one CPU
         """Begin a tape."""

@@ -16,6 +16,7 @@ from hotloop.step.loop.transitions import Transitions
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.policy import auto, background, history_store, states
 from hotloop.step.policy.policy import SetTier
+from hotloop.step.state import room
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018, "as-given": 0.010}
 
@@ -95,6 +96,22 @@ def assert_same(ours, theirs):
 
 def reasons(loop):
     return [entry["reason"] for entry in loop.record.document["decisions"]]
+
+
+def test_the_caches_of_proofs_are_given_back_once_the_trial_is_over(monkeypatch):
+    """Its turns run eager as well, in what the proofs have left."""
+    given = []
+
+    def gives(self, _device):
+        given.append(loops[0].policy.trial)
+        self.proved = False
+
+    loops = []
+    monkeypatch.setattr(room.Room, "give_back", gives)
+    with hotloop.testing.captured_step_emulation():
+        train("auto", 120, total=50_000, prepared=loops.append)
+    assert loops[0].tier.name == "eager+graph"
+    assert given == [None]
 
 
 def test_a_launch_bound_step_is_captured_and_training_is_eagers():

@@ -11,7 +11,11 @@ import hotloop
 from hotloop import events as ev
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import code_proofs, proof, rounding_evidence, sentinel
+from hotloop.step.prove.outcomes import kind_of
 from hotloop.step.prove.step_outputs import StepOutputs
+from hotloop.step.prove.wide_reference import wide_step
+from hotloop.step.state.holdings import Holdings
+from hotloop.step.state.program import Program
 from hotloop.testing import captured_step_emulation
 
 
@@ -293,3 +297,23 @@ def test_where_a_proof_needed_more_bits_its_limits_are_learnt_and_checks_need_no
     (checked,) = status.sentinels
     assert (checked.checks > 10, checked.suspicions, steps) == (True, 0, [])
     assert not declined
+
+
+def test_a_step_in_more_bits_keeps_no_optimizer_state():
+    """Two copies of the model's size, in more bits, that nothing is compared with."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x):
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    x = torch.randn(2, 4)
+    step(x)
+    holdings = Holdings({"model": model}, {"optimizer": optimizer})
+    program = Program(step, holdings, torch.device("cpu"), lambda: False)
+    made = wide_step(program, ((x,), {}), torch.float64, [])
+    assert {kind_of(name) for name in made} == {"result", "gradient", "parameter"}

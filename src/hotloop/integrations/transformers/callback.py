@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hotloop.record import RunRecord
     from hotloop.step import LoopStatus, Pad
 
-SETTINGS = ("run", "look", "buckets", "sentinel", "checks", "record")
+SETTINGS = ("run", "look", "buckets", "sentinel", "checks", "memory", "record")
 """The arguments of `HotLoop` by name."""
 _live: weakref.WeakSet[HotLoop] = weakref.WeakSet()
 """Every HotLoop that a Trainer has called: a callback is not told of the other callbacks of its Trainer."""
@@ -62,6 +62,7 @@ class HotLoop(TrainerCallback):
         buckets: as `Loop` takes them, for a collator that pads each batch to a length of its own.
         sentinel: the share of time for checks of compiled steps, as `Loop` takes it.
         checks: whether recordings leave out checks of libraries, as `Loop` takes it.
+        memory: what proofs may take beside eager's peak, as `Loop` takes it.
         record: a folder for the run record; without one it is kept in memory.
 
     Raises:
@@ -76,6 +77,7 @@ class HotLoop(TrainerCallback):
         buckets: Mapping[str, Pad] | None = None,
         sentinel: float | None = SHARE,
         checks: Literal["skip", "keep"] = "keep",
+        memory: float | str | None = None,
         record: str | os.PathLike[str] | None = None,
         **unknown: Any,
     ) -> None:
@@ -83,7 +85,7 @@ class HotLoop(TrainerCallback):
         self.tier, self._asked = tier_of_setting(run), run
         self.run = run if isinstance(run, str) else run.name
         self.look, self.buckets, self.folder = look, buckets, record
-        self.sentinel, self.checks = sentinel, checks
+        self.sentinel, self.checks, self.memory = sentinel, checks, memory
         self.loop: Loop | None = None
         self.step: Callable[..., Any] | None = None
         """Runs a training step of the Trainer that handed its own over; None where the Trainer keeps it."""
@@ -269,6 +271,7 @@ class HotLoop(TrainerCallback):
                 batches=_batches(owner, parts["train_dataloader"]) if self.look else None,
                 sentinel=self.sentinel,
                 checks=self.checks,
+                memory=self.memory,
                 record=self.folder,
             )
         )

@@ -20,6 +20,7 @@ import torch
 
 from hotloop._torch.capture import recover_from_failed_capture, stale_streams_overridden
 from hotloop._torch.thread_patch import replaced
+from hotloop.measure.machine import device_memory
 from hotloop.step.engine import Engine, Recording, Segment, collector_paused
 
 if TYPE_CHECKING:
@@ -39,6 +40,16 @@ class CudaEngine:
 
     def __init__(self) -> None:
         self._pool: _Pool | None = None
+
+    @property
+    def pool_bytes(self) -> int:
+        """See `Engine`."""
+        return self._pool.nbytes if self._pool is not None and self._pool.usable else 0
+
+    @property
+    def idle_bytes(self) -> int:
+        """See `Engine`."""
+        return self._pool.idle if self._pool is not None and self._pool.usable else 0
 
     def begin(self, device: torch.device, *, reports_capturing: bool) -> Recording:
         """Begin to record on a side stream, after the work that the current stream still has to do."""
@@ -93,6 +104,8 @@ class _Pool:
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.failed = False
+        self.nbytes = self.idle = 0
+        """Bytes taken from the device, and those of them that no tensor has between two replays."""
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._used = False
 
@@ -113,11 +126,13 @@ class _CudaRecording:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._current = torch.cuda.current_stream(side.device)
         torch.cuda.synchronize(side.device)
-        free, total = torch.cuda.mem_get_info(side.device)
+        memory = device_memory(side.device)
+        assert memory is not None
+        untaken = memory.free - (memory.reserved - memory.allocated)
         # A recording has memory of its own, and cannot use memory that is cached outside or held by garbage. If all
         # that was ever taken fits in a second time, nothing has to be freed: collecting takes up to a second for a
         # UNet, and giving memory back and taking it again a quarter of a second.
-        if free < total / 2:
+        if untaken < memory.total / 2:
             gc.collect()
             torch.cuda.empty_cache()
         side.wait_stream(self._current)
@@ -139,6 +154,7 @@ class _CudaRecording:
             raise
 
     def resume(self) -> None:
+        self._before = self._taken()
         self._graph = torch.cuda.CUDAGraph()
         # Only forbidden calls of this thread end the capture: a data loader's thread may go on pinning memory.
         self._graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
@@ -150,12 +166,20 @@ class _CudaRecording:
             graph.capture_end()
         self._graph = None  # from here on there is nothing to recover from
         self._pool.add(graph)
+        reserved, allocated = (now - then for now, then in zip(self._taken(), self._before, strict=True))
+        self._pool.nbytes += max(0, reserved)
+        self._pool.idle += max(0, reserved - max(0, allocated))
         torch.cuda.synchronize(self._side.device)
         began = time.perf_counter()
         graph.replay()
         torch.cuda.synchronize(self._side.device)
         self.replay_seconds = (self.replay_seconds or 0.0) + time.perf_counter() - began
         return graph
+
+    def _taken(self) -> tuple[int, int]:
+        """Return what torch has taken from the device, and what tensors have: a capture takes for its pool alone."""
+        device = self._side.device
+        return torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
 
     def abandon(self) -> None:
         graph, self._graph = self._graph, None

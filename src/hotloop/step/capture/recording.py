@@ -162,6 +162,12 @@ class CapturedStep:
                     ours.copy_(theirs)
                     parameter.grad = ours
 
+    def release(self) -> None:
+        """Let go of all memory, whoever holds the recording: an eager step may need it at once."""
+        self._parts.clear()
+        self._inputs = self._results = None
+        self._end, self._end_memory, self.gradients_at_step = [], Memory([]), {}
+
     def forget_gradients(self) -> None:
         """Drop the gradients that were kept for a proof."""
         self.gradients_at_step = {}

@@ -202,6 +202,7 @@ class Account:
             sentinels=loop.sentinels,
             closed=loop.closed,
             without_update=done if forgotten and not loop.closed else 0,
+            memory=loop.context.room.use if loop.context.room.use.eager is not None else None,
         )
 
     def _tier(self, name: str, account: TierAccount, running: str, unproven: str, loop: LoopView) -> TierStatus:
@@ -244,6 +245,7 @@ class Account:
             "prepare_seconds": self.prepare_seconds,
             "proof_seconds": self.proof_seconds,
             "proof_copied_bytes": self._copied,
+            **loop.context.room.use.figures(),
         }
         self.record.update("measurements", **{key: value for key, value in measured.items() if value is not None})
         self.record.update("measurements", shapes=loop.shapes)

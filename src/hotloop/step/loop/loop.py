@@ -35,6 +35,7 @@ from hotloop.step.prove.sentinel import SHARE
 from hotloop.step.ranks import threads
 from hotloop.step.ranks.peers import peers_of_this_run
 from hotloop.step.state.holdings import Holdings, Parts
+from hotloop.step.state.room import Room
 from hotloop.step.state.undo import WriteWatch
 from hotloop.step.tiers import Tier
 
@@ -100,6 +101,9 @@ class Loop:
         checks: ``"keep"`` captures no step that holds a check of a library that reads on the host only to raise
             (`torch.distributions`, ``error_if_nonfinite``). ``"skip"`` records it without: proofs and the sentinel make
             the checks, and a step that relies on their errors goes wrong between these.
+        memory: the device memory that proofs may take beside eager's peak: a share of the device (0.25) or a size
+            (``"4GB"``, bytes). None takes what is free, less a margin. What does not fit is copied to the host, and a
+            tier that does not fit even so is declined.
         record: a folder in which the run record is written as the run goes; without one it is kept in memory. Of
             several processes each but the first writes into a folder of its own in it, ``rank-1`` and so on.
 
@@ -126,6 +130,7 @@ class Loop:
         workload: str | None = None,
         sentinel: float | None = SHARE,
         checks: Literal["skip", "keep"] = "keep",
+        memory: float | str | None = None,
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
         models = named("model", model, torch.nn.Module)
@@ -136,6 +141,7 @@ class Loop:
         self._sentinel_share = arguments.share_of(sentinel)
         holdings = Holdings(models, optimizers, others)
         device, compiled = arguments.device_of(holdings), Compiled(models)
+        engine, limit = engine_for(device), arguments.check_memory(memory, device)
         self._buckets, self._batches = Buckets(buckets or {}), batches
         arguments.check_batches(batches)
         if self._buckets.without_sizes and batches is None:
@@ -155,13 +161,14 @@ class Loop:
             holdings=holdings,
             parts=parts,
             device=device,
-            engine=engine_for(device),
+            engine=engine,
             compiled=compiled,
             base_tier=base,
             peers=peers_of_this_run(),
             writes=WriteWatch(optimizers.values()),
             progress=progress,
             reports=reporter,
+            room=Room(engine, limit),
             skips_checks=arguments.check_checks(checks),
             total_steps=None if total_steps is None else int(total_steps),
             runs=runs,

@@ -71,6 +71,7 @@ class Reporter:
     def proof_took(self, seconds: float, copied_bytes: int = 0) -> None:
         """Add to what proofs have cost."""
         self._account.proof(seconds, copied_bytes)
+        self.stepping.proved()
 
     def gave_up(self, tier: str, why: str) -> None:
         """Note that the policy gave a tier up before it was proven."""

@@ -26,6 +26,7 @@ from hotloop.step.prove.sentinel import Sentinel
 from hotloop.step.ranks.threads import WAITS, another_trains
 from hotloop.step.rescue import Rescue
 from hotloop.step.state.program import Program
+from hotloop.step.state.room import NoRoomError
 
 if TYPE_CHECKING:
     import weakref
@@ -65,7 +66,14 @@ class StepRunner:
     ) -> None:
         self.context = context
         self.shapes = Shapes(function, functools.partial(worth_a_compile, context))
-        program = Program(function, context.holdings, context.device, context.compiled.runs_compiled, (self, *ignore))
+        program = Program(
+            function,
+            context.holdings,
+            context.device,
+            context.compiled.runs_compiled,
+            (self, *ignore),
+            room=context.room,
+        )
         self.step = DecoratedStep(context, program, self.shapes.argument)
         self._rescue = Rescue(self.step)
         self._auditor = StepAuditor(self.step, self._rescue)
@@ -177,7 +185,7 @@ class StepRunner:
                 None,
                 call,
                 tier,
-                uncaptured=lambda: self._rescue.guarded(call.run, tier),
+                unchecked=lambda: self._rescue.guarded(call.run, tier),
                 failed=lambda obstacle: self._rescue.rung_down(call.run, tier, obstacle),
             )
         return self._rescue.guarded(call.run, tier)
@@ -198,7 +206,7 @@ class StepRunner:
         call: StepCall,
         tier: Tier,
         *,
-        uncaptured: Callable[[], Any],
+        unchecked: Callable[[], Any],
         failed: Callable[[Obstacle], Any],
     ) -> Any:
         """Run a recording, or compiled code where it is None, and eager, and compare; return the step's result.
@@ -207,14 +215,14 @@ class StepRunner:
             recorded: the recording.
             call: the call.
             tier: the tier in force.
-            uncaptured: runs the call without a check, where there is no memory for it.
+            unchecked: runs the call without a check, where there is no memory for it.
             failed: runs the call, and leaves a candidate that failed for the obstacle.
         """
         assert self.sentinel is not None
         try:
             result, disagreement = self.sentinel.check(recorded, call.arguments, tier)
         except CandidateFailedError as error:
-            no_memory = isinstance(error.__cause__, torch.OutOfMemoryError)
+            no_memory = isinstance(error.__cause__, torch.OutOfMemoryError | NoRoomError)
             obstacle = self._rescue.candidate_failed(error, tier)
         else:
             if disagreement is not None:
@@ -223,7 +231,7 @@ class StepRunner:
         if no_memory:
             self.sentinel.stop("a step and a copy of its state do not fit in memory together")
             self.step.doing = "run"
-            return uncaptured()
+            return unchecked()
         return failed(obstacle)
 
     def _disagreed(self, disagreement: Disagreement, tier: Tier) -> None:

@@ -13,6 +13,7 @@ from hotloop.shown import Shown
 
 if TYPE_CHECKING:
     from hotloop.step.prove.sentinel_status import SentinelStatus
+    from hotloop.step.state.room import MemoryUse
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class LoopStatus(Shown):
         compiled: of each compiled component, how often its graphs broke, how often it was recompiled, and where.
         sentinels: of each decorated step, how often it was also run eagerly and compared, and what was found.
         closed: the loop was closed: ``tier`` is what it ended in, and steps run eager from then on.
+        memory: the device memory that torch had taken, in bytes; None on a CPU.
         without_update: many steps after which none of the loop's optimizers has stepped yet; 0 where one has.
     """
 
@@ -67,6 +69,7 @@ class LoopStatus(Shown):
     sentinels: tuple[SentinelStatus, ...] = ()
     closed: bool = False
     without_update: int = 0
+    memory: MemoryUse | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as plain JSON data."""
@@ -87,6 +90,7 @@ class LoopStatus(Shown):
         many = f"no optimizer of the loop has stepped in {self.without_update:,} steps: "
         notes = [f"{many}call optimizer.step(), unless the step updates by hand"] if self.without_update else []
         notes += [f"saved {saved:.1f} s so far, {self.prepare_seconds:.1f} s spent on preparing and proving"]
+        notes += [str(self.memory)] if self.memory is not None else []
         notes += [f"undone: {self.undone} steps"] if self.undone else []
         notes += [*self.compiled, *map(str, self.sentinels)]
         notes += [f"recorded anew: {reason}" for reason in self.dropped[-3:]]

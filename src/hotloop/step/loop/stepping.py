@@ -124,9 +124,24 @@ class Stepping:
         if policy.chooses:
             self._transitions.policy.after_step(runner.step.doing)
         self.carefully(self.settle)
+        self.carefully(self._look_at_memory, runner)
         if policy.chooses and self._transitions.policy.quiet:
             self._untimed = _UNTIMED
         return self._returned(result)
+
+    def proved(self) -> None:
+        """Note that a proof has left its caches: they are given back once no further proof is under way."""
+        self._context.room.proved = True
+
+    def _look_at_memory(self, runner: StepRunner) -> None:
+        """Note what first steps take; give the caches of proofs back, once after the last: taking them anew is slow."""
+        room, policy = self._context.room, self._transitions.policy
+        if room.notes_steps:
+            room.note_step(self._context.device)
+        if not room.proved or runner.step.doing != "run":
+            return
+        if not (policy.preparing or policy.turn() is not None or runner.capturing.proving):
+            room.give_back(self._context.device)
 
     def _returned(self, result: Any) -> Any:
         return without_used_graph(result) if self._context.progress.may_capture else result

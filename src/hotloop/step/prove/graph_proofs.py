@@ -86,6 +86,12 @@ class Recorded:
         """The parameters to judge a recording by with its own gradients, since those differ from run to run."""
         return self.audit.updated if self.noise.noisy else set()
 
+    def drop(self) -> None:
+        """Let go of the recording, and of its memory before an eager step takes some."""
+        if self.recording is not None:
+            self.recording.release()
+        self.recording = None
+
     def keep_gradients(self) -> None:
         """After a step that ran eagerly, copy its gradients to where a replay leaves them."""
         if self.recording is not None:

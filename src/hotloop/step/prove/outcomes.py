@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import functools
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from hotloop import measure
 from hotloop.measure import BLIND, Limits, compare_with_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -118,13 +119,15 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, their common start, an
     by_kind = [_by_kind(side) for side in (ours, theirs, wide or {})]
     spreads, own_steps, of_draws = _by_kind(spread or {}), _by_kind(same_gradients), [_by_kind(draw) for draw in draws]
     found: dict[str, Comparison] = {}
+    one: Mapping[str, torch.Tensor | None]
+    other: Mapping[str, torch.Tensor | None]
     for kind in dict.fromkeys((*by_kind[0], *by_kind[1])):
         one, other, beyond = (side.get(kind, {}) for side in by_kind)
         drawn = [draw.get(kind, {}) for draw in of_draws]
         if compiled and kind == "parameter":
             if not start:
                 continue
-            one, other = updates_of(one, start), updates_of(other, start)
+            one, other = Updates(one, start), Updates(other, start)
             kind_limits, kind_spread, known, key = limits.of_updates(), None, {}, "update"
         elif compiled and kind not in OF_COMPILED:
             continue
@@ -174,13 +177,29 @@ def kind_of(name: str) -> str:
     return f"{first} {name.rpartition(': ')[2]}" if first == "optimizer" else first
 
 
-def updates_of(side: dict[str, torch.Tensor | None], start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
-    """Return the change of each parameter in a step, by the parameter's name."""
-    return {
-        name: None if value is None else value.to(start[name].device) - start[name]
-        for name, value in side.items()
-        if name in start
-    }
+class Updates(collections.abc.Mapping[str, "torch.Tensor | None"]):
+    """The change of each parameter in a step, by the parameter's name: made as it is asked for, and kept by nobody.
+
+    Args:
+        side: the parameters after the step, by the names of `hotloop.step.prove.proof.values_of`.
+        start: the parameters before the step.
+    """
+
+    def __init__(self, side: Mapping[str, torch.Tensor | None], start: Mapping[str, torch.Tensor]) -> None:
+        self._after, self._start = {name: value for name, value in side.items() if name in start}, start
+
+    def __getitem__(self, name: str) -> torch.Tensor | None:
+        value, start = self._after[name], self._start[name]
+        return None if value is None else value.to(start.device) - start
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._after
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._after)
+
+    def __len__(self) -> int:
+        return len(self._after)
 
 
 def over_steps(outcomes: Sequence[Outcome], *, scatter: bool = False) -> Outcome:

@@ -9,6 +9,7 @@ exchanged in place.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from hotloop.step.capture.recording import gradients_of
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.outcomes import Outcome, compare_kinds, judge_kinds
 from hotloop.step.state.memory import in_place
+from hotloop.step.state.room import on_host
 from hotloop.step.state.snapshot import Snapshot, chunks
 from hotloop.step.state.trial_run import Ready, alone, copied, undone_if_it_fails
 from hotloop.step.state.undo import StepStart
@@ -77,7 +79,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     before, theirs, after = run_and_undo(program, candidate, ready)
 
     def saved() -> tuple[dict[str, torch.Tensor], StepStart]:
-        start = _start(before) if limits.compute_dtype is not None else {}
+        start = _start(program, before) if limits.compute_dtype is not None else {}
         at_start = StepStart(program.holdings, [program.device])
         at_start.save(gradients=True)
         return start, at_start
@@ -89,13 +91,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
             raise CandidateFailedError from error
         start, at_start = copied(saved, ready)
     with draws_noted(program.rng_usage):
-        try:
-            result, at_step = reference()
-        except torch.OutOfMemoryError as error:  # beside the copies of a proof: the step has not begun
-            if at_start.wrote():
-                raise
-            at_start.restore()
-            raise CandidateFailedError from error
+        result, at_step = _unless_memory_ends(reference, at_start)
     random = RandomState([program.device])
     moved = tuple(program.rng_usage.own(random.moved_since(after)))
     comparisons, failed = {}, ""
@@ -110,10 +106,27 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
 
 
-def _start(before: Snapshot) -> dict[str, torch.Tensor]:
-    """Copy the parameters as they are before the step; to the host if the device has no memory left for the copies."""
+def _unless_memory_ends(run: Run, at_start: StepStart) -> tuple[Any, Mapping[str, torch.Tensor]]:
+    """Run the step that stays, beside the copies of a proof.
+
+    Raises:
+        CandidateFailedError: there was no memory for it beside them; it was undone.
+    """
     try:
-        return parameters_of(before.live, on_host=before.on_host)
+        return run()
+    except torch.OutOfMemoryError as error:
+        if at_start.wrote():
+            raise
+        at_start.restore()
+        raise CandidateFailedError from error
+
+
+def _start(program: Program, before: Snapshot) -> dict[str, torch.Tensor]:
+    """Copy the parameters as they are before the step; to the host if the device has no memory left for the copies."""
+    room = program.room.for_copies(program.device)
+    size = sum(one.nbytes for name, one in before.live.items() if name.startswith("parameter "))
+    try:
+        return parameters_of(before.live, on_host=before.on_host or (room is not None and size > room))
     except torch.OutOfMemoryError:
         pass  # the copies made so far are freed before the next are made
     return parameters_of(before.live, on_host=True)
@@ -209,8 +222,23 @@ def run_and_undo(
     except Exception as error:
         raise CandidateFailedError(undone=False) from error  # half of the state is the candidate's
     # The live tensors hold the values from before the candidate now, and the snapshot those that it left.
+    lacking = _room_for_a_step(program, before)
     left = {_key(live): before.saved[name] for name, live in before.live.items()}
-    return before, {name: None if one is None else left.get(_key(one), one) for name, one in found.items()}, after
+    kept = {name: None if one is None else left.get(_key(one), one) for name, one in found.items()}
+    return before, on_host(kept, program.device) if lacking > 0 else kept, after
+
+
+def _room_for_a_step(program: Program, before: Snapshot) -> int:
+    """Make room for the eager step that follows a candidate; return the bytes that it may lack then.
+
+    Raises:
+        CandidateFailedError: there can be no room for it; the state is as before.
+    """
+    try:
+        program.room.check_recording(program.device)
+        return before.make_room()
+    except Exception as error:
+        raise CandidateFailedError from error
 
 
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -255,11 +283,14 @@ def spread_of(
             back (a clock, a generator of its own): no proof could tell whether a recording of it is right.
 
     Raises:
-        CandidateFailedError: the first run raised. The step has not been run then: the state is as before.
+        CandidateFailedError: the first run raised, or there was no memory for the second beside what the first has
+            left. The step has not been run then: the state is as before.
         Exception: the second run raised, which is then the user's own error.
     """
     _, first, _ = run_and_undo(program, once)
-    result, at_step = again()
+    at_start = StepStart(program.holdings, [program.device])
+    copied(functools.partial(at_start.save, gradients=True), alone)
+    result, at_step = _unless_memory_ends(again, at_start)
     try:
         second = values_of(program.holdings, result, at_step)
         found, mismatches = differences(second, first, sized=False)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hotloop.measure import differences
-from hotloop.step.prove.outcomes import OF_COMPILED, compare_kinds, kind_of, updates_of
+from hotloop.step.prove.outcomes import OF_COMPILED, Updates, compare_kinds, kind_of
 from hotloop.step.prove.proof import parameters_of, run_and_undo
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ class StepOutputs:
         """
         before, theirs, _ = run_and_undo(program, run)
         their_start = parameters_of(before.live, on_host=before.on_host)
-        ours, theirs = (
-            {name: value for name, value in values.items() if kind_of(name) in OF_COMPILED} | updates_of(values, start)
-            for values, start in ((self.ours, self.start), (theirs, their_start))
+        judged = (
+            {name: value for name, value in values.items() if kind_of(name) in OF_COMPILED}
+            for values in (self.ours, theirs)
         )
-        return differences(ours, theirs)[0]
+        updates = Updates(self.ours, self.start), Updates(theirs, their_start)
+        return {**differences(*judged)[0], **differences(*updates)[0]}

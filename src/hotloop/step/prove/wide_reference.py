@@ -20,6 +20,7 @@ from hotloop.measure import flatten, unflatten
 from hotloop.measure.machine import free_bytes
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
+from hotloop.step.prove.outcomes import OF_COMPILED, kind_of
 from hotloop.step.state.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ def _run(program: Program, call: Call, dtype: torch.dtype, draws: Sequence[Draw]
         with widened(dtype, draws):
             result, at_step = proof.plain_run(program.holdings, lambda: program.step(*args, **kwargs))
     made = proof.values_of(program.holdings, result, at_step)
+    # Optimizer state is judged by the updates that come of it: a copy would take twice the model's memory.
+    made = {name: value for name, value in made.items() if kind_of(name) in (*OF_COMPILED, "parameter")}
     # Copied, since gradients may be changed in place after the optimizer's step, and buffers go back with the block.
     return {name: None if value is None else value.detach().clone() for name, value in made.items()}
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hotloop.step.state.random_state import RngUsage
+from hotloop.step.state.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,3 +32,5 @@ class Program:
     """Objects of hotloop's own that the step may reach: the loop itself."""
     rng_usage: RngUsage = dataclasses.field(default_factory=RngUsage)
     """The random streams that the step was seen to draw from."""
+    room: Room = dataclasses.field(default_factory=Room)
+    """The device memory that proofs may take."""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Snapshot:
     """Everything that a step may change, copied: the step can be undone, or run twice.
 
-    Memory: one copy of the tensors, on their device, or in host memory if that does not fit (`on_host` is True then).
+    Memory: one copy of the tensors, on their device as far as `Program.room` allows, the rest in host memory
+    (`on_host` is True then).
 
     Args:
         program: the program of the step.
@@ -52,23 +53,57 @@ class Snapshot:
         sparse = [name for name, tensor in self.live.items() if tensor.layout != torch.strided]
         self._sparse = {name: (self.live[name], self.live.pop(name).clone()) for name in sparse}
         self._places = {name: places_of(tensor) for name, tensor in self.live.items()}
-        self.on_host = not self._fits_on_devices()
-        places = [*self._places.values()]
-        if self.on_host:
-            made = [torch.empty_like(place, device="cpu", requires_grad=False) for place in places]
-            copy_all(made, places)
-        else:
-            made = copies(places)
-        self._copies = dict(zip(self._places, made, strict=True))
+        self._room, self._device = program.room, program.device
+        self._hosted: set[str] = set()
+        """Names of the tensors whose copies are in host memory, though they are not."""
+        self._copies = self._copied()
+        self._view()
+
+    def _copied(self) -> dict[str, torch.Tensor]:
+        """Copy all places: those that fit on their device, the rest to the host.
+
+        Raises:
+            NoRoomError: the device is the host, and the copies are larger than asked for.
+        """
+        self._room.check_copies(self._device, sum(place.nbytes for place in self._places.values()))
+        left: dict[torch.device, int | None] = {}
+        for device in {place.device for place in self._places.values()}:
+            self._room.begin(device)
+            left[device] = self._room.for_copies(device)
+        fit: dict[str, torch.Tensor] = {}
+        for name, place in self._places.items():
+            room = left[place.device]
+            if room is None or place.nbytes <= room:
+                fit[name] = place
+                left[place.device] = None if room is None else room - place.nbytes
+        try:
+            made = dict(zip(fit, copies(list(fit.values())), strict=True))
+        except torch.OutOfMemoryError:  # the memory was in pieces, or another process was faster
+            made = {}
+        self._hosted = self._places.keys() - made.keys()
+        hosted = {name: place for name, place in self._places.items() if name in self._hosted}
+        made |= zip(hosted, copies_on_host(list(hosted.values())), strict=True)
+        return {name: made[name] for name in self._places}
+
+    def _view(self) -> None:
         self.saved = {name: viewed_like(self._copies[name], tensor) for name, tensor in self.live.items()}
 
-    def _fits_on_devices(self) -> bool:
-        """Return whether each GPU has room for the copies, and a fifth more for what the step needs beyond its peak."""
-        needed: dict[torch.device, int] = {}
-        for tensor in self._places.values():
-            if tensor.device.type == "cuda":
-                needed[tensor.device] = needed.get(tensor.device, 0) + tensor.nbytes
-        return all(size * 1.2 <= (free_bytes(device) or 0) for device, size in needed.items())
+    @property
+    def on_host(self) -> bool:
+        """Whether any copy is in host memory, as there was no room on the device."""
+        return bool(self._hosted)
+
+    def make_room(self) -> int:
+        """Move copies to the host until an eager step fits on the device; return the bytes that it may lack then."""
+        here = [n for n, place in self._places.items() if place.device == self._device and n not in self._hosted]
+        lacking = self._room.lacking(self._device, sum(self._copies[name].nbytes for name in here))
+        while lacking > 0 and here:
+            name = here.pop()
+            lacking -= self._copies[name].nbytes
+            self._hosted.add(name)
+            (self._copies[name],) = copies_on_host([self._copies[name]])
+        self._view()
+        return max(0, lacking)
 
     @property
     def nbytes(self) -> int:
@@ -90,11 +125,20 @@ class Snapshot:
         # Larger groups need fewer calls: a GPU with much free memory can spare a 64th of it.
         devices = {tensor.device for tensor in places.values() if tensor.device.type == "cuda"}
         spare = min((free_bytes(device) or 0 for device in devices), default=0) // 64
-        for names in chunks(places, spare):
+        beside = {name: place for name, place in places.items() if name not in self._hosted}
+        for names in chunks(beside, spare):
             live, saved = [places[name] for name in names], [self._copies[name] for name in names]
-            between = copies(live)
+            try:
+                between = copies(live)
+            except torch.OutOfMemoryError:  # half of an exchange would lose the run
+                between = copies_on_host(live)
             write(live, saved)
             copy_all(saved, between)
+        for name in places.keys() & self._hosted:  # where they meet on the host, the device has no copy of either
+            (left,) = copies_on_host([places[name]])
+            write([places[name]], [self._copies[name]])
+            self._copies[name] = left
+        self._view()
         self._restore_rest()
 
     def _restore_rest(self) -> None:
@@ -104,6 +148,13 @@ class Snapshot:
             with torch.no_grad(), uncounted([tensor]):
                 tensor.copy_(copied)
         self._buffers.restore()
+
+
+def copies_on_host(sources: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy tensors to host memory."""
+    made = [torch.empty_like(source, device="cpu", requires_grad=False) for source in sources]
+    copy_all(made, sources)
+    return made
 
 
 def chunks(tensors: Mapping[str, torch.Tensor], most: int) -> Iterator[list[str]]:
