@@ -370,11 +370,8 @@ class Sentinel:
         what = "a suspicion is looked into" if self._suspects else "a step is checked"
         self._waits = f"{what} for about {budget.expected(work):.2g} s, once the share of time pays for it"
         if self._evidence:
-            line = (
-                f"{self._step.name}: a step in {tier.name} was past its limits, and so was the next that was checked; "
-            )
-            line += "what more it takes to tell waits until sentinel= pays for it: a greater share tells sooner"
-            self._context.reports.say_once(line, logging.WARNING)
+            line = f"{self._step.name}: a step in {tier.name} was past its limits, and so was the next that was checked"
+            self._context.reports.say_once(f"{line}; a greater share, sentinel=, tells sooner", logging.WARNING)
         return False
 
     def _plan(self, seconds: float, tier: Tier, work: Work) -> None:
