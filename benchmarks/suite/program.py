@@ -22,7 +22,10 @@ BATCHES = 8
 
 @dataclasses.dataclass
 class Program:
-    """A workload's program: ``model`` and ``components`` may be compiled; ``padded`` puts a batch into buckets."""
+    """A workload's program: ``model`` and ``components`` may be compiled; ``padded`` puts a batch into buckets.
+
+    ``checks`` is what a loop is told of the checks that libraries make.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -31,6 +34,7 @@ class Program:
     components: Mapping[str, nn.Module] = dataclasses.field(default_factory=dict)
     buckets: Mapping[str, hotloop.Pad] | None = None
     padded: Callable[..., tuple[Any, ...]] | None = None
+    checks: str = "keep"
 
     def batch(self, index):
         """Return the arguments of a step by its number."""

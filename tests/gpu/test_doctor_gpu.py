@@ -173,7 +173,8 @@ def test_float32_is_told_of_tf32_and_autocast(advice):
 @pytest.mark.parametrize(("name", "kind"), [("math", "kernels"), ("manual", "manual")])
 def test_a_slow_form_of_attention_is_told_with_its_line(advice, name, kind):
     found = advice(name)
-    assert set(found) == {("slower_attention", kind)}
+    assert ("slower_attention", kind) in found
+    assert set(found) <= {("slower_attention", kind), ("tf32_off", "tf32_off")}  # the math kernel computes in float32
     lines = ADVICE.splitlines()
     assert lines[found["slower_attention", kind]["line"] - 1].endswith(f"# {name.upper()}")
 
