@@ -324,3 +324,20 @@ def test_tensors_that_are_made_as_they_are_asked_for_are_held_some_at_a_time(mon
     monkeypatch.setattr(of_differences, "PORTION", 20)
     assert differences(Made(), Made()) == whole
     assert most[0] <= 6  # two pairs, and what is looked up for the next one
+
+
+def test_what_is_compared_in_one_launch_is_little_beside_a_model_however_much_is_free(monkeypatch):
+    """A few temporaries as large as 300 million parameters were the highest peak of a whole run on a GPU."""
+    from hotloop.measure import sums
+
+    class OnGpu:
+        device, dtype = torch.device("cuda", 0), torch.float32
+
+        def numel(self):
+            return 1 << 22
+
+    monkeypatch.setattr(sums, "free_bytes", lambda _: 80 * 2**30)
+    parts = [sums._Part(place, OnGpu(), OnGpu()) for place in range(70)]
+    assert [len(bunch) for bunch in sums._bunches(parts)] == [4] * 17 + [2]
+    monkeypatch.setattr(sums, "free_bytes", lambda _: 2**20)
+    assert max(len(bunch) for bunch in sums._bunches(parts)) == 1

@@ -126,8 +126,8 @@ def differences(
     ``None`` says that there is no such tensor (no gradient); None on both sides is no entry. Tensors may be of any
     dtype that casts to float64, complex, strided in any way or sparse (compared coalesced). A pair on two devices is
     measured on the accelerator, the other tensor moved in parts. At most ``sums.CHUNK`` elements are held in float64
-    at a time (four times as many on a GPU). The host waits twice per device, four times where large tensors differ
-    there, whatever the number of tensors (sparse tensors wait in ``coalesce``).
+    at a time. The host waits twice per device, four times where large tensors differ there, whatever the number of
+    tensors (sparse tensors wait in ``coalesce``).
 
     Args:
         reference: tensors by name.

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 22
 """Elements held in float64 at a time: four temporaries of 32 MB, little beside what a training step holds."""
-_CHUNK_ON_GPU = 1 << 24
-"""The same on a GPU, where a launch takes longer than many elements, and 512 MB are little as well."""
+_BUNCH_ON_GPU = 1 << 24
+"""Elements of all tensors that are measured in one launch on a GPU: a few temporaries of 64 MiB in float32."""
 _SMALL = 1 << 18
 """Elements up to which a tensor is measured together with others: a segment is summed by one block of threads."""
 _TOGETHER = 1 << 21
-"""Elements that are measured together on a CPU, in a dozen temporaries in float64; on a GPU more, by what is free."""
+"""Elements that are measured together on a CPU, in a dozen temporaries in float64; on a GPU more, if memory is free."""
 _LIGHT_ON = ("cuda",)
 """Kinds of device on which large tensors are summed in float32, since float64 is slow there."""
 _WIDTH = 7
@@ -168,12 +168,11 @@ class _Batch:
 
 def _chunks(r: torch.Tensor, c: torch.Tensor) -> Iterator[Pair]:
     """Cut both along dimensions, never by a flat view: that would copy a tensor whose strides are not its own."""
-    most = _CHUNK_ON_GPU if r.is_cuda or c.is_cuda else CHUNK
-    if r.numel() <= most:
+    if r.numel() <= CHUNK:
         yield r, c
         return
     dim = max(range(r.dim()), key=lambda place: r.shape[place])
-    step = max(1, r.shape[dim] * most // r.numel())
+    step = max(1, r.shape[dim] * CHUNK // r.numel())
     for start in range(0, r.shape[dim], step):
         length = min(step, r.shape[dim] - start)
         yield from _chunks(r.narrow(dim, start, length), c.narrow(dim, start, length))
@@ -192,7 +191,7 @@ def _bunches(parts: Sequence[_Part], *, in_float64: bool = False) -> Iterator[li
     for (device, _), group in groups.items():
         if device.type == "cuda":
             # Launches are dear: each element held may take 512 bytes of what is free.
-            most = min(1 << 27, max(_CHUNK_ON_GPU, (free_bytes(device) or 0) // 512))
+            most = min(_BUNCH_ON_GPU, max(CHUNK, (free_bytes(device) or 0) // 512))
             most = most // 8 if in_float64 else most
         else:
             most = _TOGETHER if in_float64 else CHUNK

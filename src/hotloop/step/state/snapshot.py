@@ -122,11 +122,11 @@ class Snapshot:
         named = list(self._places)
         changed = differing(list(self._places.values()), list(self._copies.values()))
         places = {name: self._places[name] for name in (named[place] for place in changed)}
-        # Larger groups need fewer calls: a GPU with much free memory can spare a 64th of it.
+        # Larger groups need fewer calls: a GPU with much free memory can spare a 64th of it, up to 256 MiB.
         devices = {tensor.device for tensor in places.values() if tensor.device.type == "cuda"}
         spare = min((free_bytes(device) or 0 for device in devices), default=0) // 64
         beside = {name: place for name, place in places.items() if name not in self._hosted}
-        for names in chunks(beside, spare):
+        for names in chunks(beside, min(spare, 1 << 28)):
             live, saved = [places[name] for name in names], [self._copies[name] for name in names]
             try:
                 between = copies(live)
