@@ -241,10 +241,14 @@ class Trained:
 def checked_every(steps):
     """Let the sentinel check a step in every so many, whatever that costs."""
 
-    def plan(self, seconds, tier):
+    def plan(self, seconds, tier, work):
         self._left = self._every = steps
 
-    with mock.patch.object(sentinel.Sentinel, "_plan", plan), mock.patch.object(sentinel, "FIRST", steps):
+    with (
+        mock.patch.object(sentinel.Sentinel, "_plan", plan),
+        mock.patch.object(sentinel.Sentinel, "_may_begin", return_value=True),
+        mock.patch.object(sentinel, "FIRST", steps),
+    ):
         yield
 
 
