@@ -51,6 +51,40 @@ def test_a_run_is_queued_behind_the_one_that_trains_and_taken_out_again(person, 
         expect(person.locator("#queue")).to_be_empty()
 
 
+def test_settings_are_kept_by_name_loaded_and_compared(person, runs):
+    size, saved = "[name='training.batch_size']", "#presets .callout"
+    person.goto(at(person.base, "/training?recipe=digits"))
+    person.fill(size, "8")
+    person.click("#presets-part > summary")
+    person.fill("#preset-name", "small")
+    person.press("#preset-name", "Enter")  # which starts nothing
+    assert "/training" in person.url
+    person.click("#preset-save")
+    expect(person.locator(saved)).to_have_text("Saved as small.")
+    person.fill(size, "16")
+    person.fill("#preset-name", "small")
+    person.click("#preset-save")
+    expect(person.locator(saved)).to_contain_text("is there already")
+    expect(person.locator("#preset-name")).to_have_value("small")
+    person.click("#preset-keep")
+    person.click("#preset-diff")
+    expect(person.locator("#preset-differ td")).to_have_text(["", "8", "16"])
+    person.click("#preset-load")
+    expect(person.locator(size)).to_have_value("8")
+    expect(person.locator("#command")).to_contain_text("training.batch_size=8")
+    person.click("#bring-back")  # what stood in the form before
+    expect(person.locator(size)).to_have_value("16")
+    person.goto(at(person.base, "/training?preset=small"))
+    expect(person.locator(size)).to_have_value("8")
+    person.fill(size, "32")
+    person.reload()
+    expect(person.locator(size)).to_have_value("32")  # and not the preset's again
+    person.click("#presets-part > summary")
+    person.click("#preset-delete")
+    person.click("#preset-sure")
+    expect(person.locator("#preset")).to_have_count(0)
+
+
 @pytest.mark.campaign
 def test_a_killed_server_loses_no_queue_and_a_failed_run_does_not_stop_it(chromium, tmp_path):
     environment = {"HOTLOOP_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from hotloop.errors import HotloopError
 from hotloop.ui.machine_pages import MachinePages
+from hotloop.ui.preset_pages import PresetPages
 from hotloop.ui.queue_pages import QueuePages
 from hotloop.ui.run_pages import RunPages
 from hotloop.ui.security import Guard
@@ -75,7 +76,8 @@ async def _keep_starting(site: Site) -> None:
 
 def routes(site: Site) -> list[Route]:
     """Return every address; what changes something is asked by POST alone, which `Guard` lets through with a form."""
-    run, training, machine, queue = RunPages(site), TrainingPages(site), MachinePages(site), QueuePages(site)
+    run, training, machine = RunPages(site), TrainingPages(site), MachinePages(site)
+    queue, preset = QueuePages(site), PresetPages(site)
     asked = {
         "/": lambda request: RedirectResponse("/runs"),  # noqa: ARG005 - whoever asks
         "/static/{name}": _static,
@@ -89,6 +91,8 @@ def routes(site: Site) -> list[Route]:
         "/run/stop": run.stop, "/run/resume": run.resume, "/run/delete": run.delete,
         "/training/preview": training.preview, "/training/check": training.check,
         "/training/start": training.start, "/training/queue": training.queue, "/queue/remove": queue.remove,
+        "/presets/save": preset.save, "/presets/delete": preset.delete, "/presets/diff": preset.diff,
+        "/presets/panel": preset.show,
     }  # fmt: skip
     gets = [Route(path, answer, methods=["GET"]) for path, answer in asked.items()]
     return gets + [Route(path, answer, methods=["POST"]) for path, answer in done.items()]

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, StreamingResponse
 
 from hotloop.report import page, text
 from hotloop.ui.places import Places
+from hotloop.ui.presets import Presets
 from hotloop.ui.probe import Probe
 from hotloop.ui.queue import Queue
 from hotloop.ui.security import FORM
@@ -48,6 +49,7 @@ class Site:
     def __init__(self, root: Path, access: Access, probe: Probe | None = None) -> None:
         self.places, self.access, self.watching = Places(root), access, Watching()
         self.probe, self.queue = probe or Probe(), Queue(self.places)
+        self.presets = Presets(self.places.root)
         self.stopping = False
 
     def show(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:

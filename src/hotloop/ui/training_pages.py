@@ -14,6 +14,7 @@ from hotloop.train import conf_files
 from hotloop.train.nested import leaves
 from hotloop.ui import compilation, drafts, processes
 from hotloop.ui.drafts import CHOICE, Draft
+from hotloop.ui.preset_pages import panel
 from hotloop.ui.run_pages import back_to
 from hotloop.ui.site import form_of
 
@@ -39,9 +40,12 @@ class TrainingPages:
         """Show the form of a recipe or a program, empty or with the settings of a run."""
         asked = dict(request.query_params)
         try:
-            if name := asked.pop("from", ""):
-                asked = self._of_run(name)
-            return self._page(request, self._draft(asked), sent=bool(name))
+            run, preset = asked.pop("from", ""), asked.pop("preset", "")
+            if run:
+                asked = self._of_values(conf_files.read(self.site.places.find(run) / runs.SETTINGS))
+            elif preset:
+                asked = {**self._of_values(self.site.presets.values(preset)), "preset": preset}
+            return self._page(request, self._draft(asked), sent="loaded" if run or preset else "")
         except (ConfigError, RecordError) as error:
             return self._unusable(request, asked, error)
 
@@ -84,7 +88,7 @@ class TrainingPages:
             if not draft.errors and draft.verb != "hpo" and ":" in draft.recipe:
                 self._check_program(draft)
             if draft.errors:
-                return self._page(request, draft, 422, sent=True)
+                return self._page(request, draft, 422, sent="typed")
             folder = draft.folder()
             begin(folder, draft.arguments(folder))
         except HotloopError as error:
@@ -101,13 +105,12 @@ class TrainingPages:
         if code:
             draft.blame(err.strip()[-4000:] or f"The program ended with exit code {code}")
 
-    def _of_run(self, name: str) -> dict[str, str]:
-        """Return the form that would start a run of the past again.
+    def _of_values(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """Return the form that stands for settings.
 
         Raises:
-            ConfigError: its settings cannot be read.
+            ConfigError: there is no such recipe or program.
         """
-        values = conf_files.read(self.site.places.find(name) / runs.SETTINGS)
         recipe = str((values.get("recipe") or {}).get("name", ""))
         found = {"program" if ":" in recipe else "recipe": recipe}
         draft = self._draft(found)
@@ -124,7 +127,7 @@ class TrainingPages:
             found |= {f"part.{one.name}.on": "on"} if one.on else {}
         return found
 
-    def _page(self, request: Request, draft: Draft, status: int = 200, *, sent: bool = False) -> Response:
+    def _page(self, request: Request, draft: Draft, status: int = 200, *, sent: str = "") -> Response:
         probe, base = self.site.probe.answer(), draft.base
         if not draft.changes and not draft.errors:
             draft.read()
@@ -135,7 +138,7 @@ class TrainingPages:
             mode=draft.form.get("mode", compilation.mode_of(now)), usual_mode=compilation.mode_of(base), base=base,
             inference=draft.form.get("inference", base["compile"]["inference"]), parts=self._parts(draft),
             usual={one.name: one for one in compilation.parts(base, draft.components)}, as_above=compilation.AS_ABOVE,
-            measured_on=measured.MACHINE, why="", back=_query(draft),
+            measured_on=measured.MACHINE, back=_query(draft), **panel(self.site, draft.form),
         )  # fmt: skip
 
     def _parts(self, draft: Draft) -> list[compilation.Part]:

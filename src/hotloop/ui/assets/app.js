@@ -66,7 +66,7 @@ document.querySelectorAll(".log").forEach((one) => { one.scrollTop = one.scrollH
 /* What was typed into the form of settings stays in this tab, whatever becomes of the server or of the page. */
 const form = document.getElementById("setup");
 if (form) {
-  const key = "hotloop:" + form.dataset.draft, fields = () => [...form.elements].filter((one) => one.name && one.type !== "hidden");
+  const key = "hotloop:" + form.dataset.draft, fields = () => [...form.elements].filter((one) => one.name && one.type !== "hidden" && one.id !== "preset" && one.id !== "against");
   const value = (one) => one.type === "checkbox" ? (one.checked ? "on" : "") : one.value;
   const save = () => {
     const typed = {};
@@ -95,8 +95,22 @@ if (form) {
   form.addEventListener("input", () => document.getElementById("checked").replaceChildren());  // it was about other settings
   form.addEventListener("input", save);
   form.addEventListener("change", save);
-  document.getElementById("forget").addEventListener("click", () => { sessionStorage.removeItem(key); location.href = "/training?" + new URLSearchParams(new FormData(document.getElementById("what"))); });
-  if (form.hasAttribute("data-sent")) { save(); addEventListener("pageshow", judge); }
+  document.getElementById("forget").addEventListener("click", () => { sessionStorage.removeItem(key); location.href = show(); });
+  /* Where settings were loaded over what a person had typed, that can be brought back. */
+  const before = sessionStorage.getItem(key), what = document.getElementById("what");
+  const show = () => "/training?" + new URLSearchParams(new FormData(what));
+  const keep = () => {
+    save();
+    if (form.dataset.sent !== "loaded") return;
+    history.replaceState(null, "", show());  // a reload shows what was typed since
+    if (!before || before === "{}" || before === sessionStorage.getItem(key)) return;
+    document.getElementById("brought").hidden = false;
+    document.getElementById("bring-back").addEventListener("click", () => { sessionStorage.setItem(key, before); location.href = show(); });
+  };
+  document.getElementById("presets").addEventListener("click", (event) => {
+    if (event.target.id === "preset-load") location.href = "/training?" + new URLSearchParams({preset: document.getElementById("preset").value});
+  });
+  if (form.hasAttribute("data-sent")) { keep(); addEventListener("pageshow", judge); }
   else addEventListener("pageshow", restore);
 }
 document.querySelectorAll("[data-submit]").forEach((one) => {
