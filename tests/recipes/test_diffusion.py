@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError
-from hotloop.train import checkpoint, compiling, configure, fit, start
+from hotloop.train import checkpoint, compiling, configure, fit, requests, start
 from hotloop.train.diffusion import networks
 from hotloop.train.diffusion.sampling import Sampler
 from hotloop.train.pictures import load as load_pictures
@@ -475,3 +475,19 @@ def test_a_resumed_run_takes_its_pictures_from_elsewhere_as_long_as_they_are_the
     (moved / "00.txt").write_text("another caption")
     with pytest.raises(DataError, match="was trained on other data"):
         RECIPE.train(start.prepare(again))
+
+
+def test_sample_now_makes_a_sheet_after_the_step_and_changes_nothing_of_the_training(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "EVERY_SECONDS", 0.0)
+    train(folder="usual")
+    was = fit.Account.step
+
+    def observed(self, entry, events):
+        was(self, entry, events)
+        if entry["step"] == 3:
+            requests.ask(tmp_path / "run", requests.SAMPLE)
+
+    monkeypatch.setattr(fit.Account, "step", observed)
+    train()
+    assert [one.name for one in (tmp_path / "run" / "samples").iterdir()] == ["step-000003.png"]
+    assert same(load(tmp_path / "run")["model"]["model"], load(tmp_path / "usual")["model"]["model"])

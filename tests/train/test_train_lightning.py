@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from hotloop import recipes, record
 from hotloop.cli import app
 from hotloop.errors import ConfigError, TrainingFailedError
-from hotloop.train import checkpoint, configure, program, start
+from hotloop.train import checkpoint, configure, program, requests, start
+from hotloop.train.account import Account
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -335,3 +336,23 @@ def test_the_example_learns(tmp_path):
     )  # fmt: skip
     assert outcome.best["accuracy"] > 0.9
     assert dataclasses.asdict(outcome)["status"] == "finished"
+
+
+def test_save_now_is_answered_after_the_step_and_changes_nothing_of_the_training(named, tmp_path, monkeypatch):
+    monkeypatch.setattr(requests, "EVERY_SECONDS", 0.0)
+    whole, run, saved = tmp_path / "whole", tmp_path / "run", []
+    train(*named, f"run.folder={whole}")
+    was = Account.step
+
+    def observed(self, entry, events):
+        was(self, entry, events)
+        if entry["step"] == 2:
+            requests.ask(run, requests.SAVE)
+        if entry["step"] == 3:
+            saved.extend([weights(run)["position"]["step"], requests.is_asked(run, requests.SAVE)])
+
+    monkeypatch.setattr(Account, "step", observed)
+    train(*named, f"run.folder={run}")
+    assert saved == [2, False]
+    assert not (run / "requests").exists()
+    _same(whole, run)

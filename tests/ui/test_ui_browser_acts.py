@@ -6,10 +6,14 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+import torch
 from browser import CHROMIUM, SECONDS, a_person, at, server
 from run_folders import a_run
+from safetensors.torch import load_file
 
 from hotloop import record
+from hotloop.train import checkpoint, configure, requests
+from hotloop.train.requests import SAMPLE, SAVE, Requests
 
 pytest.importorskip("playwright", reason="the tests of the page in a browser need playwright")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium: `make setup-browser` installs it")
@@ -83,6 +87,40 @@ def test_settings_are_kept_by_name_loaded_and_compared(person, runs):
     person.click("#preset-delete")
     person.click("#preset-sure")
     expect(person.locator("#preset")).to_have_count(0)
+
+
+def test_a_run_is_asked_to_save_and_to_sample_and_its_weights_are_exported(person, runs):
+    with training(runs / "a"):
+        asked = Requests(runs / "a", (SAVE, SAMPLE))
+        checkpoint.save(
+            runs / "a" / "checkpoints" / "last.pt",
+            {
+                "model": {"model": {"w": torch.ones(2)}},
+                "others": {},
+                "position": {"step": 3},
+                "settings": configure.to_dict(configure.load(["recipe=digits"])),
+            },
+        )
+        person.goto(at(person.base, "/run?run=a"))
+        person.click("text=Save now")
+        expect(person.locator("#actions")).to_contain_text("Save now: after this step")
+        person.click("text=Sample now")
+        assert requests.is_asked(runs / "a", SAVE)
+        assert requests.is_asked(runs / "a", SAMPLE)
+        asked._next = 0.0
+        for name in (SAVE, SAMPLE):
+            assert asked.asked(name)
+            asked.answered(name)
+        expect(person.get_by_role("button", name="Save now")).to_be_visible()  # the page hears that it was answered
+        asked.close()
+        expect(person.get_by_role("button", name="Save now")).to_have_count(0)
+    person.goto(at(person.base, "/run?run=a"))
+    person.click("#checkpoints > summary")
+    person.click("text=Export last")
+    person.wait_for_url("**#exported")
+    with person.expect_download() as got:
+        person.click("text=export-last/model.safetensors")
+    assert load_file(got.value.path())["w"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.campaign

@@ -25,6 +25,7 @@ from hotloop.train.interrupt import Interrupt
 from hotloop.train.outcome import Live, Outcome
 from hotloop.train.ranks import check_shares
 from hotloop.train.rehearse import unsafe
+from hotloop.train.requests import SAMPLE, SAVE, Requests
 from hotloop.train.saving import Checkpoints
 from hotloop.train.start import write_settings
 from hotloop.train.task import rate_of
@@ -84,6 +85,7 @@ def _fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         fitting = _Fitting(task, start, chosen, display, Live(record, events, interrupt))
         record.update("measurements", steps_total=fitting.total)
         stack.callback(fitting.compiling.close)
+        stack.callback(fitting.requests.close)
         if start.resume:
             fitting.restore(start.resume)
         outcome = fitting.run()
@@ -114,6 +116,8 @@ class _Fitting:
         self.account = Account(live.record, task.per_step)
         self.tracking = Tracking(start, live.record, display.say, live.interrupt)
         self.checkpoints = Checkpoints(start, display.say, live.interrupt)
+        answers = (SAVE, SAMPLE) if task.show else (SAVE,)
+        self.requests = Requests(start.folder if start.leads else None, answers)
         self.ready_seconds: deque[float] = deque(maxlen=_TIMED)
         self.optimizers = list(task.workload.holdings().optimizers.values())
         self.untouched, self.began_at = task.weights(), 0
@@ -147,7 +151,8 @@ class _Fitting:
                 for batch in self.rest_of_epoch():
                     self.step(batch)
                     wished, at = self.live.interrupt.signal is not None, self.position.step
-                    stops, saves = self.ranks.any(wished, self.checkpoints.is_due(at))
+                    due = self.checkpoints.is_due(at) or self.requests.asked(SAVE)
+                    stops, saves, shows = self.ranks.any(wished, due, self.requests.asked(SAMPLE))
                     if stops:
                         outcome = self.interrupted()
                         status = "interrupted"
@@ -155,7 +160,7 @@ class _Fitting:
                     with self.account.aside():
                         if saves:
                             self.save(checkpoint.LAST)
-                        self.show()
+                        self.show(asked=shows)
                 with self.account.aside():
                     self.validate()
             self.show(last=True)
@@ -256,10 +261,10 @@ class _Fitting:
         self.compiling.after_validation(events)
         self.account.observed(self.position.step, self.compiling.unrecorded(events))
 
-    def show(self, *, last: bool = False) -> None:
+    def show(self, *, last: bool = False, asked: bool = False) -> None:
         """Let the task show the model as it stands, where it is time to; where the disk is full the run goes on."""
-        step = self.position.step
-        make = self.task.show.due(step, last=last) if self.task.show else None
+        step, show = self.position.step, self.task.show
+        make = show and (show.due(step, last=last) or (show.make if asked else None))
         if make is None:
             return
         self.doing = f"what is shown after step {step}"
@@ -268,6 +273,7 @@ class _Fitting:
                 self.live.record.update("measurements", **make(step))
         except OSError as error:
             self.display.say(f"{error}; the run goes on without it")
+        self.requests.answered(SAMPLE)
 
     def validate(self) -> None:
         """Judge the model where there are metrics, keep it where it is the best so far, and begin a new epoch."""
@@ -337,6 +343,8 @@ class _Fitting:
             "record": self.live.record.lengths(),
         }
         self.ranks.led(lambda: self.checkpoints.save(name, document))
+        if name == checkpoint.LAST:
+            self.requests.answered(SAVE)
 
     def restore(self, document: dict[str, Any]) -> None:
         """Go back to where a checkpoint was written.

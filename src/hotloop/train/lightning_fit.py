@@ -22,6 +22,7 @@ from hotloop.train.interrupt import Interrupt
 from hotloop.train.lightning_compile import Compiled
 from hotloop.train.lightning_trainer import completed, following, is_no_restart, make_trainer, numbers, quiet
 from hotloop.train.outcome import Outcome
+from hotloop.train.requests import SAVE, Requests
 from hotloop.train.resumable import Place
 from hotloop.train.saving import Checkpoints
 from hotloop.train.start import write_settings
@@ -93,6 +94,7 @@ def _fit(given: Given, start: Start, chosen: Plan, display: Display) -> Outcome:
         stack.enter_context(display)
         compiled = Compiled(start.settings, chosen, start.within.runs, record)
         recorder = _Recorder(given, start, compiled, display, record, interrupt)
+        stack.callback(recorder.requests.close)
         outcome = recorder.run()
         if outcome.status == "interrupted":
             record.finish("interrupted", f"{interrupt.signal} at step {outcome.step}")
@@ -136,6 +138,7 @@ class _Recorder(pl.callbacks.Checkpoint):
         self.account = Account(record, {})
         self.tracking = Tracking(start, record, display.say, interrupt)
         self.checkpoints = Checkpoints(start, display.say, interrupt)
+        self.requests = Requests(start.folder, (SAVE,))
         self.total, self.metrics = 0, dict[str, float]()
         self.loss, self.seconds, self.batch_began = 0.0, 0.0, 0.0
         self.ended_epoch: dict[str, Any] | None = None
@@ -230,9 +233,11 @@ class _Recorder(pl.callbacks.Checkpoint):
         self.step(trainer, has_loss=loss is not None)
         if trainer.is_last_batch or self.position.step >= self.total or not self.place.known:
             return  # the end of the epoch is kept, with its validation
-        if self.interrupt.signal or self.checkpoints.is_due(self.position.step):
+        due = self.checkpoints.is_due(self.position.step) or self.requests.asked(SAVE)
+        if self.interrupt.signal or due:
             with self.account.aside():
                 trainer.save_checkpoint(checkpoint.LAST)
+            self.requests.answered(SAVE)
         if self.interrupt.signal:
             raise _StoppedError
 

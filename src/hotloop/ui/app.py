@@ -14,6 +14,7 @@ from hotloop.errors import HotloopError
 from hotloop.ui.machine_pages import MachinePages
 from hotloop.ui.preset_pages import PresetPages
 from hotloop.ui.queue_pages import QueuePages
+from hotloop.ui.run_acts import RunActs
 from hotloop.ui.run_pages import RunPages
 from hotloop.ui.security import Guard
 from hotloop.ui.site import Site, asset
@@ -77,7 +78,7 @@ async def _keep_starting(site: Site) -> None:
 def routes(site: Site) -> list[Route]:
     """Return every address; what changes something is asked by POST alone, which `Guard` lets through with a form."""
     run, training, machine = RunPages(site), TrainingPages(site), MachinePages(site)
-    queue, preset = QueuePages(site), PresetPages(site)
+    queue, preset, act = QueuePages(site), PresetPages(site), RunActs(site)
     asked = {
         "/": lambda request: RedirectResponse("/runs"),  # noqa: ARG005 - whoever asks
         "/static/{name}": _static,
@@ -85,10 +86,12 @@ def routes(site: Site) -> list[Route]:
         "/run": run.run, "/run/head": run.head, "/run/part": run.part, "/run/news": run.run_news,
         "/run/charts": run.charts, "/run/sample": run.sample, "/run/report": run.report, "/run/settings": run.settings,
         "/compare": run.compare, "/compare/charts": run.compare_charts,
-        "/training": training.form, "/machine": machine.machine, "/machine/findings": machine.findings,
+        "/run/exported": act.exported, "/training": training.form,
+        "/machine": machine.machine, "/machine/findings": machine.findings,
     }  # fmt: skip
     done = {
-        "/run/stop": run.stop, "/run/resume": run.resume, "/run/delete": run.delete,
+        "/run/stop": act.stop, "/run/resume": act.resume, "/run/delete": act.delete,
+        "/run/ask": act.ask, "/run/export": act.export,
         "/training/preview": training.preview, "/training/check": training.check,
         "/training/start": training.start, "/training/queue": training.queue, "/queue/remove": queue.remove,
         "/presets/save": preset.save, "/presets/delete": preset.delete, "/presets/diff": preset.diff,

@@ -8,10 +8,11 @@ import pathlib
 import stat
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds, runs, study
+from hotloop.train import requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,7 @@ SAMPLES = "samples"
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 _WATCHED = (
     LINES, DOCUMENT, folds.DOCUMENT, study.DOCUMENT, runs.SETTINGS, START, STOP, LOG, SAMPLES, "checkpoints",
-    "run.lock.json",
+    "run.lock.json", requests.FOLDER,
 )  # fmt: skip
 _DEEPEST = 6
 _FRESH_SECONDS = 1.0
@@ -146,6 +147,39 @@ def picture(folder: Path, name: str) -> tuple[bytes, str]:
         raise LookupError(name) from error
     with os.fdopen(file, "rb") as opened:
         return opened.read(), _kind(name)
+
+
+EXPORTS = "export-"
+"""How the folders begin that the page exports into."""
+_EXPORTED = (".safetensors", ".json")
+
+
+def exported(folder: Path) -> list[tuple[str, int]]:
+    """Return the files of a run's exports, by their names below its folder, and their sizes."""
+    found = []
+    try:
+        places = sorted(one.name for one in os.scandir(folder) if one.is_dir(follow_symlinks=False))
+        for place in (one for one in places if one.startswith(EXPORTS)):
+            files = (one for one in os.scandir(folder / place) if one.is_file(follow_symlinks=False))
+            found += [(f"{place}/{one.name}", one.stat().st_size) for one in files if one.name.endswith(_EXPORTED)]
+    except OSError:
+        return []
+    return sorted(found)
+
+
+def open_exported(folder: Path, name: str) -> BinaryIO:
+    """Open a file of a run's exports.
+
+    Raises:
+        LookupError: the run has no such file.
+    """
+    if name not in dict(exported(folder)):
+        raise LookupError(name)
+    try:
+        file = os.open(folder / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except OSError as error:
+        raise LookupError(name) from error
+    return os.fdopen(file, "rb")
 
 
 def tail(path: Path, most: int = 30_000) -> str:

@@ -1,22 +1,18 @@
-"""Pages of runs: the list, one run as it goes, several side by side; and what a person may do to a run."""
+"""Pages of runs: the list, one run as it goes, several side by side."""
 
 from __future__ import annotations
 
-import shutil
 import time
-import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-from hotloop.errors import HotloopError
 from hotloop.report import page, runs
 from hotloop.report.charts import Chart
 from hotloop.report.series import Line
 from hotloop.report.text import line, quantity, text
-from hotloop.train import configure, removal
+from hotloop.train import configure
 from hotloop.ui import places, processes
-from hotloop.ui.site import form_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,6 +108,7 @@ class RunPages:
         return {
             "shown": shown, "row": shown.row, "view": shown.view, "tone": TONES.get(shown.status, "bad"),
             "log": _plain(places.tail(log)), "samples": places.samples(path)[:12], "checkpoints": _checkpoints(path),
+            "exported": places.exported(path),
             "again": "" if shown.row.kind == runs.SEARCH else configure.again(path, verb), "folder": str(path),
             "started_as": processes.arguments_of(path),
         }  # fmt: skip
@@ -184,60 +181,12 @@ class RunPages:
         charts = [Chart.of("loss", "Training loss", lines, ["line"] * len(lines), wide=True)] if lines else []
         return JSONResponse([one.to_json() for one in charts])
 
-    def stop(self, request: Request) -> Response:
-        """Ask a run to stop after its step."""
-        form = form_of(request)
-        name, path = self.site.run_named(form)
-        try:
-            processes.stop(path, at_once=form.get("at_once") == "yes")
-        except HotloopError as error:
-            return self._refused(request, name, error)
-        return back_to(name)
 
-    def resume(self, request: Request) -> Response:
-        """Go on with a run where its last checkpoint is."""
-        name, path = self.site.run_named(form_of(request))
-        shown = self.site.watching.run(path)
-        try:
-            if shown.runs_now:
-                return back_to(name)
-            verb = "kfold" if shown.row.kind == runs.FOLDS else "train"
-            processes.start(path, [verb, configure.resume(path)])
-        except HotloopError as error:
-            return self._refused(request, name, error)
-        return back_to(name)
-
-    def delete(self, request: Request) -> Response:
-        """Delete a run once a person has said a second time that it is to go."""
-        form = form_of(request)
-        name, path = self.site.run_named(form)
-        if form.get("sure") != "yes":
-            return self.site.show(request, "delete.html.j2", name=name, many=removal.files(path))
-        try:
-            if processes.find(path) is not None:
-                return self._refused(request, name, "it runs now. Stop it first")
-            if (path / places.START).is_file() and runs.kind_of(path) == runs.UNKNOWN:
-                shutil.rmtree(path)  # it ended before it had a record
-            else:
-                removal.remove([path])
-        except HotloopError as error:
-            return self._refused(request, name, error)
-        self.site.places.forget()
-        return RedirectResponse("/runs", 303)
-
-    def _refused(self, request: Request, name: str, why: object) -> Response:
-        return self.site.show(request, "refused.html.j2", 409, name=name, why=str(why))
-
-
-def back_to(name: str) -> Response:
-    """Return the way back to the page of a run."""
-    return RedirectResponse(f"/run?run={urllib.parse.quote(name, safe='')}", 303)
-
-
-def _checkpoints(path: Path) -> list[tuple[str, int]]:
+def _checkpoints(path: Path) -> list[tuple[str, int, float]]:
     try:
         files = sorted((path / "checkpoints").glob("*.pt"))
-        return [(one.name, one.lstat().st_size) for one in files if not one.is_symlink()]
+        known = [(one.name, one.lstat()) for one in files if not one.is_symlink()]
+        return [(name, one.st_size, one.st_mtime) for name, one in known]
     except OSError:
         return []
 

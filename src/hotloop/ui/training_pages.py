@@ -15,7 +15,7 @@ from hotloop.train.nested import leaves
 from hotloop.ui import compilation, drafts, processes
 from hotloop.ui.drafts import CHOICE, Draft
 from hotloop.ui.preset_pages import panel
-from hotloop.ui.run_pages import back_to
+from hotloop.ui.run_acts import back_to
 from hotloop.ui.site import form_of
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from hotloop import record
 from hotloop.errors import RecordError
 from hotloop.report import build, folds, runs, study
 from hotloop.report.text import line, number, seconds
+from hotloop.train import requests
 from hotloop.ui import processes
 from hotloop.ui.places import signature
 
@@ -48,6 +49,7 @@ class Shown:
         saved: how many seconds the hot loop has saved, in words.
         seconds: of the processor to make this, and the parts of its page.
         serial: another number for each look at it.
+        asked: what the process answers after a step, and whether it was asked for that already.
         parts: what was rendered of it, by name: the same for whoever watches it.
     """
 
@@ -60,6 +62,7 @@ class Shown:
     saved: str = ""
     seconds: float = 0.0
     serial: int = 0
+    asked: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     parts: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
     @property
@@ -103,7 +106,7 @@ class Watching:
                 self._entries.popitem(last=False)
         with entry.lock:
             process, began = processes.find(path), time.monotonic()
-            asked = processes.asked_to_stop(path, process)
+            asked = (processes.asked_to_stop(path, process), _asked(path, process))
             seen, known = (signature(path), process), (process, asked)
             # However many watch a run, it is looked at no more often than it should be, unless somebody acts on it.
             waits = entry.shown is not None and entry.known == known and began - entry.made < entry.shown.pause
@@ -111,7 +114,7 @@ class Watching:
                 spent = time.thread_time()
                 shown = _shown(path, process, entry.follower)
                 took, serial = time.thread_time() - spent, next(_serials)
-                entry.shown = dataclasses.replace(shown, seconds=took, serial=serial)
+                entry.shown = dataclasses.replace(shown, seconds=took, serial=serial, asked=asked[1])
                 entry.seen, entry.known, entry.made = seen, known, time.monotonic()
             return entry.shown
 
@@ -129,6 +132,10 @@ class Watching:
             shown = self.run(path) if process else _judged(path, process, runs.read(path), None, {})
             known = self._rows[path] = (seen, dataclasses.replace(shown, view=None))
         return known[1]
+
+
+def _asked(path: Path, process: processes.Process | None) -> dict[str, bool]:
+    return {one: requests.is_asked(path, one) for one in requests.answered_by(path)} if process else {}
 
 
 def _shown(path: Path, process: processes.Process | None, follower: record.Follower) -> Shown:

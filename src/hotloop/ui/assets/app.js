@@ -124,6 +124,13 @@ document.querySelectorAll("[data-submit]").forEach((one) => {
 });
 addEventListener("pageshow", (event) => { if (event.persisted) document.getElementById("what")?.reset(); });  // a person went back to it
 
+/* What takes a while is asked for once. */
+document.addEventListener("submit", (event) => {
+  const button = event.target.classList.contains("inline") && event.submitter;
+  if (button) setTimeout(() => { button.disabled = true; });
+});
+addEventListener("pageshow", () => document.querySelectorAll("form.inline button").forEach((one) => { one.disabled = false; }));
+
 /* A link to what is to be mended opens the groups that its field is in. */
 document.addEventListener("click", (event) => {
   const link = event.target.closest("[data-mend]");

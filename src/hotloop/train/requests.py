@@ -1,0 +1,106 @@
+"""Requests to a run that trains: empty files in its folder, which it answers after a step and removes.
+
+``requests/answers.json`` names what the run answers, and is there while the run trains. Whoever wants it makes an empty
+file of that name beside it, such as ``requests/save``. All else in the folder is ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import stat
+import time
+from typing import TYPE_CHECKING
+
+from hotloop.record import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+FOLDER, ANSWERS = "requests", "answers.json"
+SAVE, SAMPLE = "save", "sample"
+EVERY_SECONDS = 1.0
+"""How often the folder is looked at: between two looks, a step costs a reading of the clock."""
+_LARGEST = 1000
+
+
+class Requests:
+    """What a run was asked for.
+
+    Args:
+        folder: the run's; None where another process of the run answers.
+        answers: the requests that it answers.
+    """
+
+    def __init__(self, folder: Path | None, answers: Sequence[str]) -> None:
+        self._folder, self._answers = folder and folder / FOLDER, answers
+        self._asked: set[str] = set()
+        self._next = math.inf if folder is None else 0.0
+        if self._folder:
+            with contextlib.suppress(OSError):  # a full disk: nobody can ask then, and the run goes on
+                self._clear()  # what a killed run did not answer
+                with whole(self._folder / ANSWERS, durable=False) as file:
+                    file.write(json.dumps([*answers]).encode())
+
+    def asked(self, name: str) -> bool:
+        """Return whether something is asked for now."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + EVERY_SECONDS
+            self._asked = {one for one in self._answers if self._folder and is_asked(self._folder.parent, one)}
+        return name in self._asked
+
+    def answered(self, name: str) -> None:
+        """Remove a request, which has been answered; nothing where there is none."""
+        if name in self._asked and self._folder:
+            self._asked.discard(name)
+            with contextlib.suppress(OSError):  # the folder was removed, or is read-only by now: asked again at worst
+                (self._folder / name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Say that nothing is answered any more."""
+        if self._folder:
+            with contextlib.suppress(OSError):  # somebody else's files are in it
+                self._clear()
+                self._folder.rmdir()
+
+    def _clear(self) -> None:
+        for name in (ANSWERS, *self._answers):
+            if self._folder:
+                (self._folder / name).unlink(missing_ok=True)
+
+
+def answered_by(run: Path) -> tuple[str, ...]:
+    """Return what a run says that it answers."""
+    file = run / FOLDER / ANSWERS
+    try:
+        known = file.lstat()
+        found = json.loads(file.read_bytes()) if stat.S_ISREG(known.st_mode) and known.st_size < _LARGEST else []
+    except (OSError, ValueError):
+        return ()
+    return tuple(one for one in (SAVE, SAMPLE) if isinstance(found, list) and one in found)
+
+
+def is_asked(run: Path, name: str) -> bool:
+    """Return whether a request lies in a run's folder: an empty plain file."""
+    try:
+        known = (run / FOLDER / name).lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(known.st_mode) and not known.st_size
+
+
+def ask(run: Path, name: str) -> None:
+    """Ask a run for something; nothing new where it was asked before.
+
+    Raises:
+        OSError: the folder cannot be written, or is a link.
+    """
+    folder = run / FOLDER
+    if folder.is_symlink():
+        raise OSError(f"{folder} is a link")
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))

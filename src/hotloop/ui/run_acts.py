@@ -1,0 +1,128 @@
+"""What a person may do to a run: stop, resume, delete, ask it for a checkpoint or samples, and export weights."""
+
+from __future__ import annotations
+
+import shutil
+import urllib.parse
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+from hotloop.errors import ConfigError, HotloopError
+from hotloop.report import runs
+from hotloop.train import configure, removal, requests
+from hotloop.ui import places, processes
+from hotloop.ui.site import form_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from starlette.requests import Request
+
+    from hotloop.ui.site import Site
+
+EXPORT_SECONDS = 300.0
+_CHUNK = 2**20
+
+
+class RunActs:
+    """Answers requests that change a run, or that make something of it."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def stop(self, request: Request) -> Response:
+        """Ask a run to stop after its step."""
+        form = form_of(request)
+        name, path = self.site.run_named(form)
+        try:
+            processes.stop(path, at_once=form.get("at_once") == "yes")
+        except HotloopError as error:
+            return self._refused(request, name, error)
+        return back_to(name)
+
+    def resume(self, request: Request) -> Response:
+        """Go on with a run where its last checkpoint is."""
+        name, path = self.site.run_named(form_of(request))
+        shown = self.site.watching.run(path)
+        try:
+            if shown.runs_now:
+                return back_to(name)
+            verb = "kfold" if shown.row.kind == runs.FOLDS else "train"
+            processes.start(path, [verb, configure.resume(path)])
+        except HotloopError as error:
+            return self._refused(request, name, error)
+        return back_to(name)
+
+    def delete(self, request: Request) -> Response:
+        """Delete a run once a person has said a second time that it is to go."""
+        form = form_of(request)
+        name, path = self.site.run_named(form)
+        if form.get("sure") != "yes":
+            return self.site.show(request, "delete.html.j2", name=name, many=removal.files(path))
+        try:
+            if processes.find(path) is not None:
+                return self._refused(request, name, "it runs now. Stop it first")
+            if (path / places.START).is_file() and runs.kind_of(path) == runs.UNKNOWN:
+                shutil.rmtree(path)  # it ended before it had a record
+            else:
+                removal.remove([path])
+        except HotloopError as error:
+            return self._refused(request, name, error)
+        self.site.places.forget()
+        return RedirectResponse("/runs", 303)
+
+    def _refused(self, request: Request, name: str, why: object) -> Response:
+        return self.site.show(request, "refused.html.j2", 409, name=name, why=str(why))
+
+    def ask(self, request: Request) -> Response:
+        """Ask a run for something that it answers after its step: a checkpoint, or samples."""
+        form = form_of(request)
+        name, path = self.site.run_named(form)
+        what = form.get("what", "")
+        if processes.find(path) is None or what not in requests.answered_by(path):
+            return self._refused(request, name, f"{what[:80]}: the run does not answer that now")
+        try:
+            requests.ask(path, what)
+        except OSError as error:
+            return self._refused(request, name, f"the run cannot be asked: {error}")
+        return back_to(name)
+
+    def export(self, request: Request) -> Response:
+        """Export the weights of a checkpoint, in a process of its own that reads nothing of the run's program."""
+        form = form_of(request)
+        name, path = self.site.run_named(form)
+        wanted = form.get("checkpoint", "")
+        if wanted not in ("best", "last"):
+            return self._refused(request, name, f"checkpoint={wanted[:80]!r}: expected best or last")
+        tried = (f"{places.EXPORTS}{wanted}{number}" for number in ("", *(f"-{one}" for one in range(2, 1000))))
+        out = next(path / one for one in tried if not (path / one).exists())
+        try:
+            code, _, err = processes.ask(["export", str(path), str(out), "--checkpoint", wanted], EXPORT_SECONDS)
+        except ConfigError as error:
+            return self._refused(request, name, error)
+        if code:
+            return self._refused(request, name, err.strip()[-4000:] or f"hotloop export ended with exit code {code}")
+        return back_to(name, "exported")
+
+    def exported(self, request: Request) -> Response:
+        """Return a file of a run's exports, to be kept."""
+        _, path = self.site.run_named(request.query_params)
+        name = request.query_params.get("name", "")
+        file = places.open_exported(path, name)
+        kept = urllib.parse.quote(PurePosixPath(name).name, safe="")
+        headers = {"content-disposition": f"attachment; filename*=UTF-8''{kept}"}
+        return StreamingResponse(_read(file), media_type="application/octet-stream", headers=headers)
+
+
+def back_to(name: str, part: str = "") -> Response:
+    """Return the way back to the page of a run."""
+    return RedirectResponse(f"/run?run={urllib.parse.quote(name, safe='')}{part and '#'}{part}", 303)
+
+
+def _read(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while part := file.read(_CHUNK):
+            yield part

@@ -1,0 +1,103 @@
+"""What a person asks of a run: a checkpoint or samples now, which the run answers; and weights for other programs."""
+
+import json
+
+import pytest
+from run_folders import a_run
+
+from hotloop import record
+from hotloop.train import requests
+from hotloop.train.requests import SAMPLE, SAVE, Requests
+from hotloop.ui import processes
+
+SCRIPT = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def running(root, monkeypatch):
+    """A run whose process is this one, as far as the page can tell."""
+    folder = a_run(root / "a", status="running")
+    told = record.this_process()
+    (folder / "run.lock.json").write_text(json.dumps(told))
+    monkeypatch.setattr(processes, "_is_ours", lambda pid: pid == told["pid"])
+    return folder
+
+
+def test_a_run_is_asked_for_what_it_answers_and_for_nothing_else(client, running):
+    asked = Requests(running, (SAVE,))
+    text = client.get("/run?run=a").text
+    assert "Save now" in text
+    assert "Sample now" not in text
+    assert client.post("/run/ask", data={"run": "a", "what": "save"}).status_code == 303
+    assert asked.asked(SAVE)
+    assert "Save now: after this step" in client.get("/run/head?run=a").text
+    for what in ("sample", "../../x", "", SCRIPT, "answers.json"):
+        answer = client.post("/run/ask", data={"run": "a", "what": what})
+        assert answer.status_code == 409
+        assert SCRIPT not in answer.text
+    assert {one.name for one in (running / "requests").iterdir()} == {"save", "answers.json"}
+    asked.answered(SAVE)
+    assert "Save now: after this step" not in client.get("/run/head?run=a").text
+
+
+def test_nobody_is_asked_where_nothing_runs(client, root):
+    Requests(a_run(root / "a"), (SAVE, SAMPLE))
+    assert "Save now" not in client.get("/run?run=a").text
+    assert client.post("/run/ask", data={"run": "a", "what": "save"}).status_code == 409
+    assert not requests.is_asked(root / "a", SAVE)
+
+
+def test_a_link_in_a_strangers_folder_is_not_followed(client, running, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "answers.json").write_text('["save"]')
+    (running / "requests").symlink_to(tmp_path / "elsewhere")
+    assert client.post("/run/ask", data={"run": "a", "what": "save"}).status_code == 409
+    assert not (tmp_path / "elsewhere" / "save").exists()
+
+
+def test_an_export_is_a_process_of_its_own_and_its_files_are_links(client, root, monkeypatch):
+    folder, asked = a_run(root / "a"), []
+
+    def ask(arguments, seconds):
+        asked.append(arguments)
+        out = root / "a" / ("export-best" if len(asked) == 1 else "export-best-2")
+        assert arguments == ["export", str(folder), str(out), "--checkpoint", "best"]
+        out.mkdir()
+        (out / "model.safetensors").write_bytes(b"weights")
+        return 0, "", ""
+
+    monkeypatch.setattr(processes, "ask", ask)
+    answer = client.post("/run/export", data={"run": "a", "checkpoint": "best"})
+    assert answer.headers["location"] == "/run?run=a#exported"
+    assert "export-best/model.safetensors" in client.get("/run?run=a").text
+    got = client.get("/run/exported?run=a&name=export-best/model.safetensors")
+    assert got.content == b"weights"
+    assert got.headers["content-disposition"].startswith("attachment")
+    client.post("/run/export", data={"run": "a", "checkpoint": "best"})
+    assert len(asked) == 2
+
+
+def test_an_export_that_fails_says_why(client, root, monkeypatch):
+    a_run(root / "a")
+    monkeypatch.setattr(processes, "ask", lambda *_: (2, "", f"hotloop: no checkpoint {SCRIPT}"))
+    answer = client.post("/run/export", data={"run": "a", "checkpoint": "last"})
+    assert answer.status_code == 409
+    assert "no checkpoint" in answer.text
+    assert SCRIPT not in answer.text
+    assert client.post("/run/export", data={"run": "a", "checkpoint": "../x"}).status_code == 409
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["record.jsonl", "../a/record.jsonl", "export-x/link.json", "export-x/a.py", "linked/a.json", "export-x", ""],
+)
+def test_only_the_files_of_exports_are_served(client, root, tmp_path, name):
+    folder = a_run(root / "a")
+    (folder / "export-x").mkdir()
+    (folder / "export-x" / "a.py").write_text("secret")
+    (folder / "export-x" / "link.json").symlink_to(folder / "record.jsonl")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.json").write_text("secret")
+    (folder / "export-linked").symlink_to(tmp_path / "out")
+    assert client.get("/run/exported", params={"run": "a", "name": name}).status_code == 404
+    assert client.get("/run/exported", params={"run": "a", "name": "export-linked/a.json"}).status_code == 404
