@@ -264,7 +264,7 @@ class _Fitting:
     def show(self, *, last: bool = False, asked: bool = False) -> None:
         """Let the task show the model as it stands, where it is time to; where the disk is full the run goes on."""
         step, show = self.position.step, self.task.show
-        make = show and (show.due(step, last=last) or (show.make if asked else None))
+        make = show.due(step, last=last) or (show.make if asked else None) if show else None
         if make is None:
             return
         self.doing = f"what is shown after step {step}"
