@@ -207,14 +207,14 @@ def test_a_wrong_lowering_is_found_in_float32_and_named(monkeypatch):
 @pytest.mark.parametrize("tier", ["eager+graph", "aot_eager+graph"])
 def test_a_recording_is_a_candidate_of_the_sentinel_and_training_goes_on(tier):
     program = workload(autocast=torch.bfloat16)
-    loop = hotloop.Loop(program.model, program.optimizer, run=tier, sentinel=1.0)
+    loop = hotloop.Loop(program.model, program.optimizer, run=tier, sentinel=1.0, total_steps=100_000)
     step = loop.step(program.step)
     losses = []
     with hotloop.watch() as events, mock.patch.object(sentinel, "FIRST", 10):
         # A check costs as much as a hundred replays, so the second one waits for twice as many steps.
         for _, batch in zip(range(5000), program.endless(), strict=False):
             losses.append(float(step(*batch).detach()))
-            if len(losses) >= 200 and loop.status().sentinels[0].checks >= 2:
+            if len(losses) >= 200 and (found := loop.status().sentinels) and found[0].checks >= 2:
                 break
     assert not [one for one in events if isinstance(one, ev.SentinelDisagreed | ev.TierDeclined)]
     assert loop.status().sentinels[0].checks >= 2

@@ -82,7 +82,7 @@ def test_a_graph_outside_of_the_step_through_weights_that_nobody_writes_stays_go
         optimizer = torch.optim.SGD(model.parameters(), lr=2**-4)
         reached = nn.Parameter(torch.ones(2, 4, device=run.device))
 
-        @run.loop([model, frozen], optimizer, sentinel=1.0).step
+        @run.loop([model, frozen], optimizer, sentinel=1.0, total_steps=100_000).step
         def train_step(x, y):
             loss = F.cross_entropy(frozen(model(x)), y)
             loss.backward()
