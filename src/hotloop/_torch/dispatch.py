@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.dynamo import never_trace, set_tracer
 from hotloop._torch.graphs import is_standard_library, is_user_file
 from hotloop._torch.ledger import private
 
@@ -41,11 +42,19 @@ def observing(
         def is_infra_mode(cls) -> bool:
             return True
 
-        def __torch_dispatch__(self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(_mode: Any, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = set_tracer(None)
+        try:
             if operation.namespace == "profiler":  # record_function's marks are no work
                 return operation(*args, **(kwargs or {}))
             return handle(operation, args, kwargs or {})
+        finally:
+            set_tracer(before)
 
+    # A method in the body of the class torch would wrap in four functions of its own, which run, and are heard by an
+    # audit, at each operation.
+    never_trace(dispatch)
+    Observer.__torch_dispatch__ = dispatch
     context: contextlib.AbstractContextManager[Any] = Observer()
     return context
 

@@ -86,11 +86,12 @@ class Accumulators:
     def of(self, tensor: torch.Tensor) -> dict[int, Callable[..., Any]]:
         """Return the hooks of a tensor's node, by their numbers; the tensor is watched from now on."""
         self._look_again()
-        if self._tensors.get(id(tensor)) is not tensor:
-            self._tensors[id(tensor)] = tensor
-            if self._earlier.get(id(tensor)) is not tensor:
+        place = id(tensor)
+        if self._tensors.get(place) is not tensor:
+            self._tensors[place] = tensor
+            if self._earlier.get(place) is not tensor:
                 self._look_at(tensor)
-        return {number: hook for table in self._live(id(tensor)) for number, hook in table.items()}
+        return {number: hook for table in self._live(place) for number, hook in table.items()}
 
     def now(self) -> list[int]:
         """Return the numbers of all hooks of the watched tensors."""

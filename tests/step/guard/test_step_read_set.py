@@ -448,8 +448,8 @@ def test_what_functions_return_and_generators_yield_is_heard():
     calls = CallMonitor(
         frozenset(),
         lambda *_: None,
-        lambda frame: began.append(frame.f_code.co_name) is None,
-        lambda frame, value: ended.append((frame.f_code.co_name, value)),
+        lambda code, _: began.append(code.co_name) is None,
+        lambda code, _, value: ended.append((code.co_name, value)),
     )
     with calls.heard():
         found = list(numbers())

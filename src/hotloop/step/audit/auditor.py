@@ -11,20 +11,20 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotloop._torch.autograd import was_freed
-from hotloop._torch.dynamo import attributes_of
 from hotloop._torch.fake import version_of
 from hotloop._torch.ledger import CapabilityMissingError
 from hotloop._torch.random_state import CPU, NUMPY, PYTHON, RandomState
 from hotloop._torch.thread_patch import called_here
 from hotloop.interrupts import uninterrupted
-from hotloop.measure import flatten, signature
+from hotloop.measure import flatten
 from hotloop.step.audit.argument_gradients import gradients_of
+from hotloop.step.audit.arguments import found_in_arguments, named
 from hotloop.step.audit.findings import AuditFindings
 from hotloop.step.audit.op_trace import trace_step
 from hotloop.step.audit.returned import not_copied
 from hotloop.step.audit.side_effects import SideEffects
 from hotloop.step.engine import collector_paused
-from hotloop.step.guard.changes import RETURN_IT, SCHEDULE_OUTSIDE, UNHEARD, Changes
+from hotloop.step.guard.changes import SCHEDULE_OUTSIDE, UNHEARD, Changes
 from hotloop.step.guard.optimizer_settings import frozen, rates
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.ranks import threads
@@ -32,7 +32,7 @@ from hotloop.step.state.random_state import other_threads
 from hotloop.step.state.trial_run import alone, before_a_run, undo, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from hotloop.step.context import DecoratedStep
     from hotloop.step.rescue import Rescue
@@ -47,11 +47,6 @@ _CHANGES_SETTINGS = Obstacle(
 )
 _WAITS = "the step returns a loss with its graph, whose backward it leaves to the caller or has asked to keep"
 _BACKWARD = "call loss.backward() inside the step; where it is done there, return loss.detach()"
-_STRIDED_ONLY = (
-    "where it is the same in each step, have the step read it from outside of its arguments; else pass its indices and "
-    "values, and make the sparse tensor of them in the step"
-)
-_COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
 _SAID_OUTSIDE = "A replay runs no Python, so this is not said there: return what it says, and say it outside the step"
 _OVERWRITTEN = "the next replay would overwrite what it holds"
 _PLAIN = "return tensors, alone or in a dict, a list, a tuple or a dataclass"
@@ -83,7 +78,10 @@ class _Observed:
     def lasts(self) -> bool:
         """Whether the run has done what nobody can undo: no copy was made, or it is not in memory."""
         return (
-            self.met_others or bool(self.seen.written_found) or any(one.not_repeatable for one in self.all_obstacles())
+            self.met_others
+            or self.seen.stopped  # nobody knows what the rest of it did
+            or bool(self.seen.written_found)
+            or any(one.not_repeatable for one in self.all_obstacles())
         )
 
 
@@ -106,18 +104,26 @@ class StepAuditor:
     @uninterrupted
     @collector_paused()
     def audit(
-        self, run: Callable[[], Any], args: Any, kwargs: Any, *, reports_capturing: bool
+        self,
+        run: Callable[[], Any],
+        args: Any,
+        kwargs: Any,
+        *,
+        reports_capturing: bool,
+        too_dear: Callable[[], bool] = lambda: False,
     ) -> tuple[Any, AuditFindings | None]:
-        """Run the step eagerly and observe it: a real step.
+        """Run the step eagerly and observe it: a real step. Once more would be of no use, its rest runs unobserved.
 
         Args:
             run: the step.
             args: its arguments.
             kwargs: its named arguments.
             reports_capturing: the answer for code of the step that asks whether a capture is going on.
+            too_dear: asked after each operation whether the audit has cost more than it may.
 
         Returns:
-            The step's result, and what was seen; None in place of that where another thread trained meanwhile.
+            The step's result, and what was seen; None in place of that where another thread trained meanwhile. What was
+            `stopped` is of no use but for what it has `asked`.
         """
         step, context = self._step, self._context
         step.doing = "survey"
@@ -130,8 +136,13 @@ class StepAuditor:
             ambience = engine.ambience(
                 self._program.device, reports_capturing=reports_capturing, asked=lambda: asked.append(True)
             )
+
+        def ends(seen: AuditFindings) -> bool:
+            # Code that asks has another path, which is audited next: of this one nothing more needs to be known.
+            return (bool(asked) and not reports_capturing and bool(seen.obstacles)) or too_dear()
+
         try:
-            looked = self._look_at(run, args, kwargs, ambience)
+            looked = self._look_at(run, (args, kwargs), ambience, ends=ends)
         except CandidateFailedError as error:
             failed = self._rescue.candidate_failed(error, context.base_tier)
             looked = None
@@ -143,6 +154,9 @@ class StepAuditor:
         if threads.another_trains(context) or looked.met_others:
             return looked.result, None
         seen = looked.seen
+        if seen.stopped:
+            seen.asked = bool(asked) and bool(seen.obstacles)
+            return looked.result, seen
         # Strangers come first: what such an optimizer does (Adam reads its counts on the host) would seem the step's.
         seen.obstacles = [*looked.strangers, *seen.obstacles, *looked.obstacles, *self._of_result(looked, args, kwargs)]
         seen.asked = bool(asked)
@@ -197,7 +211,7 @@ class StepAuditor:
         """
         step, peers = self._step, self._context.peers
         try:
-            looked = self._look_at(run, args, kwargs, contextlib.nullcontext(), ready)
+            looked = self._look_at(run, (args, kwargs), contextlib.nullcontext(), ready)
         except CandidateFailedError as error:
             if not error.undone or not error.began or peers is not None:
                 raise
@@ -222,10 +236,10 @@ class StepAuditor:
     def _look_at(
         self,
         run: Callable[[], Any],
-        args: Any,
-        kwargs: Any,
+        call: tuple[Any, Any],
         ambience: contextlib.AbstractContextManager[None],
         ready: Ready = alone,
+        ends: Callable[[AuditFindings], bool] = lambda _: False,
     ) -> _Observed:
         """Run the step eagerly and look at what it does; what it wrote that nobody named is noted.
 
@@ -234,16 +248,16 @@ class StepAuditor:
                 this torch cannot show what a step does.
             Exception: the user's own, after the step had done what it would do again in another run.
         """
-        moved = self.moved_outside(args, kwargs)
+        moved = self.moved_outside(*call)
         self._context.parts.look_again()
         looked = _Observed(before_a_run(self._program, ready), moved, self._gradients())
         recorder = self._changes.recorder(compiled=self._context.base_tier.name != "eager")
-        looked.heard.recorder = recorder
+        looked.heard.recorder, looked.heard.ends = recorder, ends
         # Compiled code of the user's is guarded on torch's functions: others in their place compile it anew.
         looked.heard.skips_checks = self._context.skips_checks and self._context.base_tier.name == "eager"
-        given = self._named(args, kwargs)
+        given = named(*call)
         asks = gradients_of(one for (_, attribute), one in given.items() if not attribute)
-        inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+        inputs = [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]
         random, settings = RandomState([self._program.device]), self._settings()
         holdings, device = self._program.holdings, self._program.device
         failed: Exception | None = None
@@ -256,8 +270,12 @@ class StepAuditor:
             raise CandidateFailedError(began=False) from error
         except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
             failed = error
+        if looked.seen.stopped:
+            self._changes.look_again()
+            self._program.rng_usage.note(None)
+            self._note_writes(looked.seen)
         # One that another thread's training began beside says nothing: what was seen may be its doing.
-        if failed is not None or not threads.another_trains(self._context):
+        elif failed is not None or not threads.another_trains(self._context):
             looked.strangers = [
                 Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, not_repeatable=True)
                 for name in strangers
@@ -265,7 +283,7 @@ class StepAuditor:
             looked.obstacles += [_CHANGES_SETTINGS] if settings != self._settings() else []
             looked.obstacles += self._changes.inside(recorder)
             looked.obstacles += [] if looked.heard.complete else [UNHEARD]
-            looked.obstacles += self._of_arguments(given, self._named(args, kwargs))
+            looked.obstacles += found_in_arguments(given, named(*call), self._step.argument)
             looked.obstacles += [asks] if asks is not None else []
             looked.obstacles += [*looked.heard.obstacles, *self._drawn_since(random, looked.heard)]
             self._note_writes(looked.seen)
@@ -282,33 +300,6 @@ class StepAuditor:
                 failed = None  # its traceback holds this frame, and all that the step has made
         undo(self._program, looked.before, failed)
         raise CandidateFailedError from failed
-
-    @staticmethod
-    def _named(args: Any, kwargs: Any) -> dict[tuple[str, str], Any]:
-        """Return a call's arguments by name, with the entries of containers and the attributes put on tensors."""
-        named = dict(zip(signature(args, kwargs).names(), flatten((args, kwargs))[0], strict=True))
-        found = {(name, ""): one for name, one in named.items()}
-        for name, one in named.items():
-            if isinstance(one, torch.Tensor):
-                found |= {(name, attribute): value for attribute, value in attributes_of(one).items()}
-        return found
-
-    def _of_arguments(
-        self, before: Mapping[tuple[str, str], Any], now: Mapping[tuple[str, str], Any]
-    ) -> list[Obstacle]:
-        """Say what is wrong with what a step was handed: what it took out of a dict it would not find another time."""
-        found, nothing = [], object()
-        changed = [one for one in {**before, **now} if before.get(one, nothing) is not now.get(one, nothing)]
-        if changed:
-            name, attribute = changed[0]
-            of = f"{attribute}, which is an attribute of" if attribute else "the dict or list that holds"
-            reason = f"the step changes {of} its argument {self._step.argument(name)}"
-            found.append(Obstacle(reason, RETURN_IT if attribute else _COPY_IT, not_repeatable=True))
-        for (name, _), one in before.items():
-            if isinstance(one, torch.Tensor) and one.layout != torch.strided:
-                reason = f"argument {self._step.argument(name)} has layout {one.layout}, which no recording copies"
-                found.append(Obstacle(reason, _STRIDED_ONLY))
-        return found
 
     def _note_writes(self, seen: AuditFindings) -> None:
         """Add tensors to the holdings that the step writes and nobody named: proofs put them back and compare them."""

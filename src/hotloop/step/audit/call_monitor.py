@@ -20,13 +20,14 @@ from hotloop._torch.graphs import is_own_file, is_standard_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
     Called = Callable[[FrameType, str, Any], None]
     """Told of a call in C: who calls, the function's name, and what it belongs to."""
-    Began = Callable[[FrameType], bool]
+    # A frame's code comes along: where a library listens to Python's audit events, asking a frame for it calls that.
+    Began = Callable[[CodeType, FrameType], bool]
     """Told of a function of Python's that begins, or of a generator that goes on; returns whether to be told again."""
-    Ended = Callable[[FrameType, Any], None]
+    Ended = Callable[[CodeType, FrameType, Any], None]
     """Told of what a function returns or yields."""
 
 _IN_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
@@ -57,20 +58,28 @@ class CallMonitor:
         called: is told of them.
         began: is told of functions of Python's; None where these do not matter.
         ended: is told of what they return.
+        plain: types of results that say nothing, whoever called: of code that is not listened to they are not told.
 
     Attributes:
         complete: whether the last block was heard from its begin to its end.
     """
 
     def __init__(
-        self, names: frozenset[str], called: Called, began: Began | None = None, ended: Ended | None = None
+        self,
+        names: frozenset[str],
+        called: Called,
+        began: Began | None = None,
+        ended: Ended | None = None,
+        plain: frozenset[type] = frozenset(),
     ) -> None:
         self._names, self._called, self._began, self._ended = names, called, began, ended
+        self._plain = plain
         self.complete = False
         self._hook = self._profile
         self._left_out: dict[int, types.CodeType] = {}
         """Code that no listener wants to hear of, by identity: Python works out the hash of a code each time."""
         self._thread = 0
+        self._tool: int | None = None
         self._profiling = 0
         """The thread that a profile function of ours hears; 0 where none does."""
 
@@ -92,6 +101,14 @@ class CallMonitor:
         if self._profiling == threading.get_ident() and sys.getprofile() is (None if on else self._hook):
             sys.setprofile(self._hook if on else None)  # else the step itself has begun to profile
 
+    def stop(self) -> None:
+        """Leave calls unheard from now on, to the end of the block."""
+        self.complete = False
+        self.hear(False)
+        self._profiling = 0
+        if sys.version_info >= (3, 12) and self._tool is not None:
+            sys.monitoring.set_events(self._tool, sys.monitoring.events.NO_EVENTS)
+
     @contextlib.contextmanager
     def _profiled(self) -> Iterator[None]:
         if sys.getprofile() is not None:
@@ -108,34 +125,36 @@ class CallMonitor:
 
     def _profile(self, frame: FrameType, event: str, called: Any) -> None:
         if event == "call":
-            self._start(frame)
+            self._start(frame.f_code, frame)
         elif event == "return":
-            self._end(frame, called)
+            code = frame.f_code
+            told = id(code) not in self._left_out
+            if told or type(called) not in self._plain:
+                self._end(code, frame, called, told=told)
         elif event == "c_call" and (name := getattr(called, "__name__", "")) in self._names:
             _untraced(self._called, frame, name, getattr(called, "__self__", None))
 
-    def _start(self, frame: FrameType) -> bool:
+    def _start(self, code: CodeType, frame: FrameType) -> bool:
         """Report a function that begins; return whether its code is worth listening to."""
-        code = frame.f_code
         if self._began is None or id(code) in self._left_out:
             return False
-        told: bool = _untraced(self._began, frame)
+        told: bool = _untraced(self._began, code, frame)
         if not told:
             self._left_out[id(code)] = code
         return told
 
-    def _end(self, frame: FrameType, value: Any) -> None:
-        """Report what a function returns, if its own code or its caller's is listened to."""
-        caller = frame.f_back
-        heard = id(frame.f_code) not in self._left_out or (caller and id(caller.f_code) not in self._left_out)
-        if heard and self._ended is not None:
-            _untraced(self._ended, frame, value)
+    def _end(self, code: CodeType, frame: FrameType, value: Any, *, told: bool) -> None:
+        """Report what a function returns, if its own code is listened to (``told``), or its caller's."""
+        if not told and (caller := frame.f_back) is not None:
+            told = id(caller.f_code) not in self._left_out
+        if told and self._ended is not None:
+            _untraced(self._ended, code, frame, value)
 
     if sys.version_info >= (3, 12):
 
         @contextlib.contextmanager
         def _monitored(self) -> Iterator[None]:
-            tool = _free_tool()
+            tool = self._tool = _free_tool()
             self.complete = tool is not None
             if tool is None:
                 yield
@@ -157,6 +176,7 @@ class CallMonitor:
                 for event in callbacks:
                     sys.monitoring.register_callback(tool, event, None)
                 sys.monitoring.free_tool_id(tool)
+                self._tool = None
 
         def _calls(self, code: types.CodeType, _offset: int, function: Any, first: Any) -> Any:
             in_c = type(function) in _IN_C  # of a user's object not even the name is asked: that is code of theirs
@@ -169,16 +189,20 @@ class CallMonitor:
                 _untraced(self._called, sys._getframe(1), name, getattr(function, "__self__", first))  # noqa: SLF001
             return None
 
-        def _starts(self, _code: types.CodeType, _offset: int) -> Any:
-            if threading.get_ident() == self._thread:
-                return None if self._start(sys._getframe(1)) else sys.monitoring.DISABLE  # noqa: SLF001 - what begins
-            return None
+        def _starts(self, code: types.CodeType, _offset: int) -> Any:
+            if threading.get_ident() != self._thread:
+                return None
+            return None if self._start(code, sys._getframe(1)) else sys.monitoring.DISABLE  # noqa: SLF001 - what begins
 
         def _ends(self, code: types.CodeType, _offset: int, value: Any) -> Any:
-            if id(code) in self._left_out and code.co_filename.startswith(_UNREAD):
-                return sys.monitoring.DISABLE  # nine of ten functions that end are these
+            told = id(code) not in self._left_out
+            if not told:
+                if code.co_filename.startswith(_UNREAD):
+                    return sys.monitoring.DISABLE  # most functions that end are these
+                if type(value) in self._plain:
+                    return None
             if threading.get_ident() == self._thread:
-                self._end(sys._getframe(1), value)  # noqa: SLF001 - what ends
+                self._end(code, sys._getframe(1), value, told=told)  # noqa: SLF001 - what ends
             return None
 
 

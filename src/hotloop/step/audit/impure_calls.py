@@ -152,10 +152,8 @@ def may_keep(name: str) -> bool:
 
 
 def effect_of_library(frame: types.FrameType) -> Effect | None:
-    """Return the effect of a library function that has just begun, if it is known to write or read a file."""
+    """Return the effect of a library function that `may_keep` and has just begun; None where it has none."""
     name = frame.f_code.co_name
-    if not may_keep(name):
-        return None
     if name not in _FILE_FUNCTIONS:
         return _kept_by(frame, name)
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

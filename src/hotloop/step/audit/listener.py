@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotloop.step.audit.findings import AuditFindings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Listener:
@@ -16,6 +19,8 @@ class Listener:
         """What the look that it goes with has seen so far: what a step did that raises is known, too."""
         self.skips_checks = False
         """Whether a recording of the step leaves out checks of libraries (`hotloop._torch.checks`)."""
+        self.ends: Callable[[AuditFindings], bool] = lambda _: False
+        """Asked after each operation, with what was seen so far, whether the rest of the step runs unobserved."""
 
     def listening(self) -> contextlib.AbstractContextManager[None]:
         """Listen while the block runs."""
@@ -23,6 +28,9 @@ class Listener:
 
     def hear(self, on: bool) -> None:
         """Listen to what Python does, or not, while an operation is looked at: that is no step's doing."""
+
+    def stop(self) -> None:
+        """Listen no more, though the block runs on."""
 
     def operation(self, kwargs: dict[str, Any]) -> None:
         """Hear of an operation that comes, and of its named arguments."""

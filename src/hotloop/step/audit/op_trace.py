@@ -33,6 +33,7 @@ from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
 from hotloop.interrupts import interruptible
 from hotloop.step.audit.averaged_model import answered
+from hotloop.step.audit.layouts import not_strided
 from hotloop.step.audit.listener import Listener
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.memory import Memory
@@ -63,7 +64,6 @@ _READ_ON_HOST = "a value is read on the host"
 _SILENT_READS = {"__repr__": "print", "tolist": "tolist", "numpy": "numpy", "__array__": "numpy"}
 """Methods of a tensor that read it, and what their user knows them as."""
 _INTO_IT = "write into the memory that it has: tensor.data.copy_(...), .mul_(), .clamp_()"
-_STRIDED = "keep its indices and values as dense buffers, and make the sparse tensor of them in the step"
 _MAKE_IT = "make it on the device (torch.full, arange, zeros with device=...), or before the first step"
 _COPIES = ("aten._to_copy", "aten.copy_")
 _MOVE_IT = (
@@ -92,24 +92,12 @@ def trace_step(
         look = OpTrace(holdings, device, inputs, listener)
     with answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
         result = interruptible(run)
+    if look.seen.stopped:
+        return result, look.seen
     look.seen.updated = look.updated()
     look.seen.altered = look.altered()
-    look.seen.obstacles += [*look.moved(), *_not_strided(holdings)]
+    look.seen.obstacles += [*look.moved(), *not_strided(holdings)]
     return result, look.seen
-
-
-def _not_strided(holdings: Holdings) -> list[Obstacle]:
-    """Find buffers and other state in several pieces of memory, which an undo does not put back at every step."""
-    named = {**{f"buffer {name}": one for name, one in holdings.buffers().items()}, **holdings.other_tensors()}
-    return [
-        Obstacle(
-            f"{name} has layout {one.layout}: only strided tensors can be watched and put back",
-            _STRIDED,
-            not_repeatable=True,
-        )
-        for name, one in named.items()
-        if one.layout != torch.strided
-    ][:1]
 
 
 class OpTrace:
@@ -126,7 +114,7 @@ class OpTrace:
         self._inputs = {_memory(one) for one in inputs}
         self._made: set[int] = set()
         self._parameters = {id(one): name for name, one in holdings.parameters().items()}
-        self._updates: collections.Counter[str] = collections.Counter()
+        self._updates: dict[str, int] = {}
         self._places_of = collections.Counter(one.data_ptr() for one in holdings.parameters().values())
         """How many parameters begin at one place in memory."""
         self._versions: dict[int, int] = {}
@@ -150,6 +138,8 @@ class OpTrace:
 
     def operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation, and look at what it reads and writes before and after."""
+        if self.seen.stopped:
+            return operation(*args, **kwargs)
         self._listener.hear(False)
         name, found = name_of(operation), list(tensors_in(*args, *kwargs.values()))
         written = self._before(operation, name, found, args, kwargs)
@@ -158,7 +148,11 @@ class OpTrace:
         self._listener.hear(False)
         self._listener.has_run(operation, args, kwargs, result)
         self._after(name, found, written, result)
-        self._listener.hear(True)
+        if self._listener.ends(self.seen):
+            self.seen.stopped = True
+            self._listener.stop()
+        else:
+            self._listener.hear(True)
         return result
 
     def _before(
@@ -212,7 +206,7 @@ class OpTrace:
                 )
                 if gradient is not None and alone and _memory(gradient) not in self._altered:
                     found.add(self._parameters[id(one)])
-        return {name for name in found if self._updates[name] == 1}
+        return {name for name in found if self._updates.get(name) == 1}
 
     def moved(self) -> list[Obstacle]:
         """Name what was given other memory: a recording keeps writing and reading the old one."""
@@ -292,6 +286,8 @@ class OpTrace:
     def _obstacle(
         self, reason: str, hint: str, *, not_repeatable: bool = False, among: list[Obstacle] | None = None
     ) -> None:
+        if self.seen.stopped:
+            return
         place = user_place()
         if (stack := stack_of(inspect.currentframe())).scaling:
             # A trainer's line that calls the scaler tells its user nothing: the program's own is named.
@@ -371,7 +367,8 @@ class OpTrace:
         """Note the gradients that an optimizer is about to use: kept, so that no other tensor gets their memory."""
         for one in (one for group in optimizer.param_groups for one in group["params"] if one.grad is not None):
             # Compiled code writes past the dispatcher.
-            self._updates[self._parameters[id(one)]] += 1 if self._untouched[id(one)] == version_of(one) else 2
+            name = self._parameters[id(one)]
+            self._updates[name] = self._updates.get(name, 0) + (1 if self._untouched[id(one)] == version_of(one) else 2)
             self._gradient_found[id(one)] = one.grad
             self._found.add(_memory(one.grad))
 

@@ -35,12 +35,13 @@ from hotloop.step.audit.impure_calls import (
 from hotloop.step.audit.listener import Listener
 from hotloop.step.audit.op_trace import own_place, trace_step
 from hotloop.step.guard.bytecode import BY_NAME
+from hotloop.step.guard.follow import NEVER_FOLLOWED
 from hotloop.step.obstacle import RUNS, Obstacle
 from hotloop.step.state.random_state import FROM_PYTHON, drawn_by, is_pythons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from hotloop.step.audit.impure_calls import Effect
     from hotloop.step.guard.recorder import Recorder
@@ -68,11 +69,12 @@ class SideEffects(Listener):
         self._drawn: set[str] = set()
         self._saying = 0
         """How many prints and log records are on their way: what they write is theirs."""
+        self._stopped = False
         self._in_operation = False
         """A kernel runs: what one that is written in Python reads is its own."""
         self.recorder: Recorder | None = None
         """Hears what the step's code reads."""
-        self._all = CallMonitor(_HEARD, self._called, self._began, self._ended)
+        self._all = CallMonitor(_HEARD, self._called, self._began, self._ended, NEVER_FOLLOWED)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -91,6 +93,11 @@ class SideEffects(Listener):
     def hear(self, on: bool) -> None:
         """Listen to calls, or leave them unheard for a while."""
         self._all.hear(on)
+
+    def stop(self) -> None:
+        """Listen no more, though the block runs on: prints, writes and seeds are not noted either."""
+        self._all.stop()
+        self.recorder, self._stopped = None, True
 
     @property
     def complete(self) -> bool:
@@ -151,19 +158,23 @@ class SideEffects(Listener):
         finally:
             self._saying -= 1
 
-    def _began(self, frame: FrameType) -> bool:
+    def _began(self, code: CodeType, frame: FrameType) -> bool:
         """Note a function that begins, which may save to a file; return whether its code is worth listening to."""
         recorder = self.recorder
-        if recorder is not None and not self._in_operation:
-            recorder.began(frame)
+        if recorder is None:
+            heard = False
+        else:
+            heard = recorder.hears(code) if self._in_operation else recorder.began(code, frame)
+        if not may_keep(code.co_name):
+            return heard
         if not self._saying and (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
             self._take(effect)
-        return may_keep(frame.f_code.co_name) or (recorder is not None and recorder.hears(frame.f_code))
+        return True
 
-    def _ended(self, frame: FrameType, value: Any) -> None:
+    def _ended(self, code: CodeType, frame: FrameType, value: Any) -> None:
         """Hear of a function that returns or yields."""
         if self.recorder is not None and not self._in_operation:
-            self.recorder.returned(frame, value)
+            self.recorder.returned(code, frame, value)
 
     def _called(self, frame: FrameType, name: str, owner: Any) -> None:
         """Hear of what is called in C."""
@@ -194,10 +205,12 @@ class SideEffects(Listener):
             self._obstacle(effect.reason, effect.hint, not_repeatable=effect.not_repeatable)
 
     def _note(self, what: str) -> None:
-        if (place := own_place()) is not None:
+        if not self._stopped and (place := own_place()) is not None:
             self._places.setdefault(place, what)
 
     def _obstacle(self, reason: str, hint: str, *, not_repeatable: bool = False) -> None:
+        if self._stopped:
+            return
         file, line = own_place() or (None, None)
         before = next((one for one in self.obstacles if (one.file, one.line) == (file, line)), None)
         if before is not None and (before.not_repeatable or not not_repeatable):

@@ -227,6 +227,12 @@ def file_of(function: Any) -> str:
     return code.co_filename if code is not None else "<built in>"
 
 
+def is_ours(hook: Any) -> bool:
+    """Return whether a hook is hotloop's own."""
+    inner = wrapped(getattr(hook, "func", hook))[-1]
+    return str(getattr(inner, "__module__", "")).partition(".")[0] == "hotloop"
+
+
 def inner_codes(code: types.CodeType) -> set[types.CodeType]:
     """Return the code of functions that are defined inside: made anew in each run."""
     found = {constant for constant in code.co_consts if isinstance(constant, types.CodeType)}

@@ -103,7 +103,7 @@ class Watch:
             read = [(holder, self._read(holder)) for holder in holders]
         for table, owner in self.reads.hooks.values():
             for hook in table.values():
-                if not _is_ours(hook):
+                if not bytecode.is_ours(hook):
                     self._note(f"a hook of {owner}", values.of(hook))
         modules = [module for one in self.reads.others.values() if (module := one()) is not None]
         buffers = {id(one): one for module in modules for one in module.buffers(recurse=False)}
@@ -202,8 +202,3 @@ def _trained_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple | dict) and depth < 4 and len(value) < 1000:  # noqa: PLR2004 - seldom more
         for item in value.values() if isinstance(value, dict) else value:
             yield from _trained_in(item, depth + 1)
-
-
-def _is_ours(hook: Any) -> bool:
-    inner = bytecode.wrapped(getattr(hook, "func", hook))[-1]
-    return str(getattr(inner, "__module__", "")).partition(".")[0] == "hotloop"

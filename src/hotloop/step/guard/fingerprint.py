@@ -162,10 +162,11 @@ class Fingerprints:
             if facts is not None:
                 self.tensors[id(value)] = value
             return Same(value, facts, keep=facts is None)  # the loop keeps what it was given anyway
-        if id(value) not in self._known:
-            self._known[id(value)] = value, ("itself",)  # a container may hold itself
-            self._known[id(value)] = value, self._made(value, depth)
-        return self._known[id(value)][1]
+        place = id(value)
+        if (known := self._known.get(place)) is None:
+            self._known[place] = value, ("itself",)  # a container may hold itself
+            known = self._known[place] = value, self._made(value, depth)
+        return known[1]
 
     def _made(self, value: Any, depth: int) -> Any:
         if isinstance(value, set | frozenset):

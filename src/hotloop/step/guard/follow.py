@@ -36,15 +36,16 @@ if TYPE_CHECKING:
 
 _CHAIN, _LIBRARYS_CHAIN = 12, 3
 """Attributes of attributes that one piece of code is taken to read, of the program's own and of a library."""
-NEVER_FOLLOWED = frozenset({*SCALARS, types.CodeType, types.FrameType, object})
+NEVER_FOLLOWED: frozenset[type] = frozenset({*SCALARS, types.CodeType, types.FrameType, object})
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, property, functools.cached_property)
 _HOLD_ITEMS = (list, tuple, dict, set, frozenset, collections.deque, collections.abc.MappingView)
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 """Modules whose parts are read as the items of a container are, without a name."""
 _GLOBALS = (*SCALARS, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 """What the program's own code may find changed in a library's module: settings, functions in place of others."""
-NO_NAMES = Names(frozenset())
 _OF_THE_LOOP = "hotloop.step."
+NO_NAMES, _MET = Names(frozenset()), Names(frozenset())
+"""No code reads by them; the second stands for a module that was met at all."""
 
 
 class Follower:
@@ -67,29 +68,35 @@ class Follower:
         self.steps: set[CodeType] = set()
         self.is_static = False
         self._ignored = frozenset(self.labels)
-        self._done: set[tuple[int, int]] = set()
+        self._done: set[tuple[int, Names]] = set()
         self._functions: dict[CodeType, dict[int, tuple[types.FunctionType, str]]] = {}
-        self._ran: dict[tuple[CodeType, int], dict[str, Any]] = {}
+        # By identity of the code, which is kept: Python works out the hash of a code each time.
+        self._ran: dict[tuple[int, int], tuple[CodeType, dict[str, Any]]] = {}
         self._inner: set[CodeType] = set()
-        self._closures: dict[CodeType, dict[str, set[int]]] = {}
+        self._closures: dict[int, tuple[CodeType, dict[str, set[int]]]] = {}
+        self._classes: set[tuple[type, Names]] = set()
+        self._kinds: dict[type, bool] = {}
+        """Whether the items of objects of a type are looked through; kept while the step runs."""
 
     def is_own(self, file: str) -> bool:
         """Return whether code in a file is the program's own, also where the program itself is installed."""
         return is_own_file(file) or (bool(self._home) and file.startswith(self._home))
 
-    def _once(self, value: Any, names: Any) -> bool:
-        done = (id(value), id(names))
-        known = done in self._done
-        self._done.add(done)
-        return not known
+    def _once(self, value: Any, names: Names) -> bool:
+        return self._once_at(id(value), names)
+
+    def _once_at(self, place: int, names: Names) -> bool:
+        before = len(self._done)
+        self._done.add((place, names))
+        return len(self._done) > before
 
     # -- code --------------------------------------------------------------------------------------------------------
 
     def runs(self, code: CodeType, space: dict[str, Any], names: Names) -> None:
         """Note what code reads that is not handed to it: globals, and what its functions close over."""
-        if (code, id(space)) in self._ran:
+        if (id(code), id(space)) in self._ran:
             return
-        self._ran[code, id(space)] = space
+        self._ran[id(code), id(space)] = code, space
         self._inner |= bytecode.inner_codes(code)
         inside = self._inside(code)
         for function, _ in list(self._functions.get(code, {}).values()):
@@ -140,7 +147,7 @@ class Follower:
             if id(inner) in known:
                 continue
             known[id(inner)] = inner, label
-            if (code, id(inner.__globals__)) in self._ran:
+            if (id(code), id(inner.__globals__)) in self._ran:
                 self._function_runs(inner, names_of(code), self._inside(code))
             elif self.is_static and self.is_own(code.co_filename):
                 self.runs(code, inner.__globals__, names_of(code))
@@ -153,8 +160,11 @@ class Follower:
 
     def closes_over(self, code: CodeType, values: Mapping[str, Any]) -> None:
         """Remember which objects the free variables of code hold, as a function of this code begins or ends."""
+        if not code.co_freevars:
+            return
+        seen = self._closures.setdefault(id(code), (code, {}))[1]
         for name in code.co_freevars:
-            self._closures.setdefault(code, {}).setdefault(name, set()).add(id(values.get(name)))
+            seen.setdefault(name, set()).add(id(values.get(name)))
 
     def original(self, code: CodeType) -> CodeType:
         """Return the code of a function that the code of a compiler stands for."""
@@ -167,17 +177,18 @@ class Follower:
         A frame does not tell its function. A module may have made many of the same code: those count that close over
         what the frames had. Where none does (somebody has set a variable since), all count.
         """
-        lost = {code for code, _ in self._ran if set(code.co_freevars) - {"__class__"}}
-        lost -= {*self._functions, *self._inner}
-        referrers = gc.get_referrers(*lost) if lost else ()
-        made = [one for one in referrers if isinstance(one, types.FunctionType) and one.__code__ in lost]
+        ran_here = {id(code): code for code, _ in self._ran.values() if set(code.co_freevars) - {"__class__"}}
+        known = {*self._functions, *self._inner}
+        lost = {key: code for key, code in ran_here.items() if code not in known}
+        referrers = gc.get_referrers(*lost.values()) if lost else ()
+        made = [one for one in referrers if isinstance(one, types.FunctionType) and id(one.__code__) in lost]
         ran = list(filter(self._may_have_run, made))
         codes = {one.__code__ for one in ran}
         for function in (*ran, *(one for one in made if one.__code__ not in codes)):
             self.function(function, function.__qualname__)
 
     def _may_have_run(self, function: types.FunctionType) -> bool:
-        seen = self._closures.get(function.__code__, {})
+        _, seen = self._closures.get(id(function.__code__), (None, {}))
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         return all(id(content_of_cell(cell)) in seen.get(name, ()) for name, cell in cells)
 
@@ -191,28 +202,39 @@ class Follower:
         met, waiting = set[int](), [(value, names)]
         while waiting:
             value, names = waiting.pop()
-            if type(value) in NEVER_FOLLOWED or id(value) in met:
+            kind = type(value)
+            if kind in NEVER_FOLLOWED:
                 continue
-            met.add(id(value))
-            if (known := self.labels.get(id(value))) is not None:
+            place = id(value)  # once: a library may hear of each such question
+            if place in met or (kind is torch.Tensor and place not in self.labels):  # the step has made it
+                continue
+            met.add(place)
+            if (known := self.labels.get(place)) is not None:
                 self.follow(value, known[1], names)
-            elif isinstance(value, torch.nn.Module | torch.nn.Parameter):
-                self.follow(value, f"a {type(value).__name__}", names)
+            elif isinstance(value, torch.nn.Module) or (isinstance(value, torch.Tensor) and _is_parameter(value)):
+                self.follow(value, f"a {kind.__name__}", names)
             elif isinstance(value, types.ModuleType):
                 self.module_reads(value, value.__name__, names)
-            elif _holds_items(value):
+            elif self._holds_items(kind):
                 waiting += [(item, names) for item in gc.get_referents(value) if type(item) not in NEVER_FOLLOWED]
             elif is_users_object(value):
                 fields = {**slots_view(value, slots_of(type(value))), **getattr(value, "__dict__", {})}
                 waiting += [(fields[key], names.by(key)) for key in names.words & fields.keys()]
 
+    def _holds_items(self, kind: type) -> bool:
+        found = self._kinds.get(kind)
+        if found is None:
+            found = self._kinds[kind] = _holds_items(kind)
+        return found
+
     def follow(self, value: Any, label: str, names: Names, depth: int = 0) -> None:
         """Note which attributes of an object code reads, and follow these."""
         if type(value) in NEVER_FOLLOWED or depth > (_CHAIN if names.own else _LIBRARYS_CHAIN):
             return
-        if not self._once(value, names) or id(value) in self._ignored:
+        place = id(value)
+        if not self._once_at(place, names) or place in self._ignored:
             return
-        label = self.labels.setdefault(id(value), (value, label))[1]
+        label = self.labels.setdefault(place, (value, label))[1]
         if isinstance(value, torch.nn.Module):
             self._module(value, label, names, depth)
         elif isinstance(value, types.FunctionType):
@@ -282,7 +304,7 @@ class Follower:
             raise TypeError(f"{label} was scripted or traced by torch.jit: give the Python module that it was made of")
         if "_modules" not in vars(module):  # it is being made
             return
-        if self._once(module, self):
+        if self._once(module, _MET):
             self._met(module, label)
         items = isinstance(module, _CONTAINERS)
         for table in hooks.module_tables(module):
@@ -312,6 +334,9 @@ class Follower:
 
     def _class(self, cls: type, names: Names, depth: int) -> None:
         """Note what code reads of a class: plain values, and methods, which may be replaced."""
+        if (cls, names) in self._classes:
+            return
+        self._classes.add((cls, names))
         meta: type = type(cls)
         for base in filter(is_users_class, (*cls.__mro__, *meta.__mro__)):
             fields = vars(base)
@@ -336,9 +361,13 @@ def _is_followed(value: Any) -> bool:
     return isinstance(value, torch.nn.Module | torch.distributions.Distribution) or is_users_object(value)
 
 
-def _holds_items(value: Any) -> bool:
-    """Return whether a value is a container, or an iterator made in C. What a generator yields is heard."""
-    if isinstance(value, _HOLD_ITEMS):
+def _is_parameter(value: torch.Tensor) -> bool:
+    return isinstance(value, torch.nn.Parameter)
+
+
+def _holds_items(kind: type) -> bool:
+    """Return whether a type is a container's, or an iterator's made in C. What a generator yields is heard."""
+    if issubclass(kind, _HOLD_ITEMS):
         return True
-    iterates = type(value).__module__ in ("builtins", "itertools") and isinstance(value, collections.abc.Iterator)
-    return iterates and not isinstance(value, types.GeneratorType)
+    iterates = kind.__module__ in ("builtins", "itertools") and issubclass(kind, collections.abc.Iterator)
+    return iterates and not issubclass(kind, types.GeneratorType)

@@ -126,7 +126,9 @@ class Holder:
     def names(self) -> list[str]:
         """Return the names of the values that are there and count."""
         if self.every or len(self.fields) < len(self.read) + len(self.kept):
-            return [key for key in list(self.fields) if self.counts(key)]
+            known = self.read.keys() | self.kept
+            wanted = [key for key in self.fields if self.every or key in known]
+            return [key for key in wanted if self.counts(key)]
         return [key for key in (*self.read, *sorted(self.kept)) if key in self.fields and self.counts(key)]
 
     def counts(self, key: str) -> bool:

@@ -7,11 +7,13 @@ closure and globals. Objects that the step makes for itself do not count.
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import inspect
 import operator
 import os
 import types
+import typing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,12 +37,12 @@ _SKIPPED = (
     os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep,  # noqa: PTH120
     *(f"{_TORCH}{name}" for name in ("optim/", "autograd/", "nn/modules/module.py", "nn/parameter.py", "_", "utils/")),
     "<frozen",
-    contextlib.__file__,
+    *(str(one.__file__) for one in (contextlib, enum, inspect, typing)),
 )
 """Files whose code reads what is looked at as what it is."""
 _FRAMEWORKS = ("/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/transformers/trainer")
 """In the files of trainers: what they keep is known to go on outside the step."""
-_READ_BY_NAME = (getattr, hasattr, setattr, vars, dir)
+_READ_BY_NAME = frozenset(map(id, (getattr, hasattr, setattr, vars, dir)))
 _GETTERS = (operator.attrgetter, operator.methodcaller)
 
 
@@ -115,30 +117,33 @@ class Recorder:
             unnamed = isinstance(inner, types.FunctionType | functools.partial)  # else an object is the step
             followed.follow(inner, "" if unnamed else "self", NO_NAMES)
 
-    def began(self, frame: FrameType) -> None:
-        """Hear of a function that begins, or of a generator that goes on."""
-        names = self._names(frame.f_code)
-        if names is None and self._is_property(frame):
-            names = names_of(frame.f_code, own=False)
+    def began(self, code: CodeType, frame: FrameType) -> bool:
+        """Hear of a function that begins, or of a generator that goes on; return whether what it reads may count."""
+        names = self._names(code)
+        if names is None and self._is_property(code, frame):
+            names = names_of(code, own=False)
         if names is not None and self.reads.failed is None:
-            self._carefully(self._frame, frame, names)
+            self._carefully(self._frame, code, frame, names)
+        return names is not None or _is_frameworks(code)
 
     def hears(self, code: CodeType) -> bool:
         """Return whether what code reads may count."""
         return self._names(code) is not None or _is_frameworks(code)
 
-    def _is_property(self, frame: FrameType) -> bool:
+    def _is_property(self, code: CodeType, frame: FrameType) -> bool:
         """Return whether code of a trainer gives the program's own code an attribute: ``hparams`` is ``_hparams``."""
-        code, caller = frame.f_code, frame.f_back and self._names(frame.f_back.f_code)
-        if caller is None or not caller.own or not _is_frameworks(code):
+        if not _is_frameworks(code):
+            return False
+        caller = frame.f_back and self._names(frame.f_back.f_code)
+        if caller is None or not caller.own:
             return False
         owner = type(frame.f_locals.get(code.co_varnames[0])) if code.co_varnames else object
         return isinstance(inspect.getattr_static(owner, code.co_name, None), property)
 
-    def returned(self, frame: FrameType, value: Any) -> None:
+    def returned(self, code: CodeType, frame: FrameType, value: Any) -> None:
         """Hear of a function that ends: what it returns is read by the code that has called it."""
         if self.reads.failed is None:
-            self._carefully(self._ended, frame, value)
+            self._carefully(self._ended, code, frame, value)
 
     def asks(self, frame: FrameType) -> None:
         """Hear of a call of ``getattr`` or its like, whose arguments are in variables."""
@@ -192,8 +197,8 @@ class Recorder:
             found = self._codes[id(code)] = code, names_of(code, own=own) if own or not skipped else None
         return found[1]
 
-    def _frame(self, frame: FrameType, names: Names) -> None:
-        code, values = frame.f_code, self._values(frame)
+    def _frame(self, code: CodeType, frame: FrameType, names: Names) -> None:
+        values = self._values(code, frame)
         if not names.own:
             for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]:
                 self._followed.meet(values.get(name), names)
@@ -201,11 +206,13 @@ class Recorder:
         if any(name.startswith("__compiled_fn") for name in code.co_names):  # it has taken up others', unheard
             self._followed.is_static, code = True, self._followed.original(code)
             names = names_of(code)
-        held = [values.get(name) for name in code.co_freevars] + [frame.f_globals.get(name) for name in names.outside]
-        if any(isinstance(one, _GETTERS) or any(one is reader for reader in _READ_BY_NAME) for one in held):
-            names = names.computing()
+        space = frame.f_globals
+        for one in (*map(values.get, code.co_freevars), *map(space.get, names.outside)):
+            if id(one) in _READ_BY_NAME or isinstance(one, _GETTERS):
+                names = names.computing()
+                break
         self._followed.closes_over(code, values)
-        self._followed.runs(code, frame.f_globals, names)
+        self._followed.runs(code, space, names)
         self._meet(code, values, names)
 
     def _meet(self, code: CodeType, values: dict[str, Any], names: Names) -> None:
@@ -217,20 +224,20 @@ class Recorder:
                 self._iterators[key] = value
             self._followed.meet(value, names.by(name))
 
-    def _values(self, frame: FrameType) -> dict[str, Any]:
+    def _values(self, code: CodeType, frame: FrameType) -> dict[str, Any]:
         """Return the variables of a frame, without an optimizer whose method runs: what it keeps is compared anyway."""
-        values, code = frame.f_locals, frame.f_code
+        values = frame.f_locals
         first = values.get(code.co_varnames[0]) if code.co_varnames else None
         if id(first) in self.reads.optimizers and hasattr(type(first), code.co_name):
             return {name: value for name, value in values.items() if value is not first}
         return values
 
-    def _ended(self, frame: FrameType, value: Any) -> None:
-        names = self._names(frame.f_code)
+    def _ended(self, code: CodeType, frame: FrameType, value: Any) -> None:
+        names = self._names(code)
         if names is not None and names.own:
-            values = self._values(frame)
-            self._followed.closes_over(frame.f_code, values)
-            self._meet(frame.f_code, values, names)
+            values = self._values(code, frame)
+            self._followed.closes_over(code, values)
+            self._meet(code, values, names)
         if type(value) not in NEVER_FOLLOWED and frame.f_back is not None:
             caller = self._names(frame.f_back.f_code)
             if caller is not None:

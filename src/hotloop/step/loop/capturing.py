@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
@@ -43,6 +44,10 @@ _KEYS = 256
 """Keys that are remembered, at most."""
 _ALIKE = 3
 """Audited kinds of calls: a line that kept all of them from being captured is taken to do so in every kind."""
+
+_LONGER = (
+    "tell the loop of a longer run (total_steps=), or name a tier (run='eager+graph'): its step is surveyed to the end"
+)
 
 
 class Capturing:
@@ -212,10 +217,26 @@ class Capturing:
 
     def audit(self, kind: CallKind, call: StepCall) -> Any:
         """Run the call eagerly and observe it."""
-        result, audit = self.auditor.audit(call.run, *call.arguments, reports_capturing=kind.path.reports_capturing)
-        if audit is not None:
+        reports, told, began = self._context.reports, kind.path.reports_capturing, time.perf_counter()
+        result, audit = self.auditor.audit(
+            call.run, *call.arguments, reports_capturing=told, too_dear=reports.survey_too_dear
+        )
+        if audit is not None and not audit.stopped:
             kind.state = Audited(audit)
+        elif audit is not None and audit.asked and not told:
+            kind.path.reports_capturing = True  # its other path is audited next
+        elif audit is not None:
+            self._decline_survey(kind, time.perf_counter() - began)
         return result
+
+    def _decline_survey(self, kind: CallKind, seconds: float) -> None:
+        """Decline what steps are on the way to: to know more of the step costs more than may be lost."""
+        obstacle = Obstacle(f"a survey of the step was stopped after {seconds:.2f} s: no more may be lost", _LONGER)
+        tier = self._context.progress.tier
+        if tier.other_kernels:
+            self._context.reports.failed(self._step, tier.without_graph(), obstacle)
+        else:
+            self.decline(kind, obstacle)
 
     @uninterrupted
     def warm_up(self, kind: CallKind, state: Audited | Captured, call: StepCall, tier: Tier) -> Any:

@@ -252,6 +252,7 @@ class Auto:
             self.speeds.seconds(self.in_force.name) or 0.0,
             limit_seconds=decision.limit_seconds if by_steps else None,
             more_seconds=decision.more_seconds,
+            survey_limit_seconds=decision.limit_seconds,
         )
         if tier.name in self.candidates.proven:
             self.state = Trying(Trial(self.in_force.name, tier.name), preparation)
@@ -288,6 +289,10 @@ class Auto:
     def declined(self, tier: Tier, obstacle: Obstacle) -> list[Action]:
         """Leave a tier that cannot run: a captured one for its code without a graph, or for the models as given."""
         candidates, reason = self.candidates, str(obstacle)
+        if isinstance(self.state, Preparing) and self.state.only_surveyed:
+            stopped = self.state.survey_too_dear()
+            seconds = self.state.spent if stopped else self.state.surveyed_seconds
+            self.history.note_survey(seconds, "" if stopped else reason)
         candidates.decline(tier.name, reason)
         if not tier.graph:  # the code itself is wrong or fails, captured or not
             candidates.declined.add(tier.name + "+graph")
@@ -303,6 +308,10 @@ class Auto:
         return []
 
     failed = declined
+
+    def survey_too_dear(self) -> bool:
+        """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
+        return isinstance(self.state, Preparing) and self.state.survey_too_dear()
 
     def replay_saves(self, seconds: float) -> None:
         """Note what the recording that is being proven saves a step, against eager in the same proof step."""

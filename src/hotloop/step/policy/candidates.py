@@ -60,11 +60,19 @@ class Candidates:
             measured=self._speeds.measured(),
             state_bytes=sum(tensor.nbytes for tensor in tensors if tensor.layout == torch.strided),
             slower=self._background.slower,
+            host_seconds=base * min(self.host_shares, default=0.0),
+            survey_seconds=self._history.survey_seconds(),
         )
+        run_seconds = base * (self._context.total_steps or self._context.progress.steps)
         graph_bytes = self._graph_bytes()
         options: list[Option] = []
         for name in self.names():
             if name == in_force or name in self.declined or self._history.program.declines[name] >= _DECLINES:
+                continue
+            if name not in self.proven and (why := self._history.in_vain(name, run_seconds)):
+                self.declined.add(name)  # in this run alone
+                self._context.reports.gave_up(name, why)
+                self._context.reports.decided(f"{name} is left alone: {why}", {"action": "leave", "tier": name})
                 continue
             for option in self._options_of(name, facts, paired):
                 needs_graph = name.endswith("+graph") and name not in self.proven

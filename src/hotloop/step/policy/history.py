@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
 _PROOF_STEPS = 4
 _WORST_AGAIN = 2.0
 """How many times its expectation a known tier's preparation may take at worst; chosen, not measured."""
+_SURVEY = "survey"
+"""The name by which the store of costs keeps what surveys of a program cost; no tier is called so."""
+_STOPPED = 2.0
+"""How many times what was spent a survey is expected to cost that was stopped; chosen, not measured."""
+_IN_VAIN_SHARE = 0.001
+"""The share of a run that a survey may cost which an earlier run's makes expect to be in vain."""
+_PLACE = re.compile(r" at (.+):(\d+): (.+)$")
+"""The line in the text of an obstacle."""
 
 
 def _is_new(name: str) -> bool:
@@ -146,6 +156,33 @@ class History:
             verdict="proven",
         )
         self._put(name, costs)
+
+    def note_survey(self, seconds: float, reason: str) -> None:
+        """Note what surveys of the step cost, and why they were in vain; no reason where one was stopped."""
+        if seconds > 0:
+            self._put(_SURVEY, TierCosts(cold_seconds=seconds, verdict="declined", reason=reason))
+
+    def survey_seconds(self) -> float:
+        """Return what surveys of this program cost in earlier runs; 0 where that is not known."""
+        known = self._stored.get(_SURVEY)
+        if known is None or known.cold_seconds is None:
+            return 0.0
+        return known.cold_seconds if known.reason else _STOPPED * known.cold_seconds
+
+    def in_vain(self, name: str, run_seconds: float) -> str:
+        """Return why to leave a tier alone that an earlier run's survey declined; empty where it may be tried.
+
+        It may where the line that was to blame is another one now, or where a survey costs nothing beside the run.
+        """
+        known, survey = self._stored.get(name), self._stored.get(_SURVEY)
+        if known is None or survey is None or not survey.reason or known.reason != survey.reason:
+            return ""
+        place = _PLACE.search(survey.reason)
+        if place is not None and linecache.getline(place[1], int(place[2])).strip() != place[3]:
+            return ""
+        if (seconds := self.survey_seconds()) <= _IN_VAIN_SHARE * run_seconds:
+            return ""
+        return f"a survey of {seconds:.2f} s ended so in an earlier run: {known.reason}"
 
     def note_declined(self, name: str, reason: str) -> None:
         """Record that a tier was declined. A later run, which may differ, tries it again."""

@@ -84,6 +84,9 @@ class Policy(Protocol):
     def replay_saves(self, seconds: float) -> None:
         """Note what a recording that is being proven saves, in seconds a step."""
 
+    def survey_too_dear(self) -> bool:
+        """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
+
     @property
     def preparing(self) -> bool:
         """Return whether a tier is on its way to its first proven step."""

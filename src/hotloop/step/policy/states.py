@@ -77,17 +77,27 @@ class Preparing:
         plain_seconds: of a step in the tier in force. What a step takes beyond them is the preparation's cost.
         limit_seconds: the cost at which the preparation is given up between two steps; None for never.
         more_seconds: how much it may go on to cost where a single expensive step went past the limit.
+        survey_limit_seconds: the cost at which a survey ends in the middle of its step; None for never.
 
     Attributes:
         steps: steps since the preparation began.
+        surveyed_seconds: what its surveys have cost, without one that is under way.
+        only_surveyed: nothing but surveys has cost anything yet.
         replay_saves: seconds a step that the recording saves, once it was replayed in a proof.
     """
 
     def __init__(
-        self, tier: Tier, plain_seconds: float, *, limit_seconds: float | None = None, more_seconds: float = 0.0
+        self,
+        tier: Tier,
+        plain_seconds: float,
+        *,
+        limit_seconds: float | None = None,
+        more_seconds: float = 0.0,
+        survey_limit_seconds: float | None = None,
     ) -> None:
         self.tier, self._plain = tier, plain_seconds
-        self._limit, self._more = limit_seconds, more_seconds
+        self._limit, self._more, self._survey_limit = limit_seconds, more_seconds, survey_limit_seconds
+        self.surveyed_seconds, self.only_surveyed = 0.0, True
         self.steps, self.replay_saves = 0, 0.0
         self._extra = self._spent_before = 0.0
         self._lost: float | None = None
@@ -116,12 +126,19 @@ class Preparing:
         """Add what a step cost. A plain run is no cost: its arguments may be new in length, and as slow in eager."""
         self.steps += 1
         if doing != "run":
-            self._extra += self._beyond_plain()
+            beyond = self._beyond_plain()
+            self._extra += beyond
+            self.surveyed_seconds += beyond if doing == "survey" else 0.0
+            self.only_surveyed &= doing == "survey"
         self._step_began = None
 
     def drop_step(self) -> None:
         """Add nothing for the step that began last: it raised, or it was a turn of a trial."""
         self._step_began = None
+
+    def survey_too_dear(self) -> bool:
+        """Return whether a survey that is under way has used up what the preparation may cost."""
+        return self._survey_limit is not None and self.spent > self._survey_limit
 
     def too_expensive(self, steps_left: int) -> bool:
         """Return whether the preparation has cost more than may be lost; asked once between two steps.

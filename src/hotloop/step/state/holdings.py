@@ -79,8 +79,8 @@ class Holdings:
         seen: set[int] = set()
 
         def add(name: str, parameter: torch.nn.Parameter) -> None:
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
+            if (place := id(parameter)) not in seen:
+                seen.add(place)
                 named[name] = parameter
 
         for prefix, module in self._prefixes():
