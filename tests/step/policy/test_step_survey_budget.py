@@ -1,5 +1,6 @@
 """What surveys may cost under run="auto": predicted, stopped in the middle, and not made again in vain."""
 
+import itertools
 import time
 import types
 
@@ -26,15 +27,13 @@ def store(monkeypatch, tmp_path):
 
 @pytest.fixture
 def ticking(monkeypatch):
-    """A clock of preparations that goes on by so many seconds whenever it is asked."""
-    now = types.SimpleNamespace(seconds=0.0, tick=0.0)
+    """Sets a clock of preparations that goes on by so many seconds whenever it is asked; no Python of it is heard."""
 
-    def perf_counter():
-        now.seconds += now.tick
-        return now.seconds
+    def set_clock(tick):
+        clock = types.SimpleNamespace(perf_counter=itertools.count(0.0, tick).__next__, monotonic=time.monotonic)
+        monkeypatch.setattr(states, "time", clock)
 
-    monkeypatch.setattr(states, "time", types.SimpleNamespace(perf_counter=perf_counter, monotonic=time.monotonic))
-    return now
+    return set_clock
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def said(loop):
 
 
 def test_a_survey_that_costs_all_that_may_be_lost_is_stopped_and_its_step_is_eagers(ticking, observed):
-    ticking.tick = 1.0
+    ticking(1.0)
     with hotloop.testing.captured_step_emulation():
         ours = train("auto", 60, TIMES, total=50_000)  # 11 s may be lost
         status = ours[2].status()
@@ -89,7 +88,7 @@ def test_a_survey_that_costs_all_that_may_be_lost_is_stopped_and_its_step_is_eag
 
 
 def test_a_survey_within_what_may_be_lost_is_made_to_its_end(ticking, observed):
-    ticking.tick = 0.01
+    ticking(0.01)
     with hotloop.testing.captured_step_emulation():
         ours = train("auto", 120, TIMES, total=50_000)
         assert ours[2].status().tier == "eager+graph"
@@ -97,7 +96,7 @@ def test_a_survey_within_what_may_be_lost_is_made_to_its_end(ticking, observed):
 
 
 def test_a_tier_asked_for_by_name_is_surveyed_to_the_end(ticking, observed):
-    ticking.tick = 1.0
+    ticking(1.0)
     with hotloop.testing.captured_step_emulation():
         ours = train("eager+graph", 60, TIMES, total=50_000)
         assert ours[2].status().tier == "eager+graph"
@@ -105,7 +104,7 @@ def test_a_tier_asked_for_by_name_is_surveyed_to_the_end(ticking, observed):
 
 
 def test_the_next_run_begins_no_survey_that_was_stopped_as_too_dear(ticking, observed):
-    ticking.tick = 1.0
+    ticking(1.0)
     with hotloop.testing.captured_step_emulation():
         train("auto", 60, TIMES, total=50_000)[2].close()
         history_store.forget()  # another process
@@ -116,7 +115,7 @@ def test_the_next_run_begins_no_survey_that_was_stopped_as_too_dear(ticking, obs
 
 
 def test_the_next_run_makes_no_survey_that_ended_in_a_decline(ticking, monkeypatch):
-    ticking.tick = 0.01
+    ticking(0.01)
     monkeypatch.setattr(history, "_IN_VAIN_SHARE", 1e-6)  # of 500 s
     first, surveys, _ = reading(50_000)
     assert surveys == 1
@@ -129,7 +128,7 @@ def test_the_next_run_makes_no_survey_that_ended_in_a_decline(ticking, monkeypat
 
 
 def test_a_survey_that_costs_nothing_beside_the_run_is_made_again(ticking, monkeypatch):
-    ticking.tick = 0.01
+    ticking(0.01)
     monkeypatch.setattr(history, "_IN_VAIN_SHARE", 0.5)
     assert reading(50_000)[1] == 1
     history_store.forget()
@@ -137,7 +136,7 @@ def test_a_survey_that_costs_nothing_beside_the_run_is_made_again(ticking, monke
 
 
 def test_a_survey_is_made_again_once_the_line_that_was_to_blame_is_another(ticking, monkeypatch):
-    ticking.tick = 0.01
+    ticking(0.01)
     monkeypatch.setattr(history, "_IN_VAIN_SHARE", 1e-6)
     assert reading(50_000)[1] == 1
     history_store.forget()
@@ -148,8 +147,8 @@ def test_a_survey_is_made_again_once_the_line_that_was_to_blame_is_another(ticki
 
 def test_a_decline_after_a_proof_is_no_surveys(ticking):
     """Only what surveys alone have found is known before the next run's."""
+    ticking(1.0)
     preparation = states.Preparing(types.SimpleNamespace(name="eager+graph"), 0.0)
-    ticking.tick = 1.0
     for doing, alone in (("survey", True), ("run", True), ("proof", False)):
         preparation.begin_step()
         preparation.end_step(doing)
