@@ -169,9 +169,15 @@ def optimizer_hooks(optimizer: torch.optim.Optimizer) -> tuple[_Table, ...]:
     return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # noqa: SLF001 - in the ledger
 
 
+def ours(handle: RemovableHandle) -> RemovableHandle:
+    """Note that a hook was put by hotloop, on no tensor: no reason to look at the tensors' hooks again."""
+    _Looks.hooks += 1
+    return handle
+
+
 def first_after_step(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> RemovableHandle:
-    """Register a hook that runs after an optimizer's steps, before all other such hooks."""
-    handle = optimizer.register_step_post_hook(hook)
+    """Register a hook of ours that runs after an optimizer's steps, before all other such hooks."""
+    handle = ours(optimizer.register_step_post_hook(hook))
     table = optimizer_hooks(optimizer)[1]
     for number in [one for one in table if one != handle.id]:
         table[number] = table.pop(number)

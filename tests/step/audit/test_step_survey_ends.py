@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import hotloop
+from hotloop._torch import hooks
 from hotloop._torch.dispatch import observing
 from hotloop.step.audit import op_trace
 from hotloop.step.audit.call_monitor import CallMonitor
@@ -144,3 +145,27 @@ def test_what_observes_a_step_is_none_of_what_the_step_reads():
     assert not [
         one.kind for one in watch.reads.holders.values() if one.kind.__module__.startswith("hotloop.step.audit")
     ]
+
+
+def test_a_survey_looks_at_the_hooks_of_each_parameter_once(monkeypatch):
+    """Its own hooks on the optimizers made it look a second time, at hundreds of parameters."""
+    looked, real = [], hooks._tables
+    monkeypatch.setattr(hooks, "_tables", lambda tensor: (looked.append(tensor), real(tensor))[1])
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hotloop.testing.captured_step_emulation():
+        loop = hotloop.Loop(model, optimizer, run="eager+graph", sentinel=0)
+
+        @loop.step
+        def step(x):
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        step(torch.ones(1, 2))
+        before = len(looked)
+        step(torch.ones(1, 2))
+        assert loop.last_ran()[1] == "survey"
+    assert len(looked) - before == 2

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotloop._torch.autograd import was_freed
 from hotloop._torch.fake import version_of
+from hotloop._torch.hooks import ours
 from hotloop._torch.ledger import CapabilityMissingError
 from hotloop._torch.random_state import CPU, NUMPY, PYTHON, RandomState
 from hotloop._torch.thread_patch import called_here
@@ -339,7 +340,7 @@ class StepAuditor:
             threads.seen()
 
         with called_here(note, elsewhere) as hook:
-            handle = register_optimizer_step_pre_hook(hook)
+            handle = ours(register_optimizer_step_pre_hook(hook))
             try:
                 yield
             finally:

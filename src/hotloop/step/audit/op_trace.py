@@ -28,7 +28,7 @@ from hotloop._torch.dispatch import (
 from hotloop._torch.fake import version_of
 from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.graphs import is_own_file
-from hotloop._torch.hooks import first_after_step
+from hotloop._torch.hooks import first_after_step, ours
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
 from hotloop.interrupts import interruptible
@@ -308,7 +308,7 @@ class OpTrace:
             handle
             for name, optimizer in self._holdings.optimizers.items()
             for handle in (
-                optimizer.register_step_pre_hook(self._stepping(name)),
+                ours(optimizer.register_step_pre_hook(self._stepping(name))),
                 first_after_step(optimizer, self._stepped),  # what other hooks write is not the optimizer's own
             )
         ]

@@ -75,8 +75,6 @@ class Follower:
         self._inner: set[CodeType] = set()
         self._closures: dict[int, tuple[CodeType, dict[str, set[int]]]] = {}
         self._classes: set[tuple[type, Names]] = set()
-        self._kinds: dict[type, bool] = {}
-        """Whether the items of objects of a type are looked through; kept while the step runs."""
 
     def is_own(self, file: str) -> bool:
         """Return whether code in a file is the program's own, also where the program itself is installed."""
@@ -215,17 +213,11 @@ class Follower:
                 self.follow(value, f"a {kind.__name__}", names)
             elif isinstance(value, types.ModuleType):
                 self.module_reads(value, value.__name__, names)
-            elif self._holds_items(kind):
+            elif _holds_items(value):
                 waiting += [(item, names) for item in gc.get_referents(value) if type(item) not in NEVER_FOLLOWED]
             elif is_users_object(value):
                 fields = {**slots_view(value, slots_of(type(value))), **getattr(value, "__dict__", {})}
                 waiting += [(fields[key], names.by(key)) for key in names.words & fields.keys()]
-
-    def _holds_items(self, kind: type) -> bool:
-        found = self._kinds.get(kind)
-        if found is None:
-            found = self._kinds[kind] = _holds_items(kind)
-        return found
 
     def follow(self, value: Any, label: str, names: Names, depth: int = 0) -> None:
         """Note which attributes of an object code reads, and follow these."""
@@ -365,9 +357,9 @@ def _is_parameter(value: torch.Tensor) -> bool:
     return isinstance(value, torch.nn.Parameter)
 
 
-def _holds_items(kind: type) -> bool:
-    """Return whether a type is a container's, or an iterator's made in C. What a generator yields is heard."""
-    if issubclass(kind, _HOLD_ITEMS):
+def _holds_items(value: Any) -> bool:
+    """Return whether a value is a container, or an iterator made in C. What a generator yields is heard."""
+    if isinstance(value, _HOLD_ITEMS):
         return True
-    iterates = kind.__module__ in ("builtins", "itertools") and issubclass(kind, collections.abc.Iterator)
-    return iterates and not issubclass(kind, types.GeneratorType)
+    iterates = type(value).__module__ in ("builtins", "itertools") and isinstance(value, collections.abc.Iterator)
+    return iterates and not isinstance(value, types.GeneratorType)
