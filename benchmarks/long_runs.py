@@ -177,6 +177,7 @@ def row(name, asked):
         "suspicions": sum(one.suspicions for one in checks),
         "sentinels": [str(one) for one in checks],
         "tier": status.tier,
+        "declined": {one.name: one.why for one in status.tiers if one.state == "declined"},
         "peak_bytes": None if asked.cpu else torch.cuda.max_memory_allocated(),
         "torch": torch.__version__,
         "device": "cpu" if asked.cpu else torch.cuda.get_device_name(),
