@@ -102,6 +102,7 @@ def test_a_run_is_asked_to_save_and_to_sample_and_its_weights_are_exported(perso
             },
         )
         person.goto(at(person.base, "/run?run=a"))
+        expect(person.locator("#usage")).to_contain_text("The process holds")
         person.click("text=Save now")
         expect(person.locator("#actions")).to_contain_text("Save now: after this step")
         person.click("text=Sample now")

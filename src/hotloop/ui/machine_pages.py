@@ -32,7 +32,10 @@ class MachinePages:
         """Show the frame of the page, which asks for the rest: some answers take seconds."""
         total, free = host.memory()
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        return self.site.show(request, "machine.html.j2", total=total, free=free, load=load, cpus=os.cpu_count())
+        return self.site.show(
+            request, "machine.html.j2", total=total, free=free, load=load, cpus=os.cpu_count(),
+            gpus=self.site.gpus.look(),
+        )  # fmt: skip
 
     def findings(self, request: Request) -> Response:
         """Show what was found; with ``anew``, look again."""

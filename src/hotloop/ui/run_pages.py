@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from hotloop.report.charts import Chart
 from hotloop.report.series import Line
 from hotloop.report.text import line, quantity, text
 from hotloop.train import configure
-from hotloop.ui import places, processes
+from hotloop.ui import compiles, places, processes, usage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 ROWS = 50
 """Runs on a page of the list."""
+LOOKED_AT = 30
+"""Runs among which one is looked for that made the same graphs."""
 GONE_SECONDS = 30.0
 """How often it is looked whether a run that was deleted is there again."""
 COMPARED = 8
@@ -42,6 +46,8 @@ class RunPages:
 
     def __init__(self, site: Site) -> None:
         self.site = site
+        self._lock = threading.Lock()
+        self._earlier: dict[Any, compiles.Compiles | None] = {}
 
     def runs(self, request: Request) -> Response:
         """Show the list of runs."""
@@ -110,8 +116,21 @@ class RunPages:
             "log": _plain(places.tail(log)), "samples": places.samples(path)[:12], "checkpoints": _checkpoints(path),
             "exported": places.exported(path),
             "again": "" if shown.row.kind == runs.SEARCH else configure.again(path, verb), "folder": str(path),
-            "started_as": processes.arguments_of(path),
+            "started_as": processes.arguments_of(path), **self._now(path, shown),
         }  # fmt: skip
+
+    def _now(self, path: Path, shown: Shown) -> dict[str, Any]:
+        """Return what a run's process takes now, and how far its compiles are."""
+        if shown.process is None or shown.compiles is None:
+            return {"gpus": [], "resident": None, "compiles": None}
+        with self._lock:
+            key = (path, shown.process)
+            if key not in self._earlier:
+                beside = [one.path for one in self.site.places.all() if one.path.parent == path.parent]
+                rows = ((one, self.site.watching.row(one).row) for one in beside[:LOOKED_AT] if one != path)
+                self._earlier = {key: compiles.earlier(shown.row.settings, rows)} if shown.row.settings else {}
+            now = dataclasses.replace(shown.compiles, earlier=self._earlier.get(key))
+        return {"gpus": self.site.gpus.look(), "resident": usage.memory(shown.process.pid), "compiles": now}
 
     def run_news(self, request: Request) -> Response:
         """Stream that a run has changed."""

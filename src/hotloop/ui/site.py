@@ -18,6 +18,7 @@ from hotloop.ui.presets import Presets
 from hotloop.ui.probe import Probe
 from hotloop.ui.queue import Queue
 from hotloop.ui.security import FORM
+from hotloop.ui.usage import Gpus
 from hotloop.ui.watching import Watching
 from hotloop.version import __version__
 
@@ -49,7 +50,7 @@ class Site:
     def __init__(self, root: Path, access: Access, probe: Probe | None = None) -> None:
         self.places, self.access, self.watching = Places(root), access, Watching()
         self.probe, self.queue = probe or Probe(), Queue(self.places)
-        self.presets = Presets(self.places.root)
+        self.presets, self.gpus = Presets(self.places.root), Gpus()
         self.stopping = False
 
     def show(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:

@@ -14,7 +14,7 @@ from hotloop.errors import RecordError
 from hotloop.report import build, folds, runs, study
 from hotloop.report.text import line, number, seconds
 from hotloop.train import requests
-from hotloop.ui import processes
+from hotloop.ui import compiles, processes
 from hotloop.ui.places import signature
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hotloop.report import View
     from hotloop.report.folds import FoldsView
     from hotloop.report.study import StudyView
+    from hotloop.ui.compiles import Compiles
 
 KEPT = 8
 """Runs whose documents are kept in memory, which can be a hundred megabytes each."""
@@ -50,6 +51,7 @@ class Shown:
         seconds: of the processor to make this, and the parts of its page.
         serial: another number for each look at it.
         asked: what the process answers after a step, and whether it was asked for that already.
+        compiles: of the process, so far; None where none runs.
         parts: what was rendered of it, by name: the same for whoever watches it.
     """
 
@@ -63,6 +65,7 @@ class Shown:
     seconds: float = 0.0
     serial: int = 0
     asked: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    compiles: Compiles | None = None
     parts: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
     @property
@@ -172,9 +175,11 @@ def _judged(
         status = "not started"
     else:
         status = row.status
-    done, left = _progress(document) if process is not None and row.kind == runs.RUN else (None, "")
+    works = process is not None and row.kind == runs.RUN
+    done, left = _progress(document) if works else (None, "")
     saved = number(row.figures.get("seconds_saved")) or number(document.get("measurements", {}).get("seconds_saved"))
-    return Shown(row, view, status, process, done, left, seconds(saved) if saved else "")
+    made = compiles.of(document) if works else None
+    return Shown(row, view, status, process, done, left, seconds(saved) if saved else "", compiles=made)
 
 
 def _progress(document: Mapping[str, Any], recent: int = 50) -> tuple[float | None, str]:
