@@ -124,6 +124,19 @@ def test_a_run_is_asked_to_save_and_to_sample_and_its_weights_are_exported(perso
     assert load_file(got.value.path())["w"].tolist() == [1.0, 1.0]
 
 
+def test_a_bundle_is_imported_once_a_person_agreed_and_what_is_wrong_with_it_is_said(person, tmp_path):
+    (tmp_path / "bundle.zip").write_text("no bundle")
+    person.goto(at(person.base, "/machine"))
+    person.fill("#bundle", str(tmp_path / "bundle.zip"))
+    person.press("#bundle", "Enter")
+    expect(person.locator("#bundles .callout")).to_contain_text("A compile cache is code")
+    assert person.url.endswith("/machine")
+    person.click("#bundle-sure")
+    expect(person.locator("#bundles .callout")).to_contain_text("bundle.zip")
+    expect(person.locator("#bundles .callout")).not_to_contain_text("A compile cache is code")
+    expect(person.locator("#bundle")).to_have_value(str(tmp_path / "bundle.zip"))
+
+
 @pytest.mark.campaign
 def test_a_killed_server_loses_no_queue_and_a_failed_run_does_not_stop_it(chromium, tmp_path):
     environment = {"HOTLOOP_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

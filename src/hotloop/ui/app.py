@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from hotloop.errors import HotloopError
+from hotloop.ui.bundle_pages import BundlePages
 from hotloop.ui.machine_pages import MachinePages
 from hotloop.ui.preset_pages import PresetPages
 from hotloop.ui.queue_pages import QueuePages
@@ -79,6 +80,7 @@ def routes(site: Site) -> list[Route]:
     """Return every address; what changes something is asked by POST alone, which `Guard` lets through with a form."""
     run, training, machine = RunPages(site), TrainingPages(site), MachinePages(site)
     queue, preset, act = QueuePages(site), PresetPages(site), RunActs(site)
+    bundle = BundlePages(site)
     asked = {
         "/": lambda request: RedirectResponse("/runs"),  # noqa: ARG005 - whoever asks
         "/static/{name}": _static,
@@ -88,6 +90,7 @@ def routes(site: Site) -> list[Route]:
         "/compare": run.compare, "/compare/charts": run.compare_charts,
         "/run/exported": act.exported, "/training": training.form,
         "/machine": machine.machine, "/machine/findings": machine.findings,
+        "/cache/bundles": bundle.show, "/cache/bundle": bundle.bundle,
     }  # fmt: skip
     done = {
         "/run/stop": act.stop, "/run/resume": act.resume, "/run/delete": act.delete,
@@ -95,7 +98,7 @@ def routes(site: Site) -> list[Route]:
         "/training/preview": training.preview, "/training/check": training.check,
         "/training/start": training.start, "/training/queue": training.queue, "/queue/remove": queue.remove,
         "/presets/save": preset.save, "/presets/delete": preset.delete, "/presets/diff": preset.diff,
-        "/presets/panel": preset.show,
+        "/presets/panel": preset.show, "/cache/export": bundle.export, "/cache/import": bundle.import_,
     }  # fmt: skip
     gets = [Route(path, answer, methods=["GET"]) for path, answer in asked.items()]
     return gets + [Route(path, answer, methods=["POST"]) for path, answer in done.items()]

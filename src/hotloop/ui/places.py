@@ -141,12 +141,8 @@ def picture(folder: Path, name: str) -> tuple[bytes, str]:
     """
     if name not in samples(folder):
         raise LookupError(name)
-    try:
-        file = os.open(folder / SAMPLES / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    except OSError as error:
-        raise LookupError(name) from error
-    with os.fdopen(file, "rb") as opened:
-        return opened.read(), _kind(name)
+    with opened(folder / SAMPLES / name) as file:
+        return file.read(), _kind(name)
 
 
 EXPORTS = "export-"
@@ -175,11 +171,27 @@ def open_exported(folder: Path, name: str) -> BinaryIO:
     """
     if name not in dict(exported(folder)):
         raise LookupError(name)
+    return opened(folder / name)
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a file for reading; its last part is no link.
+
+    Raises:
+        LookupError: it cannot be opened.
+    """
     try:
-        file = os.open(folder / name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
-        raise LookupError(name) from error
+        raise LookupError(path) from error
     return os.fdopen(file, "rb")
+
+
+def chunks(file: BinaryIO) -> Iterator[bytes]:
+    """Yield a file in parts, and close it."""
+    with file:
+        while part := file.read(2**20):
+            yield part
 
 
 def tail(path: Path, most: int = 30_000) -> str:

@@ -16,15 +16,11 @@ from hotloop.ui import places, processes
 from hotloop.ui.site import form_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import BinaryIO
-
     from starlette.requests import Request
 
     from hotloop.ui.site import Site
 
 EXPORT_SECONDS = 300.0
-_CHUNK = 2**20
 
 
 class RunActs:
@@ -114,15 +110,9 @@ class RunActs:
         file = places.open_exported(path, name)
         kept = urllib.parse.quote(PurePosixPath(name).name, safe="")
         headers = {"content-disposition": f"attachment; filename*=UTF-8''{kept}"}
-        return StreamingResponse(_read(file), media_type="application/octet-stream", headers=headers)
+        return StreamingResponse(places.chunks(file), media_type="application/octet-stream", headers=headers)
 
 
 def back_to(name: str, part: str = "") -> Response:
     """Return the way back to the page of a run."""
     return RedirectResponse(f"/run?run={urllib.parse.quote(name, safe='')}{part and '#'}{part}", 303)
-
-
-def _read(file: BinaryIO) -> Iterator[bytes]:
-    with file:
-        while part := file.read(_CHUNK):
-            yield part
