@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from run_folders import a_run
+from run_folders import a_run, a_study
 
 from hotloop import record
-from hotloop.train import requests
+from hotloop.train import configure, requests
 from hotloop.train.requests import SAMPLE, SAVE, Requests
 from hotloop.ui import processes
 
@@ -101,3 +101,19 @@ def test_only_the_files_of_exports_are_served(client, root, tmp_path, name):
     (folder / "export-linked").symlink_to(tmp_path / "out")
     assert client.get("/run/exported", params={"run": "a", "name": name}).status_code == 404
     assert client.get("/run/exported", params={"run": "a", "name": "export-linked/a.json"}).status_code == 404
+
+
+def test_a_search_goes_on_from_its_page_by_its_folder_and_never_by_what_it_says(client, root, monkeypatch):
+    folder = a_study(root / "a, study")
+    found = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps({**found, "left": 2, "command": "rm -rf /"}))
+    assert "Resume" not in client.get("/run", params={"run": "a, study"}).text  # without its settings
+    (folder / "study.yaml").write_text("recipe: {name: digits}\n")
+    began = []
+    monkeypatch.setattr(processes, "start", lambda folder, arguments: began.append((folder, arguments)))
+    assert "Resume" in client.get("/run", params={"run": "a, study"}).text
+    assert client.post("/run/resume", data={"run": "a, study"}).status_code == 303
+    assert began == [(folder, ["hpo", "--config", f"{folder}/study.yaml", f"hpo.folder='{folder}'"])]
+    assert configure.load_search(["recipe=digits", began[0][1][-1]]).hpo.folder == str(folder)
+    (folder / "study.json").write_text(json.dumps(found))
+    assert "Resume" not in client.get("/run", params={"run": "a, study"}).text  # nothing is left

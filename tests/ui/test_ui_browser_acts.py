@@ -161,3 +161,25 @@ def test_a_killed_server_loses_no_queue_and_a_failed_run_does_not_stop_it(chromi
     bad, good = (record.load(runs / "digits" / name) for name in ("bad", "good"))
     assert good["starts"] == bad["starts"] == 1
     assert good["created"] >= bad["finished"]
+
+
+@pytest.mark.campaign
+def test_a_search_that_was_stopped_is_resumed_from_its_page(chromium, tmp_path):
+    environment = {"HOTLOOP_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with server(tmp_path / "runs", environment=environment.items()) as (_, url), a_person(chromium, url) as page:
+        page.goto(at(url, "/training?recipe=digits"))
+        page.select_option("#verb", "hpo")
+        page.fill("#name", "search")
+        page.click("#advanced > summary")
+        page.click("#group-hpo > summary")
+        page.fill("[name='hpo.n_trials']", "8")
+        page.fill("[name='training.num_epochs']", "1")
+        expect(page.locator("#command")).to_contain_text("hpo.n_trials=8")
+        page.click("#start")
+        expect(page.locator("#head")).to_contain_text("1 complete", timeout=3 * SECONDS)
+        page.click("text=Stop after this step")
+        expect(page.locator("#status")).to_have_text("open", timeout=3 * SECONDS)
+        page.click("text=Resume")
+        expect(page.locator("#status")).to_have_text("finished", timeout=3 * SECONDS)
+    found = json.loads((tmp_path / "runs" / "digits" / "search" / "study.json").read_text())
+    assert sorted(one["number"] for one in found["trials"] if one["state"] == "complete") == list(range(8))

@@ -13,13 +13,18 @@ from hotloop.errors import ConfigError, HotloopError
 from hotloop.report import runs
 from hotloop.train import configure, removal, requests
 from hotloop.ui import places, processes
+from hotloop.ui.fields import to_text
 from hotloop.ui.site import form_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from starlette.requests import Request
 
     from hotloop.ui.site import Site
 
+STUDY = "study.yaml"
+"""The settings that a search keeps in its folder, by which it goes on."""
 EXPORT_SECONDS = 300.0
 
 
@@ -40,14 +45,13 @@ class RunActs:
         return back_to(name)
 
     def resume(self, request: Request) -> Response:
-        """Go on with a run where its last checkpoint is."""
+        """Go on with a run where its last checkpoint is, or with the trials of a search that are left."""
         name, path = self.site.run_named(form_of(request))
         shown = self.site.watching.run(path)
         try:
             if shown.runs_now:
                 return back_to(name)
-            verb = "kfold" if shown.row.kind == runs.FOLDS else "train"
-            processes.start(path, [verb, configure.resume(path)])
+            processes.start(path, going_on(path, shown.row.kind))
         except HotloopError as error:
             return self._refused(request, name, error)
         return back_to(name)
@@ -111,6 +115,13 @@ class RunActs:
         kept = urllib.parse.quote(PurePosixPath(name).name, safe="")
         headers = {"content-disposition": f"attachment; filename*=UTF-8''{kept}"}
         return StreamingResponse(places.chunks(file), media_type="application/octet-stream", headers=headers)
+
+
+def going_on(path: Path, kind: str) -> list[str]:
+    """Return the arguments that go on with a run, a cross-validation or a search: nothing of them is the folder's."""
+    if kind == runs.SEARCH:
+        return ["hpo", "--config", str(path / STUDY), f"hpo.folder={to_text(str(path))}"]
+    return ["kfold" if kind == runs.FOLDS else "train", configure.resume(path)]
 
 
 def back_to(name: str, part: str = "") -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,8 @@ from hotloop.report import page, runs
 from hotloop.report.charts import Chart
 from hotloop.report.series import Line
 from hotloop.report.text import line, quantity, text
-from hotloop.train import configure
 from hotloop.ui import compiles, places, processes, usage
+from hotloop.ui.run_acts import STUDY, going_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,12 +111,12 @@ class RunPages:
 
     def _of_run(self, path: Path, shown: Shown) -> dict[str, Any]:
         log = path / places.LOG
-        verb = {runs.FOLDS: "kfold"}.get(shown.row.kind, "train")
+        command = shlex.join(["hotloop", *going_on(path, shown.row.kind)])
         return {
             "shown": shown, "row": shown.row, "view": shown.view, "tone": TONES.get(shown.status, "bad"),
             "log": _plain(places.tail(log)), "samples": places.samples(path)[:12], "checkpoints": _checkpoints(path),
             "exported": places.exported(path),
-            "again": "" if shown.row.kind == runs.SEARCH else configure.again(path, verb), "folder": str(path),
+            "again": command, "goes_on": _goes_on(path, shown), "folder": str(path),
             "started_as": processes.arguments_of(path), **self._now(path, shown),
         }  # fmt: skip
 
@@ -199,6 +200,13 @@ class RunPages:
         lines = [one for one in lines if one]
         charts = [Chart.of("loss", "Training loss", lines, ["line"] * len(lines), wide=True)] if lines else []
         return JSONResponse([one.to_json() for one in charts])
+
+
+def _goes_on(path: Path, shown: Shown) -> bool:
+    """Return whether there is something left that a press of Resume would do."""
+    if shown.row.kind == runs.SEARCH:
+        return not shown.runs_now and shown.status == "open" and (path / STUDY).is_file()
+    return not shown.runs_now and shown.status in ("interrupted", "killed", "failed")
 
 
 def _checkpoints(path: Path) -> list[tuple[str, int, float]]:
