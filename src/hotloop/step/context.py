@@ -59,7 +59,7 @@ class Reports(Protocol):
     def spread_before(self, step: str) -> dict[str, Difference] | None:
         """Return the noise of a step in earlier runs of this program, to be added to; None where it is not kept."""
 
-    def survey_too_dear(self) -> bool:
+    def survey_too_dear(self, set_up_seconds: float) -> bool:
         """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
 
     def declined_kinds(self) -> list[str]:

@@ -67,7 +67,7 @@ def test_what_raises_after_the_end_is_the_users_and_its_step_is_not_run_again():
             runs.append(None)
             raise KeyError("the user's own")
 
-        loop.stepping._transitions.policy.survey_too_dear = lambda: True
+        loop.stepping._transitions.policy.survey_too_dear = lambda _: True
         for _ in range(3):
             before = len(runs)
             with pytest.raises(KeyError, match="the user's own"):

@@ -10,6 +10,7 @@ from test_step_auto import assert_same, build, planted, train
 
 import hotloop
 from hotloop.decide import Facts, expect
+from hotloop.step.audit import op_trace
 from hotloop.step.audit.op_trace import OpTrace
 from hotloop.step.policy import history, history_store, states
 
@@ -92,6 +93,23 @@ def test_a_survey_within_what_may_be_lost_is_made_to_its_end(ticking, observed):
     with hotloop.testing.captured_step_emulation():
         ours = train("auto", 120, TIMES, total=50_000)
         assert ours[2].status().tier == "eager+graph"
+    assert len(observed) > 40
+
+
+def test_what_a_library_takes_to_set_up_in_a_survey_is_not_the_surveys(monkeypatch, observed):
+    """The first kernel of a kind is read from a cold disk: no later step pays for it again."""
+    now, asked = [0.0], itertools.count(1)
+
+    def around_operations():
+        now[0] += 60.0 if next(asked) == 2 else 0.0  # the first operation takes a minute
+        return now[0]
+
+    monkeypatch.setattr(op_trace, "time", types.SimpleNamespace(perf_counter=around_operations))
+    monkeypatch.setattr(states, "time", types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic))
+    with hotloop.testing.captured_step_emulation():
+        ours = train("auto", 120, TIMES, total=50_000)  # 11 s may be lost
+        assert ours[2].status().tier == "eager+graph"
+    assert now == [60.0]
     assert len(observed) > 40
 
 

@@ -111,7 +111,7 @@ class StepAuditor:
         kwargs: Any,
         *,
         reports_capturing: bool,
-        too_dear: Callable[[], bool] = lambda: False,
+        too_dear: Callable[[float], bool] = lambda _: False,
     ) -> tuple[Any, AuditFindings | None]:
         """Run the step eagerly and observe it: a real step. Once more would be of no use, its rest runs unobserved.
 
@@ -120,7 +120,7 @@ class StepAuditor:
             args: its arguments.
             kwargs: its named arguments.
             reports_capturing: the answer for code of the step that asks whether a capture is going on.
-            too_dear: asked after each operation whether the audit has cost more than it may.
+            too_dear: asked after each operation, with `set_up_seconds`, whether the audit has cost more than it may.
 
         Returns:
             The step's result, and what was seen; None in place of that where another thread trained meanwhile. What was
@@ -140,7 +140,7 @@ class StepAuditor:
 
         def ends(seen: AuditFindings) -> bool:
             # Code that asks has another path, which is audited next: of this one nothing more needs to be known.
-            return (bool(asked) and not reports_capturing and bool(seen.obstacles)) or too_dear()
+            return (bool(asked) and not reports_capturing and bool(seen.obstacles)) or too_dear(seen.set_up_seconds)
 
         try:
             looked = self._look_at(run, (args, kwargs), ambience, ends=ends)

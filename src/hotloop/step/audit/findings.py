@@ -44,6 +44,8 @@ class AuditFindings:
     """Tensors from outside the step that it wrote into, and that the holdings did not know."""
     on_host: list[int] = dataclasses.field(default_factory=list)
     """Which tensors among the leaves of its result were on the host."""
+    set_up_seconds: float = 0.0
+    """Seconds in operations that took long: a library was set up, a kernel read from a cold disk."""
     stopped: bool = False
     """The audit ended before the step did: what is here is a part of what the step does."""
     read: Watch | None = None

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import functools
 import inspect
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.state.holdings import Holdings
 
+_SET_UP = 0.02
+"""Seconds from which on an operation waited for a library's set-up or the device: a launch takes microseconds."""
 _MATRIX_PRODUCTS = frozenset(
     f"aten.{name}"
     for name in (
@@ -144,8 +147,11 @@ class OpTrace:
         name, found = name_of(operation), list(tensors_in(*args, *kwargs.values()))
         written = self._before(operation, name, found, args, kwargs)
         self._listener.hear(True)
+        began = time.perf_counter()
         result = operation(*args, **kwargs)
         self._listener.hear(False)
+        if (seconds := time.perf_counter() - began) > _SET_UP:
+            self.seen.set_up_seconds += seconds
         self._listener.has_run(operation, args, kwargs, result)
         self._after(name, found, written, result)
         if self._listener.ends(self.seen):
@@ -195,10 +201,7 @@ class OpTrace:
         found = set()
         for optimizer in self._holdings.optimizers.values():
             for one in (one for group in optimizer.param_groups for one in group["params"]):
-                held = [
-                    one,
-                    *(value for value in optimizer.state.get(one, {}).values() if isinstance(value, torch.Tensor)),
-                ]
+                held = [one, *tensors_in(*optimizer.state.get(one, {}).values())]
                 gradient = self._gradient_found.pop(id(one), None)
                 alone = not any(_memory(each) in self._written_besides for each in held)
                 alone = (

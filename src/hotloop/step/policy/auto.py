@@ -290,7 +290,7 @@ class Auto:
         """Leave a tier that cannot run: a captured one for its code without a graph, or for the models as given."""
         candidates, reason = self.candidates, str(obstacle)
         if isinstance(self.state, Preparing) and self.state.only_surveyed:
-            stopped = self.state.survey_too_dear()
+            stopped = self.state.stopped
             seconds = self.state.spent if stopped else self.state.surveyed_seconds
             self.history.note_survey(seconds, "" if stopped else reason)
         candidates.decline(tier.name, reason)
@@ -309,9 +309,9 @@ class Auto:
 
     failed = declined
 
-    def survey_too_dear(self) -> bool:
+    def survey_too_dear(self, set_up_seconds: float) -> bool:
         """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
-        return isinstance(self.state, Preparing) and self.state.survey_too_dear()
+        return isinstance(self.state, Preparing) and self.state.survey_too_dear(set_up_seconds)
 
     def replay_saves(self, seconds: float) -> None:
         """Note what the recording that is being proven saves a step, against eager in the same proof step."""

@@ -42,7 +42,7 @@ class Fixed:
     def _change_nothing(self, *_: Any, **__: Any) -> list[Action]:
         return []
 
-    def survey_too_dear(self) -> bool:
+    def survey_too_dear(self, set_up_seconds: float) -> bool:  # noqa: ARG002 - as auto's
         """Return that a survey goes on to its end: the tier was asked for by name."""
         return False
 

@@ -84,7 +84,7 @@ class Policy(Protocol):
     def replay_saves(self, seconds: float) -> None:
         """Note what a recording that is being proven saves, in seconds a step."""
 
-    def survey_too_dear(self) -> bool:
+    def survey_too_dear(self, set_up_seconds: float) -> bool:
         """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
 
     @property
