@@ -1,6 +1,13 @@
 """What ten viewers of a run's page cost, while the run trains.
 
 usage: OMP_NUM_THREADS=1 python benchmarks/ui_viewers.py [SECONDS] [VIEWERS] [STEPS]
+       OMP_NUM_THREADS=1 python benchmarks/ui_viewers.py training [PAIRS] [SECONDS] [VIEWERS]
+
+With ``training``, a small diffusion model trains, and viewers come and go: turns of SECONDS with and without them, the
+order alternating. Of each pair of turns, the ratio of its median steps is taken. Goal: the median ratio is below 1.01;
+null says that the ratios are too far apart to tell. Where a core is free for the server, steps should not notice it.
+
+Without it:
 
 A record of STEPS steps gets 20 more each second. Viewers do what the page's scripts do: they hear the stream, and ask
 for the parts and the curves where it says that something has changed. The cost is the CPU time of the server's process
@@ -11,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,8 +31,9 @@ import psutil
 from ledger import processor
 
 from hotloop.record import RunRecord
+from hotloop.report.series import median_interval
 
-GOAL = 0.05
+GOAL, GOAL_RATIO = 0.05, 1.01
 PARTS = (
     "/run/head?run=a",
     "/run/charts?run=a",
@@ -76,6 +85,105 @@ def main(seconds: float = 60.0, viewers: int = 10, steps: int = 10_000) -> None:
     )  # fmt: skip
 
 
+TRAINING = (
+    "recipe=diffusion", "run.device=cpu", "diffusion.width=32", "diffusion.autoencoder_steps=20",
+    "diffusion.output=false", "data.sample_size=512", "training.batch_size=16", "training.num_epochs=100000",
+)  # fmt: skip
+
+
+def beside(pairs: int = 8, seconds: float = 15.0, viewers: int = 10) -> None:
+    """Measure the steps of a training with and without viewers, in turns, and print a result."""
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place) / "runs"
+        hotloop = [sys.executable, "-u", "-m", "hotloop"]
+        server = subprocess.Popen(
+            [*hotloop, "ui", str(root), "--no-browser", "--port", "0"], stdout=subprocess.PIPE, text=True
+        )
+        run = subprocess.Popen(
+            [*hotloop, "train", *TRAINING, f"run.folder={root / 'a'}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            address = re.search(r"(http://\S+)/\?token=(\S+)", server.stdout.readline()).groups()
+            wait_for_steps(root / "a", 50)
+            turns = take_turns(address, server.pid, pairs, seconds, viewers)
+        finally:
+            for one in (run, server):
+                one.kill()
+                one.wait()
+        steps = [(one["time"], one["entry"]["seconds"]) for one in lines(root / "a") if one.get("append") == "steps"]
+    report(steps, turns, seconds, viewers)
+
+
+def lines(folder: Path) -> list[dict]:
+    """Return the whole lines of a record."""
+    text = (folder / "record.jsonl").read_text() if (folder / "record.jsonl").exists() else ""
+    return [json.loads(one) for one in text.split("\n")[:-1]]
+
+
+def wait_for_steps(folder: Path, many: int) -> None:
+    """Wait until a run has done so many steps."""
+    while sum(one.get("append") == "steps" for one in lines(folder)) < many:
+        time.sleep(1)
+
+
+def take_turns(address: tuple[str, str], server: int, pairs: int, seconds: float, viewers: int) -> list[dict]:
+    """Let viewers come and go, each turn first in every other pair; return when each turn was and what it cost."""
+    turns, process = [], psutil.Process(server)
+    for pair in range(pairs):
+        for watched in (pair % 2 == 0, pair % 2 == 1):
+            seen = start_viewers(address, viewers) if watched else None
+            time.sleep(2)  # they have opened the page
+            began, before = time.time(), sum(process.cpu_times()[:2])
+            time.sleep(seconds)
+            cost = (sum(process.cpu_times()[:2]) - before) / (time.time() - began)
+            turns.append({"pair": pair, "watched": watched, "from": began, "to": time.time(), "server": cost})
+            if seen:
+                seen.kill()
+                seen.wait()
+    return turns
+
+
+def start_viewers(address: tuple[str, str], viewers: int) -> subprocess.Popen:
+    """Start viewers, as a process of their own."""
+    return subprocess.Popen([sys.executable, __file__, "viewers", *address, str(viewers)])
+
+
+def only_view(url: str, token: str, viewers: str) -> None:
+    """Watch until somebody ends this process."""
+    cookie = f"hotloop_{url.rsplit(':', 1)[1]}={token}"
+    threads = [threading.Thread(target=view, args=(url, cookie, [])) for _ in range(int(viewers))]
+    for one in threads:
+        one.start()
+
+
+def report(steps: list[tuple[float, float]], turns: list[dict], seconds: float, viewers: int) -> None:
+    """Print what the turns say."""
+    for one in turns:
+        one["steps"] = [took for at, took in steps if one["from"] <= at <= one["to"]]
+        one["median"] = statistics.median(one["steps"])
+    both = [sorted(pair, key=lambda one: one["watched"]) for pair in zip(turns[::2], turns[1::2], strict=True)]
+    ratios = sorted(watched["median"] / alone["median"] for alone, watched in both)
+    ratio, (low, high) = statistics.median(ratios), median_interval(ratios)
+    print(
+        json.dumps(
+            {
+                "date": time.strftime("%Y-%m-%d"), "processor": processor(), "cores": psutil.cpu_count(),
+                "viewers": viewers, "pairs": len(both), "seconds_of_a_turn": seconds,
+                "steps": sum(len(one["steps"]) for one in turns),
+                "step_ms_alone": round(1000 * statistics.median(one["median"] for one, _ in both), 3),
+                "step_ratio": round(ratio, 4), "step_ratios": [round(one, 4) for one in ratios],
+                "server_share_of_a_core": round(statistics.median(one["server"] for _, one in both), 4),
+                "load": round(psutil.getloadavg()[0], 1), "goal": GOAL_RATIO,
+                "step_ratio_between": [round(low, 4), round(high, 4)],
+                "passed": None if low < GOAL_RATIO < high else high < GOAL_RATIO,
+            },
+            indent=1,
+        )
+    )  # fmt: skip
+
+
 def entry(step: int) -> dict[str, object]:
     """Return the entry of a step."""
     return {"step": step, "seconds": 0.05, "loss": 1 / step, "learning_rate": 1e-3, "running": "eager"}
@@ -95,4 +203,9 @@ def view(url: str, cookie: str, asked: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(*(kind(one) for kind, one in zip((float, int, int), sys.argv[1:], strict=False)))
+    if sys.argv[1:2] == ["viewers"]:
+        only_view(*sys.argv[2:])
+    elif sys.argv[1:2] == ["training"]:
+        beside(*(kind(one) for kind, one in zip((int, float, int), sys.argv[2:], strict=False)))
+    else:
+        main(*(kind(one) for kind, one in zip((float, int, int), sys.argv[1:], strict=False)))

@@ -10,6 +10,7 @@ from hotloop import record
 from hotloop.events import Captured, CaptureDropped, StepUndone, TierChanged, TierDeclined, TierProven
 from hotloop.report import build
 from hotloop.report.occurrences import MARKS, ROWS
+from hotloop.report.series import median_interval
 
 
 def chart(view, key):
@@ -172,6 +173,34 @@ def test_a_speed_up_from_three_eager_steps_is_not_told():
     assert dict(view.measurements)["Speed up"] == "too few eager steps to tell"
     by_auto = build(fresh(measurements={"speed_up": 1.18, "eager_step_ms": 1000.0}, steps=steps))
     assert "1.18\N{MULTIPLICATION SIGN}" in [card.value for card in by_auto.cards]
+
+
+def sped_up(gain, *eager):
+    steps = [{"step": step, "seconds": took, "running": "none"} for step, took in enumerate([9.0, *eager])]
+    view = build(fresh(measurements={"speed_up": gain}, steps=steps))
+    return next(card for card in view.cards if card.label == "Speed-up"), dict(view.measurements)["Speed up"]
+
+
+def test_a_speed_up_from_a_few_eager_steps_says_between_what_it_lies():
+    card, measured = sped_up(2.0, 1.0, 1.0, 1.1, 1.0, 0.9, 1.0, 1.2)
+    times = "\N{MULTIPLICATION SIGN}"
+    assert (card.value, card.note) == (f"2{times}", f"over eager steps: 1.8{times} to 2.4{times}")
+    assert measured == f"2{times}"
+
+
+def test_a_speed_up_that_uneven_eager_steps_do_not_tell_is_not_told():
+    card, measured = sped_up(1.2, 1.0, 1.0, 1.6, 1.0, 0.7, 1.0, 1.2)
+    assert card.value == "\N{EN DASH}"
+    assert card.note == measured
+    assert card.note.startswith("eager steps too uneven to tell: 0.84")
+    assert sped_up(0.5, 1.0, 1.0, 1.6, 1.0, 0.7, 1.0, 1.2)[0].value.startswith("0.5")  # slower, however they lie
+
+
+def test_the_interval_of_a_median_is_the_narrower_the_more_values_there_are():
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert median_interval([float(one) for one in range(1, 9)]) == (1.0, 8.0)  # 1/128 outside
+    assert median_interval([float(one) for one in range(1, 10)]) == (2.0, 8.0)
+    assert median_interval([float(one) for one in range(1, 101)]) == (40.0, 61.0)  # as tables have it
 
 
 def test_the_best_of_a_loss_is_its_smallest(document):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hotloop.report.series import ENOUGH
+from hotloop.report.series import ENOUGH, median_interval
 from hotloop.report.text import count, figure, flat, line, moment, nth, number, quantity, seconds, short_place
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class Headline:
 
 
 TOO_FEW_EAGER = "too few eager steps to tell"
+UNEVEN_EAGER = "eager steps too uneven to tell"
+
+
+def _times(value: float) -> str:
+    return quantity("speed_up", value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,15 +166,35 @@ class Cards:
         return [Card(label, quantity(key, self.measured[key]), note)] if known else []
 
     def speed_up(self) -> list[Card]:
-        """Return the card of the speed-up, which says so where too few eager steps were timed for one."""
+        """Return the card of the speed-up with its interval, or with why the eager steps tell none."""
         known = self.measurement("speed_up", "Speed-up", "over eager steps")
-        return [Card("Speed-up", "\N{EN DASH}", TOO_FEW_EAGER)] if known and self.too_few_eager else known
+        if known and self.no_speed_up:
+            return [Card("Speed-up", "\N{EN DASH}", self.no_speed_up)]
+        if known and not self._by_auto:
+            low, high = self._speed_up_interval()
+            return [dataclasses.replace(known[0], note=f"over eager steps: {_times(low)} to {_times(high)}")]
+        return known
 
     @property
-    def too_few_eager(self) -> bool:
-        """Whether too few eager steps were timed to tell a speed-up; auto, which times its own, judges by itself."""
-        by_auto = number(self.measured.get("eager_step_ms")) is not None
-        return not by_auto and self.steps.eager_timed() < ENOUGH
+    def no_speed_up(self) -> str:
+        """Why no speed-up is told; empty where one is. ``auto`` times its own steps, and judges by itself."""
+        if self._by_auto:
+            return ""
+        if len(self.steps.eager_seconds()) < ENOUGH:
+            return TOO_FEW_EAGER
+        low, high = self._speed_up_interval()
+        return f"{UNEVEN_EAGER}: {_times(low)} to {_times(high)}" if low < 1 < high else ""
+
+    @property
+    def _by_auto(self) -> bool:
+        return number(self.measured.get("eager_step_ms")) is not None
+
+    def _speed_up_interval(self) -> tuple[float, float]:
+        """Return between what the speed-up lies, since the eager steps are few. The first is left out, as it was."""
+        eager = self.steps.eager_seconds()[1:]
+        usual, gain = statistics.median(eager), number(self.measured.get("speed_up")) or 0.0
+        low, high = median_interval(eager)
+        return (gain * low / usual, gain * high / usual) if usual > 0 else (gain, gain)
 
     def best_metric(self) -> list[Card]:
         """Return the first of the usual metrics that was recorded outside of training."""

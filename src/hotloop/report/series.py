@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,23 @@ class Line:
         return Line(self.name, tuple(self.steps[i] for i in order), tuple(self.values[i] for i in order))
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the two values between which the true median lies, in 19 of 20 cases, whatever the distribution.
+
+    By the sign test: a median has as many values above as below, as a coin has heads and tails. Of five values or
+    fewer, the ends are returned, which hold it less often.
+    """
+    ordered, many = sorted(values), len(values)
+    outside, left_out = 0.0, 0
+    while left_out < (many - 1) // 2:
+        outside += math.comb(many, left_out) / 2**many
+        if outside > 0.025:  # noqa: PLR2004 - on each side
+            break
+        left_out += 1
+    at = max(0, left_out - 1)
+    return ordered[at], ordered[-1 - at]
+
+
 @dataclasses.dataclass(frozen=True)
 class Band:
     """A stretch of steps, both ends included, that ran the same way."""
@@ -102,10 +120,10 @@ class Steps:
         values = (number(entry.get(key)) for entry in self.entries)
         return Line.of(name, zip(self.numbers, values, strict=True))
 
-    def eager_timed(self) -> int:
-        """Return how many steps ran eager and were timed."""
+    def eager_seconds(self) -> list[float]:
+        """Return the seconds of the steps that ran eager and were timed."""
         eager = (entry for entry in self.entries if entry.get("running") in ("none", "eager"))
-        return sum(number(entry.get("seconds")) is not None for entry in eager)
+        return [took for entry in eager if (took := number(entry.get("seconds"))) is not None]
 
     def not_finite(self, key: str) -> list[float]:
         """Return the steps whose value was NaN or infinite."""

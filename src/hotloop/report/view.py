@@ -98,8 +98,8 @@ def build(document: Mapping[str, Any]) -> View:
     slow = {step: value - usual for step, value in later if value > 2 * usual} if usual is not None else {}
     rows, left = occurrences.rows(document["events"], slow)
     cards = headline.Cards(measured, steps, times, metrics)
-    if "speed_up" in measured and cards.too_few_eager:
-        measured = {**measured, "speed_up": headline.TOO_FEW_EAGER}
+    if "speed_up" in measured and cards.no_speed_up:
+        measured = {**measured, "speed_up": cards.no_speed_up}
     return View(
         headline=headline.Headline.of(document, steps, parts, killed=record.was_killed(document)),
         cards=cards.all(),
