@@ -71,7 +71,11 @@ def test_a_run_interrupted_and_resumed_is_the_run_that_was_not(tmp_path, train, 
 
 
 def test_a_compiled_run_resumed_is_the_run_that_was_not_interrupted(tmp_path, train, monkeypatch):
-    compiled = {"training__optimization__use_torch_compile": True, "compile__preset": "aot_eager"}
+    compiled = {
+        "training__optimization__use_torch_compile": True,
+        "compile__preset": "aot_eager",
+        "compile__measure_eager_steps": 3,
+    }
     train(**compiled, run__folder=tmp_path / "whole")
     with monkeypatch.context() as patch:
         stop_at(patch, 6, lambda: signal.raise_signal(signal.SIGINT))

@@ -209,7 +209,7 @@ def check_memory(memory: Any, device: torch.device) -> int | None:
         return memory
     raise ConfigError(
         f"memory {memory!r}: expected a share of the device as a float from 0 to 1 (0.25), bytes as a whole number "
-        "(4_000_000_000), a size ('4GB', '500MB', '3GiB'), or None for what is free"
+        f"of at least {_LEAST:,} (4_000_000_000), a size ('4GB', '500MB', '3GiB'), or None for what is free"
     )
 
 

@@ -28,7 +28,7 @@ _SURVEY = "survey"
 """The name by which the store of costs keeps what surveys of a program cost; no tier is called so."""
 _STOPPED = 2.0
 """How many times what was spent a survey is expected to cost that was stopped; chosen, not measured."""
-_IN_VAIN_SHARE = 0.001
+_IN_VAIN_SHARE = 0.01
 """The share of a run that a survey may cost which an earlier run's makes expect to be in vain."""
 _PLACE = re.compile(r" at (.+):(\d+): (.+)$")
 """The line in the text of an obstacle."""
@@ -182,7 +182,10 @@ class History:
             return ""
         if (seconds := self.survey_seconds()) <= _IN_VAIN_SHARE * run_seconds:
             return ""
-        return f"a survey of {seconds:.2f} s ended so in an earlier run: {known.reason}"
+        return (
+            f"a survey of {seconds:.2f} s ended so in an earlier run: {known.reason}. It is looked at again once that "
+            "line is another one, or in a run that takes a hundred times as long"
+        )
 
     def note_declined(self, name: str, reason: str) -> None:
         """Record that a tier was declined. A later run, which may differ, tries it again."""
