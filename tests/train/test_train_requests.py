@@ -138,3 +138,17 @@ def test_a_folder_that_is_a_link_is_not_written_into(tmp_path):
     with pytest.raises(OSError, match="is a link"):
         requests.ask(tmp_path, SAVE)
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_link_in_place_of_the_folder_leads_nowhere(tmp_path):
+    """A folder of runs may come from a stranger: nothing of this user's is written over or removed."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    other.mkdir()
+    for name in ("save", "answers.json"):
+        (other / name).write_text("mine")
+    (run / "requests").symlink_to(other)
+    answering = requests.Requests(run, ("save",))
+    assert not answering.asked("save")
+    answering.close()
+    assert {one.name: one.read_text() for one in other.iterdir()} == {"save": "mine", "answers.json": "mine"}

@@ -230,3 +230,17 @@ def test_a_folder_that_cannot_be_written_is_said(root, waiting):
     root.write_text("")
     with pytest.raises(ConfigError, match="cannot be queued"):
         waiting.add(root / "a", ["train"])
+
+
+def test_a_link_in_place_of_the_launchers_log_is_not_written_through(root, waiting, tmp_path, monkeypatch):
+    """A runs folder may come from a stranger."""
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    waiting.add(root / "a", ["train", "recipe=digits"])
+    (root / queue.FOLDER / queue.LOG).symlink_to(precious)
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **_: started.append(given))
+    waiting.look()
+    assert precious.read_text() == "mine"
+    assert not started
+    assert queue.LOG in waiting.problem

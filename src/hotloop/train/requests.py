@@ -37,8 +37,10 @@ class Requests:
 
     def __init__(self, folder: Path | None, answers: Sequence[str]) -> None:
         self._folder, self._answers = folder and folder / FOLDER, answers
+        if self._folder and self._folder.is_symlink():  # a stranger's: what it leads to is not the run's
+            self._folder = None
         self._asked: set[str] = set()
-        self._next = math.inf if folder is None else 0.0
+        self._next = math.inf if self._folder is None else 0.0
         if self._folder:
             with contextlib.suppress(OSError):  # a full disk: nobody can ask then, and the run goes on
                 self._clear()  # what a killed run did not answer

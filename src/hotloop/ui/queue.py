@@ -145,7 +145,9 @@ class Queue:
     def _launch(self) -> None:
         """Start a process that takes the next run and becomes it: neither Ctrl-C nor the end of this one ends it."""
         flags = ["-P"] if sys.flags.safe_path else []
-        with (self._folder / LOG).open("wb") as log:
+        # A link of a stranger's would have another file of this user's cut.
+        place, flags_of_log = self._folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+        with os.fdopen(os.open(place, flags_of_log, 0o600), "wb") as log:
             self._launcher = subprocess.Popen(  # noqa: S603 - our own module, without a shell
                 [sys.executable, *flags, "-m", "hotloop.ui.launcher", str(self._places.root)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,

@@ -9,6 +9,7 @@ from torch import nn
 
 import hotloop
 from hotloop import events as ev
+from hotloop._torch import backends
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import code_proofs, proof, rounding_evidence, sentinel
 from hotloop.step.prove.outcomes import kind_of
@@ -317,3 +318,65 @@ def test_a_step_in_more_bits_keeps_no_optimizer_state():
     program = Program(step, holdings, torch.device("cpu"), lambda: False)
     made = wide_step(program, ((x,), {}), torch.float64, [])
     assert {kind_of(name) for name in made} == {"result", "gradient", "parameter"}
+
+
+@pytest.mark.campaign
+def test_limits_that_were_learnt_hide_no_gradient_of_zeros(monkeypatch):
+    """In a step in more bits its length tells; beside eager alone a learnt limit of its slope is above 1."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    draws, products = torch.Generator().manual_seed(5), ("aten.mm", "aten.addmm")
+
+    def compiler(graph, _inputs):
+        class Rounds(torch.fx.Interpreter):
+            def run_node(self, node):
+                result = super().run_node(node)
+                if node.op != "call_function" or str(getattr(node.target, "overloadpacket", "")) not in products:
+                    return result
+                return (result.float() * (1 + 2**-9 * torch.randn(result.shape, generator=draws))).to(result.dtype)
+
+        def run(args):
+            given = list(args)
+            args.clear()
+            return Rounds(graph).run(*given)
+
+        run._boxed_call = True
+        return run
+
+    made = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler)
+    monkeypatch.setattr(backends, "aot_eager", lambda *_, **__: made)
+    factor = torch.ones(())
+
+    class First(Deep):
+        def forward(self, x):
+            weight = self.layers[0][0].weight
+            if torch.compiler.is_compiling():
+                weight = weight * self.factor + (weight * (1 - self.factor)).detach()
+            x = torch.nn.functional.linear(self.first(x), weight)
+            for number, layer in enumerate(self.layers):
+                x = layer[2](layer[1](layer[0](x) if number else x))
+            return self.last(x)
+
+    model = First(1.0, 24)
+    del model.factor
+    model.register_buffer("factor", factor)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    torch.manual_seed(1)
+    with checked_every(2), hotloop.Loop(model, optimizer, run="aot_eager") as loop:
+
+        @loop.step
+        def step(x, y):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = torch.nn.functional.cross_entropy(model(x).float(), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for number in range(140):
+            if number == 100:
+                assert loop.status().tier == "aot_eager"
+                factor.zero_()
+            step(torch.randn(16, 16), torch.randint(4, (16,)))
+        assert loop.status().tier == "eager"
+        assert "layers.0.0.weight" in str(loop.status())

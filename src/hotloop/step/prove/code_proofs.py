@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hotloop.diagnose.no_effect import NoEffect
 from hotloop.interrupts import uninterrupted
+from hotloop.measure.wide_reference import NORM
 from hotloop.measure import Limits
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
@@ -80,6 +81,8 @@ class CodeProofs:
         """By base: the further evidence that decides, where code was past the normal limits."""
         self._learnt: dict[str, _Learnt] = {}
         """By base: the limits that a step in more bits has allowed code that agreed."""
+        self._by_length: set[str] = set()
+        """Bases of which some tensors are mostly rounding: only a step in more bits holds them to their length."""
         self.seconds: dict[Work, float] = {}
         self._stayed = 0
         """Proof steps that could be run only once."""
@@ -101,6 +104,10 @@ class CodeProofs:
         """Note that only other roundings of a step could tell that a base's code was right."""
         self._evidence[base] = "roundings"
 
+    def needs_more_bits(self, base: str) -> bool:
+        """Return whether limits that were learnt let anything pass: a tensor of zeros is off by 1."""
+        return base in self._by_length
+
     def learn(self, base: str, outcomes: Iterable[Outcome]) -> None:
         """Note what steps in more bits have allowed code that agreed with them: the normal limits were wrong for it."""
         self._evidence.setdefault(base, "more bits")
@@ -109,6 +116,8 @@ class CodeProofs:
             for kind, held in outcome.comparisons.items():
                 limits = learnt.setdefault(kind, {})
                 for score in held.scores:
+                    if score.measure == NORM:
+                        self._by_length.add(base)
                     key = score.name, score.measure
                     limits[key] = max(limits.get(key, 0.0), score.limit)
 
@@ -166,6 +175,7 @@ class CodeProofs:
         self._outcomes.pop(base, None)
         self._evidence.pop(base, None)
         self._learnt.pop(base, None)
+        self._by_length.discard(base)
 
     @uninterrupted
     def prove(self, call: Call, tier: Tier) -> Any:

@@ -244,7 +244,7 @@ class Sentinel:
             return "recording"
         if self._rounds or self._code.needs_roundings(tier.base):
             return "roundings"
-        return "more bits" if self._suspects else "code"
+        return "more bits" if self._suspects or self._code.needs_more_bits(tier.base) else "code"
 
     # -- both ways -------------------------------------------------------------------------------------------------
 
@@ -390,7 +390,8 @@ class Sentinel:
         budget.take_pace(usual)
         works: list[Work] = ["recording"] if tier.graph else []
         if tier.other_kernels:
-            works.append("roundings" if self._code.needs_roundings(tier.base) else "code")
+            exact: Work = "more bits" if self._code.needs_more_bits(tier.base) else "code"
+            works.append("roundings" if self._code.needs_roundings(tier.base) else exact)
         following = statistics.mean(map(budget.expected, works))
         self._every = max(LEAST, budget.steps_for(following))
         distance = max(LEAST, budget.steps_to_next(following, works[-1], self._context.progress.steps))
