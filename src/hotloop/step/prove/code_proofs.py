@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hotloop.diagnose.no_effect import NoEffect
 from hotloop.interrupts import uninterrupted
-from hotloop.measure.wide_reference import NORM
 from hotloop.measure import Limits
+from hotloop.measure.wide_reference import NORM
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps
