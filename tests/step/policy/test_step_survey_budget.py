@@ -185,3 +185,37 @@ def test_a_survey_is_expected_to_cost_what_it_cost_before_or_what_the_host_has_t
     assert busy.prepare_worst_seconds == pytest.approx(2.0)
     assert usual.prepare_seconds < busy.prepare_seconds
     assert expect("eager+graph", Facts(**facts, host_seconds=0.01)) == usual  # it is in the table's figures
+
+
+def test_a_survey_is_made_again_in_some_later_run_though_the_line_stays_where_a_switch_elsewhere_is_turned(
+    ticking, monkeypatch
+):
+    """The remedies that declines name are such switches: ``layerdrop=0``, a log that is off. No key holds these."""
+    ticking(0.01)
+    monkeypatch.setattr(history, "_IN_VAIN_SHARE", 1e-6)
+    switch = types.SimpleNamespace(logs=True)
+
+    def trained():
+        history_store.forget()
+        model = build()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+        with hotloop.testing.captured_step_emulation():
+            loop = hotloop.Loop(model, optimizer, run="auto", total_steps=50_000)
+            planted(loop, TIMES)
+
+            @loop.step
+            def step(x):
+                loss = model(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                return torch.tensor(loss.item()) if switch.logs else loss.detach()
+
+            for _ in range(80):
+                step(torch.ones(4, 8))
+            with loop:
+                return loop.status().tier
+
+    assert trained() == "eager"
+    switch.logs = False
+    assert "eager+graph" in [trained() for _ in range(4)]
