@@ -35,19 +35,27 @@ def observing(
     Raises:
         CapabilityMissingError: this torch has no dispatch modes.
     """
-    mode_class = private("torch.utils._python_dispatch:TorchDispatchMode")
+    observer = _observer_of(private("torch.utils._python_dispatch:TorchDispatchMode"))()
+    observer.handle = handle  # not in the class: a class waits for Python's collector, and would keep all that was seen
+    context: contextlib.AbstractContextManager[Any] = observer
+    return context
 
-    class Observer(mode_class):  # type: ignore[misc, valid-type]  # the class is torch's, found at run time
+
+@functools.lru_cache(1)
+def _observer_of(mode_class: Any) -> Any:
+    """Return the class of modes that hand each operation to their ``handle``."""
+
+    class Observer(mode_class):  # type: ignore[misc]  # the class is torch's, found at run time
         @classmethod
         def is_infra_mode(cls) -> bool:
             return True
 
-    def dispatch(_mode: Any, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(mode: Any, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = set_tracer(None)
         try:
             if operation.namespace == "profiler":  # record_function's marks are no work
                 return operation(*args, **(kwargs or {}))
-            return handle(operation, args, kwargs or {})
+            return mode.handle(operation, args, kwargs or {})
         finally:
             set_tracer(before)
 
@@ -55,8 +63,7 @@ def observing(
     # audit, at each operation.
     never_trace(dispatch)
     Observer.__torch_dispatch__ = dispatch
-    context: contextlib.AbstractContextManager[Any] = Observer()
-    return context
+    return Observer
 
 
 @functools.lru_cache(_KINDS)

@@ -59,8 +59,10 @@ class Requests:
         """Remove a request, which has been answered; nothing where there is none."""
         if name in self._asked and self._folder:
             self._asked.discard(name)
-            with contextlib.suppress(OSError):  # the folder was removed, or is read-only by now: asked again at worst
+            try:
                 (self._folder / name).unlink(missing_ok=True)
+            except OSError:  # read-only by now: what lies there would be answered again and again
+                self._answers = [one for one in self._answers if one != name]
 
     def close(self) -> None:
         """Say that nothing is answered any more."""

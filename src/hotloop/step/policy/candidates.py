@@ -71,6 +71,7 @@ class Candidates:
                 continue
             if name not in self.proven and (why := self._history.in_vain(name, run_seconds)):
                 self.declined.add(name)  # in this run alone
+                self._history.note_left_alone()
                 self._context.reports.gave_up(name, why)
                 self._context.reports.decided(f"{name} is left alone: {why}", {"action": "leave", "tier": name})
                 continue

@@ -30,6 +30,8 @@ _STOPPED = 2.0
 """How many times what was spent a survey is expected to cost that was stopped; chosen, not measured."""
 _IN_VAIN_SHARE = 0.01
 """The share of a run that a survey may cost which an earlier run's makes expect to be in vain."""
+_ASK_AGAIN = 4
+"""Every so many runs a survey is made again that ended in a decline."""
 _PLACE = re.compile(r" at (.+):(\d+): (.+)$")
 """The line in the text of an obstacle."""
 
@@ -52,6 +54,7 @@ class History:
         self._store = CostStore()
         self._key: Key | None = None
         self._stored: Mapping[str, TierCosts] = {}
+        self._left_alone = False
         self._code_held = False
         self.timed_here: set[str] = set()
         self.program = ProgramHistory()
@@ -172,7 +175,8 @@ class History:
     def in_vain(self, name: str, run_seconds: float) -> str:
         """Return why to leave a tier alone that an earlier run's survey declined; empty where it may be tried.
 
-        It may where the line that was to blame is another one now, or where a survey costs nothing beside the run.
+        It may where the line that was to blame is another one now, where a survey costs nothing beside the run, and in
+        every fourth run: what was to blame may be a switch that no key holds.
         """
         known, survey = self._stored.get(name), self._stored.get(_SURVEY)
         if known is None or survey is None or not survey.reason or known.reason != survey.reason:
@@ -182,10 +186,19 @@ class History:
             return ""
         if (seconds := self.survey_seconds()) <= _IN_VAIN_SHARE * run_seconds:
             return ""
+        if survey.runs % _ASK_AGAIN == 0:
+            return ""
         return (
-            f"a survey of {seconds:.2f} s ended so in an earlier run: {known.reason}. It is looked at again once that "
-            "line is another one, or in a run that takes a hundred times as long"
+            f"a survey of {seconds:.2f} s ended so in an earlier run: {known.reason}. It is looked at again in "
+            f"every {_ASK_AGAIN}th run, once that line is another one, or in a run that takes a hundred times as long"
         )
+
+    def note_left_alone(self) -> None:
+        """Count a run that left a tier alone; its surveys cost nothing."""
+        survey = self._stored.get(_SURVEY)
+        if survey is not None and not self._left_alone:
+            self._left_alone = True
+            self._put(_SURVEY, TierCosts(verdict="declined", reason=survey.reason))
 
     def note_declined(self, name: str, reason: str) -> None:
         """Record that a tier was declined. A later run, which may differ, tries it again."""

@@ -362,15 +362,16 @@ class Sentinel:
             budget.guess(evidence, seconds)
         if self._graphs.seconds is not None:
             budget.guess("recording", self._graphs.seconds)
-        now = self._context.progress.steps
+        now, total = self._context.progress.steps, self._context.total_steps
         if (lacks := budget.lacks(work, now, first=not self._checks, repeats=self._suspects)) <= 0:
             self._waits = ""
             return True
         self._left = max(FIRST, budget.steps_for(lacks))
         what = "a suspicion is looked into" if self._suspects else "a step is checked"
         self._waits = f"{what} for about {budget.expected(work):.2g} s, once the share of time pays for it"
-        if self._evidence:
-            line = f"{self._step.name}: a step in {tier.name} was past its limits, and so was the next that was checked"
+        if self._evidence or (self._suspects and total is not None and now + self._left >= total):
+            again = ", and so was the next that was checked" if self._evidence else ", which rounding may do as well"
+            line = f"{self._step.name}: a step in {tier.name} was past its limits{again}"
             self._context.reports.say_once(f"{line}; a greater share, sentinel=, tells sooner", logging.WARNING)
         return False
 
