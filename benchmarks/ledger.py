@@ -21,7 +21,7 @@ from torch import fx, nn
 
 import hotloop
 from hotloop._torch.module import root_function
-from hotloop.compiling.fallback import backend
+from hotloop.compiling.fallback import ladder_backend
 from hotloop.compiling.observe import GraphInfo, Tally, active
 
 CALLS = 20_000
@@ -57,7 +57,7 @@ def graph(rounds):
         return args
 
     pristine = fx.symbolic_trace(nn.Identity())
-    run = backend._Runner(GraphInfo("default", "default", "whole"), compiled, pristine).run  # noqa: SLF001 - measured here
+    run = ladder_backend._Runner(GraphInfo("default", "default", "whole"), compiled, pristine).run  # noqa: SLF001 - measured here
     for _ in range(10):
         run(x)  # past the calls in which the backward is looked for
     active.tally = Tally("model", "training")
@@ -94,11 +94,11 @@ def call(rounds):
 @contextlib.contextmanager
 def nothing(compiler):
     """Put a compiler of no work in aot_eager's place, so that only the calling is measured."""
-    before, backend.backends.aot_eager = backend.backends.aot_eager, lambda: compiler
+    before, ladder_backend.backends.aot_eager = ladder_backend.backends.aot_eager, lambda: compiler
     try:
         yield
     finally:
-        backend.backends.aot_eager = before
+        ladder_backend.backends.aot_eager = before
 
 
 def main():

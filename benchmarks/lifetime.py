@@ -24,7 +24,7 @@ from torch import nn
 
 import hotloop
 from hotloop.compiling.control.lane import count_call
-from hotloop.compiling.fallback.lifetime import Outputs, owned_gradients
+from hotloop.compiling.fallback.step_marks import Outputs, owned_gradients
 from hotloop.compiling.observe import Tally
 from hotloop.measure import ratio_interval
 from hotloop.testing import cudagraph_emulation

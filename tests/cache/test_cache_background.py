@@ -24,7 +24,7 @@ from hotloop.cache import (
     Failed,
     Recorder,
     Request,
-    background,
+    child_process,
     process_folder,
     shared_compiles,
 )
@@ -117,7 +117,7 @@ def test_a_child_that_dies_is_a_reason_with_its_last_words(start, source, reason
 
 
 def test_a_child_that_takes_too_long_is_stopped(start, monkeypatch):
-    monkeypatch.setattr(background, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(child_process, "_LOOK_SECONDS", 0.0)
     child = start("print('stuck here', flush=True); time.sleep(1000)", limit_seconds=1.0)
     outcome = wait(child)
     assert "longer than 1 s" in outcome.reason
@@ -125,8 +125,8 @@ def test_a_child_that_takes_too_long_is_stopped(start, monkeypatch):
 
 
 def test_a_log_without_end_takes_no_room_and_its_end_is_kept(start, monkeypatch):
-    monkeypatch.setattr(background, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(background, "_LOG_BYTES", 100_000)
+    monkeypatch.setattr(child_process, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(child_process, "_LOG_BYTES", 100_000)
     child = start("""
         for _ in range(200): print("x" * 10_000, flush=True); time.sleep(0.002)
         time.sleep(0.2)
@@ -175,7 +175,7 @@ def test_the_child_gives_way_and_has_an_environment_of_its_own(start, monkeypatc
     """)
     )
     nice, disabled, workers, inside, own_group, path = json.loads(outcome.reason)
-    assert nice == min(19, os.nice(0) + background.NICENESS)
+    assert nice == min(19, os.nice(0) + child_process.NICENESS)
     assert (disabled, workers, inside, own_group) == (None, "1", "1", True)
     assert path == [str(Path(place).absolute()) for place in sys.path]
 
@@ -184,7 +184,7 @@ def test_the_child_gives_way_and_has_an_environment_of_its_own(start, monkeypatc
 def test_the_childs_workers_take_most_of_the_cores(monkeypatch, cpus, workers):
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
-    assert background._environment(None)["TORCHINDUCTOR_COMPILE_THREADS"] == workers
+    assert child_process._environment(None)["TORCHINDUCTOR_COMPILE_THREADS"] == workers
 
 
 def test_the_request_is_in_a_file_without_a_name_that_only_its_owner_may_read(start):
@@ -283,7 +283,7 @@ def test_without_a_shared_folder_the_child_writes_where_its_parent_does(start, h
 
 
 def test_a_child_of_a_child_is_refused(monkeypatch):
-    monkeypatch.setenv(background.INSIDE, "1")
+    monkeypatch.setenv(child_process.INSIDE, "1")
     with pytest.raises(BackgroundUnavailableError, match="itself compiling"):
         BackgroundCompile.start(Request(settings={}))
 
@@ -311,7 +311,7 @@ def on_gpu(monkeypatch):
     ],
 )
 def test_the_childs_share_of_the_gpu_is_bounded(on_gpu, peak, share):
-    assert background._memory_limits(on_gpu(peak)) == {"1": pytest.approx(share)}
+    assert child_process._memory_limits(on_gpu(peak)) == {"1": pytest.approx(share)}
 
 
 def test_a_step_that_does_not_fit_beside_this_one_is_a_reason(on_gpu):

@@ -157,6 +157,6 @@ def test_a_run_that_fits_in_eager_does_not_die_by_its_proofs(program, tier):
 
 
 def test_a_size_of_the_device_is_a_share_of_it():
-    from hotloop.step.loop.arguments import check_memory
+    from hotloop.step.state.memory_limit import check_memory
 
     assert check_memory(0.5, torch.device("cuda")) == pytest.approx(torch.cuda.mem_get_info()[1] / 2, rel=0.01)

@@ -16,7 +16,7 @@ import torch
 
 import hotloop
 import hotloop.cli
-from hotloop.compiling.fallback import emulation, lifetime
+from hotloop.compiling.fallback import emulation, step_marks
 from hotloop.errors import ConfigError
 from hotloop.measure import Limits
 from hotloop.testing import cudagraph_emulation
@@ -127,7 +127,7 @@ def test_a_capture_that_is_passed_over_fails():
 
 def test_outputs_that_are_not_copied_are_found(monkeypatch):
     """The purpose of the harness: if the copies at the boundary were broken, held outputs would change."""
-    monkeypatch.setattr(lifetime, "Outputs", lambda run, tally_of: run)
+    monkeypatch.setattr(step_marks, "Outputs", lambda run, tally_of: run)
     found = hotloop.harness(programs.keeps)
     assert {kind for kind, _ in failures(found)} == {"held"}
 

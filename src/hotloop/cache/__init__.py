@@ -1,6 +1,6 @@
 """What outlives a process: the costs of earlier runs, compiled code, and the child that compiles in the background."""
 
-from hotloop.cache.background import BackgroundCompile, Done, Failed, Outcome
+from hotloop.cache.child_process import BackgroundCompile, Done, Failed, Outcome
 from hotloop.cache.costs import CostStore, TierCosts, Verdict
 from hotloop.cache.keys import Key, key_of
 from hotloop.cache.portable import BackgroundUnavailableError

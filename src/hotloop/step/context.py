@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hotloop.step.obstacle import Obstacle
     from hotloop.step.ranks.peers import Peers
     from hotloop.step.state.holdings import Holdings, Parts
+    from hotloop.step.state.memory_limit import Room
     from hotloop.step.state.program import Program
-    from hotloop.step.state.room import Room
     from hotloop.step.state.undo import WriteWatch
     from hotloop.step.tiers import Tier
 

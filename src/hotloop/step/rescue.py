@@ -12,7 +12,7 @@ from hotloop._torch.dynamo import RaisedError
 from hotloop.errors import CompiledRunError, StepLostError, describe
 from hotloop.interrupts import interruptible, uninterrupted
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.state.room import NoRoomError
+from hotloop.step.state.memory_limit import NoRoomError
 from hotloop.step.state.undo import StepStart, drop_tracebacks
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hotloop.step.obstacle import CandidateFailedError
     from hotloop.step.tiers import Tier
 
-_COMPILED_CODE = ("hotloop.compiling.fallback.backend", "hotloop._torch.autograd")
+_COMPILED_CODE = ("hotloop.compiling.fallback.ladder_backend", "hotloop._torch.autograd")
 """Modules whose frames are around compiled code that runs: its forward and its backward."""
 
 

@@ -15,7 +15,7 @@ import torch
 from hotloop._torch.dispatch import host_read, observing, tensors_in
 from hotloop.interrupts import uninterrupted
 from hotloop.step.capture import engines
-from hotloop.step.state.memory import in_place
+from hotloop.step.state.storages import in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ import hotloop
 from hotloop._torch import cudagraphs
 from hotloop._torch.foreach import copies
 from hotloop._torch.settings import captures
-from hotloop.compiling.fallback.lifetime import Outputs, copied_together, steps
+from hotloop.compiling.fallback.step_marks import Outputs, copied_together, steps
 from hotloop.errors import ConfigError, StaleOutputError
 from hotloop.testing import assert_compiled, cudagraph_emulation
 

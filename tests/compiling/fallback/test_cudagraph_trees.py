@@ -64,7 +64,7 @@ def test_what_is_alive_is_described_and_what_is_dead_is_not(manager):
 
 
 def test_a_forward_that_waits_keeps_hotloop_from_marking(manager):
-    from hotloop.compiling.fallback.lifetime import MarkedSteps
+    from hotloop.compiling.fallback.step_marks import MarkedSteps
 
     steps = MarkedSteps()
     before = cudagraphs.marked()

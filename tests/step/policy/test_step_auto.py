@@ -16,7 +16,7 @@ from hotloop.step.loop.transitions import Transitions
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.policy import auto, background, history_store, states
 from hotloop.step.policy.policy import SetTier
-from hotloop.step.state import room
+from hotloop.step.state import memory_limit
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018, "as-given": 0.010}
 
@@ -107,7 +107,7 @@ def test_the_caches_of_proofs_are_given_back_once_the_trial_is_over(monkeypatch)
         self.proved = False
 
     loops = []
-    monkeypatch.setattr(room.Room, "give_back", gives)
+    monkeypatch.setattr(memory_limit.Room, "give_back", gives)
     with hotloop.testing.captured_step_emulation():
         train("auto", 120, total=50_000, prepared=loops.append)
     assert loops[0].tier.name == "eager+graph"

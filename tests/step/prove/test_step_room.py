@@ -16,10 +16,10 @@ from hotloop.errors import ConfigError
 from hotloop.measure.machine import DeviceMemory
 from hotloop.step.capture import recording
 from hotloop.step.loop import runner
-from hotloop.step.loop.arguments import check_memory
 from hotloop.step.prove import graph_proofs
-from hotloop.step.state import room, snapshot
+from hotloop.step.state import memory_limit, snapshot
 from hotloop.step.state.holdings import Holdings
+from hotloop.step.state.memory_limit import check_memory
 from hotloop.step.state.program import Program
 from hotloop.testing import captured, captured_step_emulation
 
@@ -39,7 +39,7 @@ class Card:
 
     def __init__(self, monkeypatch, total, *, step=0):
         self.total, self.step = total, step
-        monkeypatch.setattr(room, "device_memory", self.memory)
+        monkeypatch.setattr(memory_limit, "device_memory", self.memory)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
     def memory(self, _device):
@@ -210,7 +210,9 @@ def test_a_check_of_the_sentinel_for_which_there_is_no_memory_is_a_replay(monkey
 @pytest.mark.parametrize("run", ["eager+graph", "aot_eager"])
 def test_the_caches_of_proofs_are_given_back_once_after_the_last_of_them(monkeypatch, run):
     given, counts = [], []
-    monkeypatch.setattr(room.Room, "give_back", lambda self, _: given.append(1) or setattr(self, "proved", False))
+    monkeypatch.setattr(
+        memory_limit.Room, "give_back", lambda self, _: given.append(1) or setattr(self, "proved", False)
+    )
     did = train(run, steps=20, before=lambda _: counts.append(len(given)))[3]
     proofs = [step for step, (_, doing) in enumerate(did) if doing in ("proof", "capture")]
     assert proofs

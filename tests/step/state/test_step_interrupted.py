@@ -31,7 +31,7 @@ from hotloop.testing import captured_step_emulation
 
 EXCHANGING = (
     *("interrupts", "_torch/random_state", "_torch/places", "step/rescue", "step/state/snapshot"),
-    *("step/state/bindings", "step/state/memory", "step/state/trial_run", "step/state/undo", "step/prove/proof"),
+    *("step/state/bindings", "step/state/storages", "step/state/trial_run", "step/state/undo", "step/prove/proof"),
     *("step/prove/wide_reference", "step/prove/rounding_evidence", "step/prove/sentinel"),
     *("step/capture/recording", "step/capture/optimizers", "testing/captured"),
 )

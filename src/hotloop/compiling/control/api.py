@@ -23,7 +23,7 @@ from hotloop.compiling.control.installed import attach, take_off
 from hotloop.compiling.control.lane import lane
 from hotloop.compiling.control.rendezvous import current
 from hotloop.compiling.fallback import first_available, missing
-from hotloop.compiling.fallback.lifetime import copied_together, steps
+from hotloop.compiling.fallback.step_marks import copied_together, steps
 from hotloop.compiling.observe import collector, watchdog
 from hotloop.config import ComponentConfig, Regions, component_config
 from hotloop.errors import ConfigError, PresetUnavailableError

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from hotloop._torch.module import get_entry
 from hotloop.compiling.control.component import Entry
 from hotloop.compiling.control.rendezvous import current
-from hotloop.compiling.fallback.lifetime import steps
+from hotloop.compiling.fallback.step_marks import steps
 from hotloop.compiling.observe import collector, explain
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hotloop._torch.module import eager_call
 from hotloop.compiling.apply.roots import Roots, roots_for
 from hotloop.compiling.control.call import TargetCall
 from hotloop.compiling.fallback import Ladder, LadderBackend, first_available
-from hotloop.compiling.fallback.lifetime import steps
+from hotloop.compiling.fallback.step_marks import steps
 from hotloop.compiling.observe import Tally, active, collector, explain
 from hotloop.errors import CompiledRunError
 

@@ -19,7 +19,7 @@ from hotloop._torch.cudagraphs import GraphOutput, MemoryReference
 from hotloop._torch.dispatch import name_of, observing, tensors_in, user_place
 from hotloop._torch.settings import captures
 from hotloop._torch.traced import TracedGraph, compile_traced
-from hotloop.compiling.fallback.lifetime import steps
+from hotloop.compiling.fallback.step_marks import steps
 from hotloop.compiling.observe import active, holders
 from hotloop.errors import ConfigError, StaleOutputError
 

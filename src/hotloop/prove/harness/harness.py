@@ -20,7 +20,7 @@ from hotloop import presets
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import status
 from hotloop.compiling.fallback import emulation
-from hotloop.compiling.fallback.lifetime import steps
+from hotloop.compiling.fallback.step_marks import steps
 from hotloop.errors import ConfigError, describe
 from hotloop.measure import Limits
 from hotloop.presets import Preset

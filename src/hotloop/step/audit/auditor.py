@@ -29,7 +29,7 @@ from hotloop.step.guard.changes import SCHEDULE_OUTSIDE, UNHEARD, Changes
 from hotloop.step.guard.optimizer_settings import frozen, rates
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.ranks import threads
-from hotloop.step.state.random_state import other_threads
+from hotloop.step.state.rng_usage import other_threads
 from hotloop.step.state.trial_run import alone, before_a_run, undo, wait_for
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from hotloop.step.audit.averaged_model import answered
 from hotloop.step.audit.layouts import not_strided
 from hotloop.step.audit.listener import Listener
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.state.memory import Memory
+from hotloop.step.state.storages import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

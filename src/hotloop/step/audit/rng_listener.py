@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from hotloop._torch.dispatch import observing
 from hotloop._torch.random_state import PYTHON
 from hotloop.step.audit.call_monitor import CallMonitor
-from hotloop.step.state.random_state import FROM_PYTHON, drawn_by, is_pythons
+from hotloop.step.state.rng_usage import FROM_PYTHON, drawn_by, is_pythons
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hotloop.step.state.random_state import RngUsage
+    from hotloop.step.state.rng_usage import RngUsage
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ from hotloop.step.audit.op_trace import own_place, trace_step
 from hotloop.step.guard.bytecode import BY_NAME
 from hotloop.step.guard.follow import NEVER_FOLLOWED
 from hotloop.step.obstacle import RUNS, Obstacle
-from hotloop.step.state.random_state import FROM_PYTHON, drawn_by, is_pythons
+from hotloop.step.state.rng_usage import FROM_PYTHON, drawn_by, is_pythons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

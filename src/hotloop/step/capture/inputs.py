@@ -9,7 +9,7 @@ import torch
 
 from hotloop._torch.dynamo import attributes_of
 from hotloop._torch.places import overlaps, span_of, unexpanded
-from hotloop.step.state.memory import view_of
+from hotloop.step.state.storages import view_of
 
 
 class Inputs:

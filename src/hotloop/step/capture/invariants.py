@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.hooks import gradient_hooks, hooks_of_gradients
-from hotloop.step.state.memory import Views, view_of
+from hotloop.step.state.storages import Views, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ from hotloop.step.capture.invariants import Change, Frozen
 from hotloop.step.capture.optimizers import Recorded, move_step_counts
 from hotloop.step.capture.results import Results
 from hotloop.step.guard.compare import Watch
-from hotloop.step.state.memory import Memory
+from hotloop.step.state.storages import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

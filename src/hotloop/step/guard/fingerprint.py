@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.step.state.memory import view_of
+from hotloop.step.state.storages import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

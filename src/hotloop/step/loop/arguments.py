@@ -11,17 +11,14 @@ import inspect
 import math
 import numbers
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from hotloop import host
 from hotloop.decide.horizon import MOST
 from hotloop.errors import ConfigError
 from hotloop.measure import flatten
-from hotloop.measure.machine import device_memory
 from hotloop.presets import expected
 from hotloop.record import RunRecord
 from hotloop.step.naming import existing
@@ -36,10 +33,6 @@ if TYPE_CHECKING:
 
 
 _P = ParamSpec("_P")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
-_UNITS = {f"{letter}{i}B": (1024 if i else 1000) ** power for power, letter in enumerate("KMGT", 1) for i in ("", "I")}
-_LEAST = 1 << 20
-"""Bytes: fewer were meant as gigabytes, or as a share."""
 
 
 class UnknownArgumentError(ConfigError, TypeError):
@@ -187,30 +180,6 @@ def check_shapes(shapes: Any, batches: Any) -> int:
     if batches is None:
         raise ConfigError(f"shapes={shapes} without batches: give batches=, which say what shapes they are")
     return int(shapes)
-
-
-def check_memory(memory: Any, device: torch.device) -> int | None:
-    """Return the bytes that proofs may take beside eager's peak; None where nobody limits them.
-
-    Raises:
-        ConfigError: it is neither a share of the device nor a size.
-    """
-    if memory is None:
-        return None
-    found = _SIZE.fullmatch(memory.strip()) if isinstance(memory, str) else None
-    if found is not None:
-        number, unit = found.groups()
-        return int(float(number) * _UNITS[unit.upper()])
-    is_number = isinstance(memory, int | float) and not isinstance(memory, bool)
-    if is_number and isinstance(memory, float) and 0 <= memory <= 1:
-        on_device = device_memory(device)
-        return int(memory * (on_device.total if on_device is not None else host.memory().total or 0))
-    if is_number and isinstance(memory, int) and (memory == 0 or memory >= _LEAST):
-        return memory
-    raise ConfigError(
-        f"memory {memory!r}: expected a share of the device as a float from 0 to 1 (0.25), bytes as a whole number "
-        f"of at least {_LEAST:,} (4_000_000_000), a size ('4GB', '500MB', '3GiB'), or None for what is free"
-    )
 
 
 def device_of(holdings: Holdings) -> torch.device:

@@ -35,7 +35,7 @@ from hotloop.step.prove.sentinel import SHARE
 from hotloop.step.ranks import threads
 from hotloop.step.ranks.peers import peers_of_this_run
 from hotloop.step.state.holdings import Holdings, Parts
-from hotloop.step.state.room import Room
+from hotloop.step.state.memory_limit import Room, check_memory
 from hotloop.step.state.undo import WriteWatch
 from hotloop.step.tiers import Tier
 
@@ -141,7 +141,7 @@ class Loop:
         self._sentinel_share = arguments.share_of(sentinel)
         holdings = Holdings(models, optimizers, others)
         device, compiled = arguments.device_of(holdings), Compiled(models)
-        engine, limit = engine_for(device), arguments.check_memory(memory, device)
+        engine, limit = engine_for(device), check_memory(memory, device)
         self._buckets, self._batches = Buckets(buckets or {}), batches
         arguments.check_batches(batches)
         if self._buckets.without_sizes and batches is None:

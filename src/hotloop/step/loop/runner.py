@@ -25,8 +25,8 @@ from hotloop.step.prove.reference_runs import ReferenceRuns
 from hotloop.step.prove.sentinel import Sentinel
 from hotloop.step.ranks.threads import WAITS, another_trains
 from hotloop.step.rescue import Rescue
+from hotloop.step.state.memory_limit import NoRoomError
 from hotloop.step.state.program import Program
-from hotloop.step.state.room import NoRoomError
 
 if TYPE_CHECKING:
     import weakref

@@ -13,7 +13,7 @@ from hotloop.shown import Shown
 
 if TYPE_CHECKING:
     from hotloop.step.prove.sentinel_status import SentinelStatus
-    from hotloop.step.state.room import MemoryUse
+    from hotloop.step.state.memory_limit import MemoryUse
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps
 from hotloop.step.prove.rounding_evidence import in_more_bits, roundings, with_roundings
-from hotloop.step.state.random_state import other_threads
+from hotloop.step.state.rng_usage import other_threads
 from hotloop.step.state.trial_run import alone, wait_for
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from hotloop.step.capture.optimizers import repeatable, rounded_scalars, step_ag
 from hotloop.step.capture.recording import gradients_of
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.outcomes import Outcome, compare_kinds, judge_kinds
-from hotloop.step.state.memory import in_place
-from hotloop.step.state.room import on_host
+from hotloop.step.state.memory_limit import on_host
 from hotloop.step.state.snapshot import Snapshot, chunks
+from hotloop.step.state.storages import in_place
 from hotloop.step.state.trial_run import Ready, alone, copied, undone_if_it_fails
 from hotloop.step.state.undo import StepStart
 

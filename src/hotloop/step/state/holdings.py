@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hotloop.step.state.memory import in_place, view_of
+from hotloop.step.state.storages import in_place, view_of
 
 EVERY_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
 """Attributes that each optimizer has: its groups, state and hooks."""

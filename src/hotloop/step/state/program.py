@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from hotloop.step.state.random_state import RngUsage
-from hotloop.step.state.room import Room
+from hotloop.step.state.memory_limit import Room
+from hotloop.step.state.rng_usage import RngUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from hotloop._torch.random_state import RandomState
 from hotloop.measure.machine import free_bytes
 from hotloop.step.state.bindings import Bindings, BufferTables
 from hotloop.step.state.holdings import distinct_views
-from hotloop.step.state.memory import Memory, in_place
+from hotloop.step.state.storages import Memory, in_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -19,7 +19,7 @@ from hotloop._torch.places import overlaps, places_of, put_back, viewed_like
 from hotloop._torch.random_state import RandomState
 from hotloop.step.state.bindings import Bindings, BufferTables
 from hotloop.step.state.holdings import Holdings
-from hotloop.step.state.memory import Memory
+from hotloop.step.state.storages import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

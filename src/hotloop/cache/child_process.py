@@ -99,7 +99,7 @@ class BackgroundCompile:
 
     @classmethod
     def start(
-        cls, request: Request, *, limit_seconds: float = 1800.0, program: str = "hotloop.step.policy.child"
+        cls, request: Request, *, limit_seconds: float = 1800.0, program: str = "hotloop.step.policy.child_program"
     ) -> Self:
         """Start a child, and return at once (about 10 ms).
 

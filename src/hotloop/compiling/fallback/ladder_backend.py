@@ -21,11 +21,11 @@ from hotloop._torch.dynamo import RaisedError
 from hotloop._torch.graphs import copy_graph, first_failure, is_user_file, user_line
 from hotloop._torch.settings import backward_with_forward
 from hotloop.compiling.apply.regions import Cut, split
-from hotloop.compiling.fallback import headers, lifetime
+from hotloop.compiling.fallback import headers, step_marks
 from hotloop.compiling.fallback.absent import absent_of
 from hotloop.compiling.fallback.causes import Failure, failure_of
 from hotloop.compiling.fallback.emulation import emulation_of
-from hotloop.compiling.fallback.ladder import Ladder
+from hotloop.compiling.fallback.rungs import Ladder
 from hotloop.compiling.observe import NOBODY, GraphInfo, Tally, active, collector
 from hotloop.errors import CompiledRunError, CompileFailedError, StaleOutputError, describe
 
@@ -71,7 +71,7 @@ class LadderBackend:
         if run is None:
             run = self._compile(graph, inputs, "whole", used)
         copies = not self.strict_lifetime and any(rung.cudagraphs for rung in used)
-        return lifetime.Outputs(run, lambda: active.tally) if copies else run
+        return step_marks.Outputs(run, lambda: active.tally) if copies else run
 
     def reset(self) -> None:
         """Forget the CUDA graphs that were recorded: ``torch.compiler.reset`` calls this on each backend."""
@@ -171,24 +171,24 @@ class _Around:
                     "(TORCH_LOGS=cudagraphs names it)"
                 ] += 1
             if torch.is_grad_enabled():
-                lifetime.steps.waits(outputs)
+                step_marks.steps.waits(outputs)
             return outputs
 
         return noted
 
     def before(self, node: Any) -> None:
         """See `hotloop._torch.autograd.Around`."""
-        lifetime.steps.runs_backward(node, self._tally.label)
+        step_marks.steps.runs_backward(node, self._tally.label)
 
     def after(self, node: Any, gradients: tuple[Any, ...], *, kept: bool) -> tuple[Any, ...]:
         """See `hotloop._torch.autograd.Around`."""
-        lifetime.steps.ran_backward(node, kept=kept)
+        step_marks.steps.ran_backward(node, kept=kept)
         if kept:
             cudagraphs.memory().backward_ran()
             self._tally.cudagraphs_skipped[
                 "a backward that keeps its graph (retain_graph=True) runs outside of CUDA graphs"
             ] += 1
-        return lifetime.owned_gradients(node, gradients, self._tally) if self._copy else gradients
+        return step_marks.owned_gradients(node, gradients, self._tally) if self._copy else gradients
 
 
 class _Runner:

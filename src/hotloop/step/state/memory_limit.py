@@ -8,10 +8,13 @@ that fits in eager.
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from hotloop import host
+from hotloop.errors import ConfigError
 from hotloop.measure.machine import device_memory
 
 if TYPE_CHECKING:
@@ -23,6 +26,12 @@ _MARGIN = 20
 """One part in so many of the device stays free beside a step and the copies of a proof: memory comes in pieces."""
 _FIRST_STEPS = 8
 """Steps after which what they took is noted, unless something is proven before."""
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
+_UNITS = {f"{letter}{i}B": (1024 if i else 1000) ** power for power, letter in enumerate("KMGT", 1) for i in ("", "I")}
+_LEAST = 1 << 20
+"""Bytes: fewer were meant as gigabytes, or as a share."""
 
 
 class Recordings(Protocol):
@@ -200,3 +209,27 @@ def on_host(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"  # noqa: PLR2004 - a tenth of a GB
+
+
+def check_memory(memory: Any, device: torch.device) -> int | None:
+    """Return the bytes that proofs may take beside eager's peak; None where nobody limits them.
+
+    Raises:
+        ConfigError: it is neither a share of the device nor a size.
+    """
+    if memory is None:
+        return None
+    found = _SIZE.fullmatch(memory.strip()) if isinstance(memory, str) else None
+    if found is not None:
+        number, unit = found.groups()
+        return int(float(number) * _UNITS[unit.upper()])
+    is_number = isinstance(memory, int | float) and not isinstance(memory, bool)
+    if is_number and isinstance(memory, float) and 0 <= memory <= 1:
+        on_device = device_memory(device)
+        return int(memory * (on_device.total if on_device is not None else host.memory().total or 0))
+    if is_number and isinstance(memory, int) and (memory == 0 or memory >= _LEAST):
+        return memory
+    raise ConfigError(
+        f"memory {memory!r}: expected a share of the device as a float from 0 to 1 (0.25), bytes as a whole number "
+        f"of at least {_LEAST:,} (4_000_000_000), a size ('4GB', '500MB', '3GiB'), or None for what is free"
+    )
