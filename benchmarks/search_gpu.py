@@ -40,7 +40,7 @@ from ledger import processor
 
 import hotloop
 from hotloop import events as ev
-from hotloop.step.policy import history_store
+from hotloop.step.policy import process_history
 
 WAYS = {"search": ("eager", "compile", "auto"), "final": ("eager", "true", "auto"), "folds": ("eager", "true", "auto")}
 RATES, DECAYS, WARM_UPS = (5e-6, 1e-5, 2e-5, 3e-5), (0.0, 0.01, 0.1), (0.0, 0.06, 0.1)
@@ -104,7 +104,7 @@ def synchronize(options):
 @contextlib.contextmanager
 def alone(way):
     """Stop the background compiles of auto while another way runs; ignore a child that has ended meanwhile."""
-    stopped = [] if way == "auto" else [child.pid for child in history_store.children() if child.poll() == "running"]
+    stopped = [] if way == "auto" else [child.pid for child in process_history.children() if child.poll() == "running"]
     for pid in stopped:
         os.killpg(pid, signal.SIGSTOP)
     try:
@@ -179,7 +179,7 @@ def run(way, number, options, *, steps, told, runs, epochs=1):  # noqa: PLR0913 
         "overhead_seconds": round(total - pace * steps * epochs, 4),
         "compiles": sum(isinstance(event, ev.Compiled) for event in events),
         "loss": round(loss.item(), 5),
-        "child": any(child.poll() == "running" for child in history_store.children()),
+        "child": any(child.poll() == "running" for child in process_history.children()),
     }
     if status is not None:
         decisions = list(status.decisions)
@@ -273,7 +273,7 @@ def main():
                 rows.append(row)
                 print(json.dumps({key: value for key, value in row.items() if key != "decisions"}), flush=True)
                 write(rows, options)
-    history_store.forget()
+    process_history.forget()
     print(json.dumps(summary(rows), indent=1))
 
 

@@ -26,7 +26,7 @@ from rich.console import Console
 import hotloop
 from hotloop import events as ev
 from hotloop import recipes
-from hotloop.step.policy import history_store
+from hotloop.step.policy import process_history
 from hotloop.train import encoder, start
 from hotloop.train.within import Within
 
@@ -135,7 +135,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         if named == "small":
             options.encoder = small_encoder(pathlib.Path(scratch, "encoder"))
-        history_store.forget()
+        process_history.forget()
         trial("false", space(1)[0], pathlib.Path(scratch, "warm-up"), 1, options)  # what libraries set up once
         for number, values in enumerate(space(options.trials)):
             turn = number % len(options.ways)

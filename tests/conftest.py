@@ -100,6 +100,6 @@ def _fresh_compiler():
 
         roots._roots.clear()
     if "hotloop.step" in sys.modules:
-        from hotloop.step.policy import history_store
+        from hotloop.step.policy import process_history
 
-        history_store.forget()
+        process_history.forget()

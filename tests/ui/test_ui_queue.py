@@ -11,7 +11,7 @@ from run_folders import a_run
 
 from hotloop import record
 from hotloop.errors import ConfigError
-from hotloop.ui import launcher, places, processes, queue
+from hotloop.ui import places, processes, queue, queue_launcher
 from hotloop.ui.places import Places
 from hotloop.ui.queue import Queue
 
@@ -171,12 +171,12 @@ def test_a_launcher_becomes_the_run(root, tmp_path, waiting, monkeypatch):
     waiting.add(root / "a", ["train", "recipe=digits"])
     began, there = [], []
     monkeypatch.chdir("/")
-    monkeypatch.setattr(launcher.os, "dup2", lambda *_: None)
+    monkeypatch.setattr(queue_launcher.os, "dup2", lambda *_: None)
     monkeypatch.setattr(
-        launcher.os, "execv", lambda path, words: (began.append(words), there.append(str(queue.Path.cwd())))
+        queue_launcher.os, "execv", lambda path, words: (began.append(words), there.append(str(queue.Path.cwd())))
     )
-    launcher.main(str(root))
-    launcher.main(str(root))
+    queue_launcher.main(str(root))
+    queue_launcher.main(str(root))
     assert [one[-2:] for one in began] == [["train", "recipe=digits"]]
     assert there == [str(tmp_path)]
 
@@ -184,7 +184,7 @@ def test_a_launcher_becomes_the_run(root, tmp_path, waiting, monkeypatch):
 def test_many_launchers_at_once_start_each_run_once(root, waiting):
     for name in ("a", "b"):
         waiting.add(root / name, ["--version"])
-    command = [sys.executable, "-m", "hotloop.ui.launcher", str(root)]
+    command = [sys.executable, "-m", "hotloop.ui.queue_launcher", str(root)]
 
     def launch():
         while waiting.entries():

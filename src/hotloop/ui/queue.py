@@ -149,7 +149,7 @@ class Queue:
         place, flags_of_log = self._folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
         with os.fdopen(os.open(place, flags_of_log, 0o600), "wb") as log:
             self._launcher = subprocess.Popen(  # noqa: S603 - our own module, without a shell
-                [sys.executable, *flags, "-m", "hotloop.ui.launcher", str(self._places.root)],
+                [sys.executable, *flags, "-m", "hotloop.ui.queue_launcher", str(self._places.root)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip

@@ -14,7 +14,7 @@ from hotloop.measure import Timing
 from hotloop.step import compiled, tiers
 from hotloop.step.loop.transitions import Transitions
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.policy import auto, background, history_store, states
+from hotloop.step.policy import auto, background, process_history, states
 from hotloop.step.policy.policy import SetTier
 from hotloop.step.state import memory_limit
 
@@ -347,7 +347,7 @@ def test_earlier_costs_are_used_and_kept(monkeypatch, tmp_path):
         first = train("auto", 60, quick, total=5_000_000)
         assert first[2].status().tier == "eager+graph"
         assert list(tmp_path.glob("*.json"))
-        history_store.forget()  # as in another process
+        process_history.forget()  # as in another process
         second = train("auto", 60, quick, total=5_000_000)
     assert any("as in earlier runs" in line for line in reasons(second[2]))
 

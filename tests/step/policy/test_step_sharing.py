@@ -11,7 +11,7 @@ from hotloop.compiling import apply
 from hotloop.decide import Facts
 from hotloop.errors import ConfigError
 from hotloop.measure import Timing
-from hotloop.step.policy import auto, background, history, history_store, states
+from hotloop.step.policy import auto, background, history, process_history, states
 from hotloop.step.prove import proof
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018}
@@ -166,11 +166,11 @@ def test_runs_that_share_carry_the_credit_from_one_to_the_next():
     with hotloop.testing.captured_step_emulation():
         alone = trial()[2]
         alone.close()
-        assert history_store.carried_seconds() == 0.0
+        assert process_history.carried_seconds() == 0.0
         first = trial(runs=5)[2]
         saved = first.status().seconds_saved
         first.close()
-    left = history_store.carried_seconds()
+    left = process_history.carried_seconds()
     assert left == pytest.approx(0.02 * 0.010 * 60 + saved - first.policy.prepare_seconds - first.policy.trial_seconds)
     spent = trial(runs=4.5, steps=1)[2].policy._standing()
     assert (spent.runs, spent.carried_seconds) == (4.5, left)

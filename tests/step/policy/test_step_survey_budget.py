@@ -12,7 +12,7 @@ import hotloop
 from hotloop.decide import Facts, expect
 from hotloop.step.audit import op_trace
 from hotloop.step.audit.op_trace import OpTrace
-from hotloop.step.policy import history, history_store, states
+from hotloop.step.policy import history, process_history, states
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002}
 
@@ -21,9 +21,9 @@ TIMES = {"eager": 0.010, "eager+graph": 0.002}
 def store(monkeypatch, tmp_path):
     """A store of costs, and a process that has trained nothing yet."""
     monkeypatch.setenv("HOTLOOP_CACHE_DIR", str(tmp_path))
-    history_store.forget()
+    process_history.forget()
     yield
-    history_store.forget()
+    process_history.forget()
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_the_next_run_begins_no_survey_that_was_stopped_as_too_dear(ticking, obs
     ticking(1.0)
     with hotloop.testing.captured_step_emulation():
         train("auto", 60, TIMES, total=50_000)[2].close()
-        history_store.forget()  # another process
+        process_history.forget()  # another process
         before = len(observed)
         ours = train("auto", 60, TIMES, total=50_000)
     assert len(observed) == before
@@ -137,7 +137,7 @@ def test_the_next_run_makes_no_survey_that_ended_in_a_decline(ticking, monkeypat
     monkeypatch.setattr(history, "_IN_VAIN_SHARE", 1e-6)  # of 500 s
     first, surveys, _ = reading(50_000)
     assert surveys == 1
-    history_store.forget()
+    process_history.forget()
     again, surveys, status = reading(50_000)
     assert surveys == 0
     why = next(one.why for one in status.tiers if one.name == "eager+graph")
@@ -149,7 +149,7 @@ def test_a_survey_that_costs_nothing_beside_the_run_is_made_again(ticking, monke
     ticking(0.01)
     monkeypatch.setattr(history, "_IN_VAIN_SHARE", 0.5)
     assert reading(50_000)[1] == 1
-    history_store.forget()
+    process_history.forget()
     assert reading(50_000)[1] == 1
 
 
@@ -157,7 +157,7 @@ def test_a_survey_is_made_again_once_the_line_that_was_to_blame_is_another(ticki
     ticking(0.01)
     monkeypatch.setattr(history, "_IN_VAIN_SHARE", 1e-6)
     assert reading(50_000)[1] == 1
-    history_store.forget()
+    process_history.forget()
     changed = types.SimpleNamespace(getline=lambda file, line: "return loss.detach()\n")
     monkeypatch.setattr(history, "linecache", changed)
     assert reading(50_000)[1] == 1
@@ -196,7 +196,7 @@ def test_a_survey_is_made_again_in_some_later_run_though_the_line_stays_where_a_
     switch = types.SimpleNamespace(logs=True)
 
     def trained():
-        history_store.forget()
+        process_history.forget()
         model = build()
         optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
         with hotloop.testing.captured_step_emulation():

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hotloop.decide import EAGER_STEPS, Speeds, Standing, Trial, carried_seconds, decide, remaining
-from hotloop.step.policy import history_store
+from hotloop.step.policy import process_history
 from hotloop.step.policy.background import Background
 from hotloop.step.policy.candidates import Candidates
 from hotloop.step.policy.history import History
@@ -368,7 +368,7 @@ class Auto:
             preparing=self.background.tier,
             free_memory_bytes=self.candidates.free_bytes(),
             runs=runs or 1.0,
-            carried_seconds=history_store.carried_seconds() if runs is not None else 0.0,
+            carried_seconds=process_history.carried_seconds() if runs is not None else 0.0,
         )
 
     def spread_before(self, step: str) -> dict[str, Difference] | None:
@@ -382,7 +382,7 @@ class Auto:
         """Settle with the runs that come after this one: the credit, and the child; where there are none, stop it."""
         base, runs = self.eager_seconds, self.context.runs
         if runs is not None and base is not None:
-            history_store.carry(carried_seconds(self._standing(), base) - self.state.spent)
+            process_history.carry(carried_seconds(self._standing(), base) - self.state.spent)
         if (runs or 1.0) > 1.0:
             self.background.leave()
         self.background.stop()

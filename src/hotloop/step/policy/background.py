@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from hotloop.cache import BackgroundCompile, BackgroundUnavailableError, Done, Recorder, Request
 from hotloop.decide import expect
-from hotloop.step.policy import history_store
-from hotloop.step.policy.history_store import Child
+from hotloop.step.policy import process_history
+from hotloop.step.policy.process_history import Child
 from hotloop.step.tiers import CHANNELS_LAST
 
 if TYPE_CHECKING:
     from hotloop.decide import Facts, Option
     from hotloop.step.context import Context
-    from hotloop.step.policy.history_store import ProgramHistory
+    from hotloop.step.policy.process_history import ProgramHistory
     from hotloop.step.tiers import Tier
 
 _LIMIT_SECONDS = 1800.0
@@ -192,7 +192,7 @@ class Background:
         if self._recorder is not None and not self._recorder.reason and not self._context.workload:
             self._program.recorder = self._recorder
         if self._child is not None and self.tier is not None:
-            history_store.leave(self._program, Child(self._child, self.tier))
+            process_history.leave(self._program, Child(self._child, self.tier))
             self._child, self.tier = None, None
 
     def stop(self) -> None:

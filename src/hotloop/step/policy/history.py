@@ -11,8 +11,8 @@ import torch
 from hotloop.cache import CostStore, Key, TierCosts, key_of
 from hotloop.compiling.apply import entry_points, holds_code_for
 from hotloop.decide import Option, expect
-from hotloop.step.policy import history_store
-from hotloop.step.policy.history_store import ProgramHistory
+from hotloop.step.policy import process_history
+from hotloop.step.policy.process_history import ProgramHistory
 from hotloop.step.tiers import parse
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class History:
             device=device,
         )
         self._stored = self._store.get(self._key) or {}
-        self.program = history_store.program(self._key)
+        self.program = process_history.program(self._key)
 
     def stored_option(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
         """Return a tier with the costs that other processes stored; None where they did not, or declined it.

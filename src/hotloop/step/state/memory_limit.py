@@ -175,7 +175,7 @@ class Room:
             raise NoRoomError(f"an eager step beside its recording needs {_size(over)} more than is free on {device}")
 
     def give_back(self, device: torch.device) -> None:
-        """Give what proofs have left in torch's cache back to the device, and note what is taken then."""
+        """Return what proofs have left in torch's cache to the device, and note what is taken then."""
         self.proved = False
         before = device_memory(device)
         if before is None:

@@ -1,4 +1,4 @@
-"""Becomes the next run of a queue: ``python -m hotloop.ui.launcher FOLDER``.
+"""Becomes the next run of a queue: ``python -m hotloop.ui.queue_launcher FOLDER``.
 
 It chooses under the queue's lock, so that several servers start a run once. A server that is killed takes it not along.
 """
