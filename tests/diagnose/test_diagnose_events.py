@@ -15,7 +15,7 @@ import hotloop
 from hotloop import events as ev
 from hotloop._torch.module import Inlined, root_function
 from hotloop.compiling.observe import explain
-from hotloop.diagnose.breaks import cause_of
+from hotloop.diagnose.break_texts import cause_of
 from hotloop.diagnose.graph_break import GraphBreak
 from hotloop.diagnose.guards import guard_of
 

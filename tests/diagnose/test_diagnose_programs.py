@@ -11,7 +11,7 @@ from torch import nn
 import hotloop
 from hotloop._torch import versions
 from hotloop.diagnose import diagnose
-from hotloop.diagnose.breaks import cause_of
+from hotloop.diagnose.break_texts import cause_of
 from hotloop.diagnose.no_effect import NoEffect
 from hotloop.measure import Census, signature
 

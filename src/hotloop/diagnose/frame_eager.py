@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hotloop import events as ev
-from hotloop.diagnose.breaks import RAISED, cause_of, what_of
+from hotloop.diagnose.break_texts import RAISED, cause_of, what_of
 from hotloop.diagnose.rule import Advice, Case, Found, Problem, Rule, grouped
 
 

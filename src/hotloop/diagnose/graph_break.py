@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hotloop import events as ev
-from hotloop.diagnose.breaks import PROBLEMS, cause_of, what_of
+from hotloop.diagnose.break_texts import PROBLEMS, cause_of, what_of
 from hotloop.diagnose.recompile import count, recompiles, resumed_at
 from hotloop.diagnose.rule import Advice, Case, Found, Rule, grouped
 from hotloop.diagnose.words import times

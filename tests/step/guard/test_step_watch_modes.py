@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from hotloop.step.calls.key import ambient_modes
+from hotloop.step.calls.call_key import ambient_modes
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from hotloop.measure import Timing
 from hotloop.step import compiled, tiers
 from hotloop.step.loop.transitions import Transitions
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.policy import auto, background, process_history, states
+from hotloop.step.policy import auto, background_tiers, process_history, states
 from hotloop.step.policy.policy import SetTier
 from hotloop.step.state import memory_limit
 
@@ -236,7 +236,7 @@ def done(**changes):
 @pytest.fixture
 def child(monkeypatch):
     kind = type("OneChild", (Child,), {"started": [], "outcome": done()})
-    monkeypatch.setattr(background, "BackgroundCompile", kind)
+    monkeypatch.setattr(background_tiers, "BackgroundCompile", kind)
     return kind
 
 

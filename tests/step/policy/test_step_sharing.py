@@ -11,7 +11,7 @@ from hotloop.compiling import apply
 from hotloop.decide import Facts
 from hotloop.errors import ConfigError
 from hotloop.measure import Timing
-from hotloop.step.policy import auto, background, history, process_history, states
+from hotloop.step.policy import auto, background_tiers, history, process_history, states
 from hotloop.step.prove import proof
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018}
@@ -200,7 +200,7 @@ class Child:
 @pytest.fixture
 def children(monkeypatch):
     kind = type("OneChild", (Child,), {"made": []})
-    monkeypatch.setattr(background, "BackgroundCompile", kind)
+    monkeypatch.setattr(background_tiers, "BackgroundCompile", kind)
     return kind.made
 
 

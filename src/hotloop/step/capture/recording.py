@@ -14,7 +14,7 @@ from hotloop.errors import describe
 from hotloop.interrupts import interruptible
 from hotloop.measure import flatten, unflatten
 from hotloop.step.audit.averaged_model import answered
-from hotloop.step.calls.key import Regions, shared
+from hotloop.step.calls.call_key import Regions, shared
 from hotloop.step.capture.inputs import Inputs
 from hotloop.step.capture.invariants import Change, Frozen
 from hotloop.step.capture.optimizers import Recorded, move_step_counts

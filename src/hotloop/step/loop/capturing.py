@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from hotloop import events as ev
 from hotloop.compiling.control import between_steps
 from hotloop.interrupts import uninterrupted
-from hotloop.step.calls.key import Aliasing, UnstableArguments, key_of
+from hotloop.step.calls.call_key import Aliasing, UnstableArguments, key_of
 from hotloop.step.capture.invariants import Invariants
 from hotloop.step.engine import collector_paused
-from hotloop.step.loop.call_kind import Audited, CallKind, Captured, Declined, New, Proven, Warmed
+from hotloop.step.loop.kind_states import Audited, CallKind, Captured, Declined, New, Proven, Warmed
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove.graph_proofs import Recorded
 from hotloop.step.prove.noise import Noise
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.context import DecoratedStep
-    from hotloop.step.loop.call_kind import StepCall
+    from hotloop.step.loop.kind_states import StepCall
     from hotloop.step.prove.graph_proofs import GraphProofs
     from hotloop.step.prove.sentinel import Sentinel
     from hotloop.step.rescue import Rescue

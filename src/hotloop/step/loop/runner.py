@@ -15,8 +15,8 @@ from hotloop.step.calls.shapes import Shapes
 from hotloop.step.context import DecoratedStep
 from hotloop.step.layout import channels_last
 from hotloop.step.loop.agreed import AgreedStep
-from hotloop.step.loop.call_kind import StepCall
 from hotloop.step.loop.capturing import Capturing
+from hotloop.step.loop.kind_states import StepCall
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.policy.lookahead import worth_a_compile
 from hotloop.step.prove.code_proofs import CodeProofs
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hotloop.measure import Signature
     from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
     from hotloop.step.context import Context
-    from hotloop.step.loop.call_kind import CallKind
+    from hotloop.step.loop.kind_states import CallKind
     from hotloop.step.obstacle import Obstacle
     from hotloop.step.prove.attribution import Disagreement
     from hotloop.step.prove.graph_proofs import Recorded

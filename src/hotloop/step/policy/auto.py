@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.decide import EAGER_STEPS, Speeds, Standing, Trial, carried_seconds, decide, remaining
 from hotloop.step.policy import process_history
-from hotloop.step.policy.background import Background
+from hotloop.step.policy.background_tiers import Background
 from hotloop.step.policy.candidates import Candidates
 from hotloop.step.policy.history import History
 from hotloop.step.policy.policy import Release, SetTier, TryTier

@@ -15,7 +15,7 @@ from hotloop.step.tiers import NAMED, parse
 if TYPE_CHECKING:
     from hotloop.decide import Speeds
     from hotloop.step.context import Context
-    from hotloop.step.policy.background import Background
+    from hotloop.step.policy.background_tiers import Background
     from hotloop.step.policy.history import History
 
 _EARLY = 0.8
