@@ -194,6 +194,12 @@ def test_attention_that_returns_weights_can_be_run_without():
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def checking(monkeypatch):
+    """The checks of distributions are made, as in a new process: the first torch.compile of a process turns them off."""
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+
+
 @pytest.fixture
 def on_a_card(monkeypatch):
     """Take a step that was seen on the CPU for one on a card with tensor cores."""
