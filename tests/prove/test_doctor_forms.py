@@ -263,7 +263,7 @@ def test_the_layout_of_convolutions_is_a_way_where_it_changes_anything(on_a_card
 
 
 def timed_as(monkeypatch, milliseconds):
-    """Give the ways of an examination the times of a table instead of measuring them."""
+    """Replace measuring: the ways of an examination get the times of a table."""
 
     def set_times(examination, ways):
         for way in ways:

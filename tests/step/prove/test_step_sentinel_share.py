@@ -84,7 +84,7 @@ class World:
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def prove_code(self):
-        """Have the code proven by more bits, as it is past the normal limits from the first step on."""
+        """Make the code need more bits: it is past the normal limits from the first step on."""
         limits = Limits.compiled("bfloat16")
         outcomes = [Outcome(None, {"gradient": self.compared(limits, {NAME: self.truth})}, 0, False)] * 3
         assert all(one.agrees for one in outcomes)
