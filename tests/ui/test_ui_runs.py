@@ -13,6 +13,7 @@ from hotloop.record import RunRecord
 from hotloop.report.text import number
 from hotloop.ui import places, processes, watching
 from hotloop.ui.places import Places
+from hotloop.ui.run_pages import RunPages
 from hotloop.ui.site import Site
 
 
@@ -320,3 +321,32 @@ def test_a_stream_ends_with_its_server(root, access):
         return [one async for one in site.news(lambda: 1, lambda: 0.0, 1).body_iterator]
 
     assert asyncio.run(all_of()) == [b"retry: 2000\n\n"]
+
+
+def test_the_list_hears_of_an_end_that_changes_no_file(root, access, monkeypatch):
+    told = a_process(root, monkeypatch)
+    site = Site(root, access, None)
+    site.news = lambda look, pause: look
+    look = RunPages(site).list_news(None)
+    before = look()
+    assert site.watching.row(root / "a").process is not None  # the list is drawn behind that look
+    monkeypatch.setattr(processes, "_is_ours", lambda pid: pid != told["pid"])
+    assert look() != before
+    assert site.watching.row(root / "a").process is None
+
+
+def test_the_list_hears_of_a_run_that_was_looked_at_too_soon(root, access, monkeypatch):
+    a_process(root, monkeypatch, done=1)
+    monkeypatch.setattr(watching, "LEAST_SECONDS", 1000.0)
+    site = Site(root, access, None)
+    site.news = lambda look, pause: look
+    look = RunPages(site).list_news(None)
+    assert site.watching.row(root / "a").done == 0.1
+    said = (root / "a" / record.LINES).read_text().splitlines()
+    with (root / "a" / record.LINES).open("a") as lines:
+        lines.write(said[-1].replace('"step": 1', '"step": 4') + "\n")
+    before = look()
+    assert site.watching.row(root / "a").done == 0.1  # its page is not renewed so soon
+    monkeypatch.setattr(watching, "LEAST_SECONDS", 0.0)
+    assert look() != before
+    assert site.watching.row(root / "a").done == 0.4

@@ -78,7 +78,7 @@ class RunPages:
 
         def look() -> tuple[object, ...]:
             runs_ = [(one.name, one.changed) for one in self.site.places.all()]
-            return runs_, self.site.queue.entries(), self.site.queue.problem
+            return runs_, self.site.watching.working(), self.site.queue.entries(), self.site.queue.problem
 
         return self.site.news(look, pause)
 

@@ -99,6 +99,7 @@ class Watching:
         self._lock = threading.Lock()
         self._entries: OrderedDict[Path, _Entry] = OrderedDict()
         self._rows: dict[Path, tuple[Any, Shown]] = {}
+        self._ended = 0
 
     def run(self, path: Path) -> Shown:
         """Return a run with its view."""
@@ -129,12 +130,19 @@ class Watching:
     def row(self, path: Path) -> Shown:
         """Return a run without its view: what lists show."""
         process = processes.find(path)
-        seen = (signature(path), process)
+        seen = None if process else signature(path)  # `run` knows itself how fresh a run is that something works in
         known = self._rows.get(path)
-        if known is None or known[0] != seen:
+        if known is None or seen is None or known[0] != seen:
             shown = self.run(path) if process else _judged(path, process, runs.read(path), None, {})
+            self._ended += known is not None and known[1].process is not None and shown.process is None
             known = self._rows[path] = (seen, dataclasses.replace(shown, view=None))
         return known[1]
+
+    def working(self) -> tuple[int, list[int]]:
+        """Return how many rows ended and the serials of those that something works in: an end changes no file."""
+        live = [path for path, (_, one) in list(self._rows.items()) if one.process is not None]
+        serials = [self.row(path).serial for path in live]
+        return self._ended, serials
 
 
 def _asked(path: Path, process: processes.Process | None) -> dict[str, bool]:
