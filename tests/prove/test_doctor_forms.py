@@ -80,13 +80,28 @@ def test_a_vocabulary_is_timed_padded_at_the_shape_of_the_step(tied):
     assert "model.resize_token_embeddings(1003, pad_to_multiple_of=64)" in advice.change
 
 
-def test_a_head_that_calls_with_an_embeddings_own_weight_is_found():
+@pytest.mark.parametrize(
+    "score",
+    [
+        F.linear,
+        lambda x, weight: x @ weight.T,
+        lambda x, weight: torch.matmul(x, weight.t()),
+        lambda x, weight: torch.mm(x[0], weight.transpose(0, 1)),
+    ],
+)
+def test_a_head_that_calls_with_an_embeddings_own_weight_is_found(score):
     class Tied(Words):
         def forward(self, x):
-            return F.linear(self.tokens(x), self.tokens.weight)
+            return score(self.tokens(x), self.tokens.weight)
 
     (found,) = linears_of(Tied(1003, tied=False), torch.zeros(2, 8, dtype=torch.int64))
-    assert (found["name"], found["vocabulary"]) == ("model.tokens", True)
+    assert (found["name"], found["vocabulary"], found["outer"]) == ("model.tokens", True, 1003)
+
+
+def test_a_product_with_another_transpose_is_no_layer():
+    weight = nn.Parameter(torch.ones(1003, 1003))
+    calls = calls_of(lambda: (torch.ones(2, 1003) @ (weight * 2).T + torch.ones(2, 1003) @ weight).sum().backward())
+    assert not calls.linears
 
 
 def test_any_large_layer_is_timed_once_for_all_its_calls():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Place = tuple[str, int]
 
 _PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+_MATMULS = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
 _SCORES, _WEIGHTS = "scores", "weights"
 _KEEPING = ("mul", "div", "add", "sub", "masked_fill", "where", "_to_copy", "clone", "native_dropout")
 """Operations that scale, mask, convert or drop what they take: scores of attention remain scores."""
@@ -32,7 +33,10 @@ _HEADS = 3
 
 
 class Layer(NamedTuple):
-    """A call of `F.linear`, by everything that its time depends on. ``weight`` is the parameter's ``id``."""
+    """A call of `F.linear`, or a product with a parameter's transpose, by everything that its time depends on.
+
+    ``weight`` is the parameter's ``id``.
+    """
 
     weight: int
     rows: int
@@ -93,6 +97,8 @@ class StepCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is F.linear:
             self._note_linear(*args, **kwargs)
+        elif function in _MATMULS and len(args) > 1 and (weight := _transposed_parameter(args[1])) is not None:
+            self._note_linear(args[0], weight)
         elif function in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             return self._attend(function, args, kwargs)
         return function(*args, **kwargs)
@@ -160,6 +166,19 @@ class StepCalls(TorchFunctionMode):
     def _is_known(self, tensor: torch.Tensor, made: torch.Tensor) -> bool:
         alike = tensor.layout is torch.strided and tensor.numel() == made.numel()
         return alike and tensor.data_ptr() in self._stages
+
+
+def _transposed_parameter(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the parameter of two dimensions that a tensor is the transpose of; None where it is another tensor.
+
+    A head that shares the weight of its embedding is often written ``x @ embedding.weight.T``.
+    """
+    above = tensor.grad_fn.next_functions if tensor.grad_fn is not None else ()
+    weight = getattr(above[0][0], "variable", None) if above else None
+    if weight is None or weight.dim() != 2 or weight.data_ptr() != tensor.data_ptr():  # noqa: PLR2004 - a matrix
+        return None
+    flipped = (tensor.shape, tensor.stride()) == (weight.shape[::-1], weight.stride()[::-1])
+    return weight if flipped else None
 
 
 def kernels_off(device: torch.device) -> bool:
