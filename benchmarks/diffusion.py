@@ -37,9 +37,9 @@ from ledger import processor
 import hotloop
 from hotloop.measure import interval, ratio_interval
 from hotloop.prove.bench.way import in_turns
-from hotloop.train.diffusion import lora, networks, tokens
-from hotloop.train.diffusion.denoiser import Denoiser, mean_square
-from hotloop.train.diffusion.noise import Noise
+from hotloop.recipes.diffusion import lora, networks, tokens
+from hotloop.recipes.diffusion.denoiser import Denoiser, mean_square
+from hotloop.recipes.diffusion.noise import Noise
 
 STEPS = (200, 1_000, 10_000)
 AUTO = tuple(f"auto told {steps}" for steps in STEPS)

@@ -11,7 +11,7 @@ import pathlib
 
 from PIL import Image, ImageDraw, ImageFont
 
-from hotloop.train.pictures import grid
+from hotloop.recipes.diffusion.pictures import grid
 
 LEFT = 76
 """Pixels for the number of the step."""

@@ -26,10 +26,10 @@ from rich.console import Console
 
 from hotloop import record
 from hotloop.recipes import focus
+from hotloop.recipes.focus import texts
+from hotloop.recipes.focus.context import BLOCK, by_block, lay_out
+from hotloop.recipes.focus.program import WAYS, Controller
 from hotloop.train import checkpoint, configure, start
-from hotloop.train.focus import texts
-from hotloop.train.focus.context import BLOCK, by_block, lay_out
-from hotloop.train.focus.program import WAYS, Controller
 
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
 SLOT, HIGH, LEFT = 6.2, 34, 74

@@ -26,8 +26,9 @@ from rich.console import Console
 import hotloop
 from hotloop import events as ev
 from hotloop import recipes
+from hotloop.recipes.criteria import encoder
 from hotloop.step.policy import process_history
-from hotloop.train import encoder, start
+from hotloop.train import start
 from hotloop.train.within import Within
 
 RATES = (5e-5, 1e-4, 2e-4, 3e-4)

@@ -7,10 +7,10 @@ pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 import hotloop
 from hotloop import recipes, record
+from hotloop.recipes.diffusion import networks, tokens
+from hotloop.recipes.diffusion.denoiser import Denoiser, mean_square
+from hotloop.recipes.diffusion.noise import Noise
 from hotloop.train import batches, checkpoint, start
-from hotloop.train.diffusion import networks, tokens
-from hotloop.train.diffusion.denoiser import Denoiser, mean_square
-from hotloop.train.diffusion.noise import Noise
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,9 +2,10 @@ import pytest
 import torch
 from training_fixtures import tiny_encoder
 
-from hotloop.errors import ConfigError, DataError
-from hotloop.train import batches, encoder
-from hotloop.train.pairs import Pair
+from hotloop.errors import DataError
+from hotloop.recipes.criteria import encoder, tokenised
+from hotloop.recipes.criteria.pairs import Pair
+from hotloop.train import batches
 
 
 @pytest.fixture(scope="module")
@@ -15,35 +16,10 @@ def tokenizer():
 PAIRS = [Pair("fever " * (1 + index % 4), "cough", index % 2, f"g{index}") for index in range(10)]
 
 
-def test_auto_length_holds_nearly_all_pairs_and_is_a_multiple_of_eight(tokenizer):
-    lengths = batches.choose_lengths(tokenizer, PAIRS, "auto", [], 32)
-    assert lengths.buckets == (8,)
-    assert "0 of 10" in lengths.note
-
-
-def test_a_length_beyond_the_model_is_refused(tokenizer):
-    with pytest.raises(ConfigError, match=r"model\.max_length=64: the model takes at most 32"):
-        batches.choose_lengths(tokenizer, PAIRS, 64, [], 32)
-    with pytest.raises(ConfigError, match=r"model\.buckets=48"):
-        batches.choose_lengths(tokenizer, PAIRS, "auto", [16, 48], 32)
-
-
-def test_what_is_cut_is_counted(tokenizer):
-    lengths = batches.choose_lengths(tokenizer, PAIRS, 6, [], 32)
-    assert "4 of 10 pairs are cut" in lengths.note
-    assert batches.Dataset(tokenizer, PAIRS, lengths).inputs["input_ids"].shape == (10, 6)
-
-
-def test_batches_take_the_smallest_bucket_that_holds_them(tokenizer):
-    dataset = batches.Dataset(tokenizer, PAIRS, batches.choose_lengths(tokenizer, PAIRS, "auto", [6, 8], 32))
-    assert dataset.take(torch.tensor([0, 1])).inputs["input_ids"].shape == (2, 6)
-    assert dataset.take(torch.tensor([0, 3])).inputs["input_ids"].shape == (2, 8)
-
-
 @pytest.fixture
 def dataset(tokenizer):
-    return lambda *buckets: batches.Dataset(
-        tokenizer, PAIRS, batches.choose_lengths(tokenizer, PAIRS, "auto", buckets, 32)
+    return lambda *buckets: tokenised.Dataset(
+        tokenizer, PAIRS, tokenised.choose_lengths(tokenizer, PAIRS, "auto", buckets, 32)
     )
 
 
@@ -67,7 +43,7 @@ def test_rows_of_one_length_make_a_batch_and_what_is_left_over_goes_to_the_next_
 
 
 def test_validation_sees_every_row_once_in_batches_of_one_size(tokenizer):
-    dataset = batches.Dataset(tokenizer, PAIRS, batches.choose_lengths(tokenizer, PAIRS, 8, [], 32))
+    dataset = tokenised.Dataset(tokenizer, PAIRS, tokenised.choose_lengths(tokenizer, PAIRS, 8, [], 32))
     seen = [(batch.labels, count) for batch, count in batches.in_order(dataset, 4)]
     assert {len(labels) for labels, _ in seen} == {4}
     assert torch.equal(torch.cat([labels[:count] for labels, count in seen]), dataset.labels)

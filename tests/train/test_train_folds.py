@@ -10,7 +10,7 @@ from hotloop import recipes
 from hotloop.errors import ConfigError, DataError
 from hotloop.recipes import criteria
 from hotloop.train import configure, folds
-from hotloop.train.folds import Side, Sides
+from hotloop.train.folds import Side, Sides, sample, split_groups
 
 HEADER = "text,criterion,label,group\n"
 
@@ -184,3 +184,15 @@ def test_a_whole_cross_validation_is_no_single_run(settings):
 def test_settings_of_folds_that_do_not_fit_are_told(settings, given, message):
     with pytest.raises(ConfigError, match=message):
         settings(**given)
+
+
+def test_sample_keeps_the_order():
+    assert sample(range(10), 20, 0) == list(range(10))
+    assert sample(range(100), 5, 0) == sorted(sample(range(100), 5, 0))
+
+
+def test_split_groups_holds_out_about_the_fraction():
+    groups = [f"g{index // 2}" for index in range(200)]
+    train, held_out = split_groups(groups, [index % 2 for index in range(200)], 0.25, 0)
+    assert len(held_out) == pytest.approx(50, abs=6)
+    assert sorted(train + held_out) == list(range(200))

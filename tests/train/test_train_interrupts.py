@@ -18,7 +18,8 @@ import lightning.fabric, torch, torch._dynamo, transformers, typer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 from hotloop import recipes
 from hotloop.cli import app
-from hotloop.train import compiling, configure, encoder, fit, restart, start, tracking
+from hotloop.recipes.criteria import encoder
+from hotloop.train import compiling, configure, fit, restart, start, tracking
 """
 PROGRAM = """
 app(sys.argv[1:])

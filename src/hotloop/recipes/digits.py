@@ -14,16 +14,15 @@ from torch.nn import functional
 
 from hotloop.errors import DataError
 from hotloop.measure import machine
-from hotloop.train import batches, checkpoint, compiling, encoder, environment, opening
+from hotloop.train import batches, checkpoint, compiling, environment, opening
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.export import Made
 from hotloop.train.fit import fit
-from hotloop.train.folds import Side, Sides, split_rows
-from hotloop.train.logits import Logits
+from hotloop.train.folds import Side, Sides, sample, split_rows
+from hotloop.train.networks import Logits, count
 from hotloop.train.optional import require
 from hotloop.train.outcome import Outcome
-from hotloop.train.pairs import sample
 from hotloop.train.supervised import Supervised
 from hotloop.train.task import Goal
 
@@ -91,7 +90,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     environment.seed(settings.run.seed)
     model = make_model(settings)
     numbers = sum(one.numel() for one in model.parameters())
-    display.say(f"Model: a vision transformer, {encoder.count(numbers)} parameters")
+    display.say(f"Model: a vision transformer, {count(numbers)} parameters")
 
     # What needs no training, to judge the result by.
     context = {"baseline_neighbour_accuracy": nearest_neighbour(images)}

@@ -19,16 +19,15 @@ from torch.nn import functional
 
 from hotloop.errors import DataError
 from hotloop.measure import machine
-from hotloop.train import batches, checkpoint, compiling, encoder, environment, opening
+from hotloop.train import batches, checkpoint, compiling, environment, opening
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.export import Made
 from hotloop.train.fit import fit
-from hotloop.train.folds import Side, Sides, split_rows
-from hotloop.train.logits import Logits
+from hotloop.train.folds import Side, Sides, sample, split_rows
+from hotloop.train.networks import Logits, count
 from hotloop.train.optional import require
 from hotloop.train.outcome import Outcome
-from hotloop.train.pairs import sample
 from hotloop.train.supervised import Supervised
 from hotloop.train.task import Goal
 
@@ -99,7 +98,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     # The model, with random weights.
     environment.seed(settings.run.seed)
     model = make_model(settings, tokens.count)
-    display.say(f"Model: a GPT-2, {encoder.count(sum(one.numel() for one in model.parameters()))} parameters")
+    display.say(f"Model: a GPT-2, {count(sum(one.numel() for one in model.parameters()))} parameters")
 
     # What needs no training, to judge the result by.
     context = baselines(text.train.encode(), text.validation.encode())

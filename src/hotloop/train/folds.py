@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING
+import random
+import warnings
+from typing import TYPE_CHECKING, TypeVar
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.report.folds import shares
 from hotloop.train.fold import Fold
-from hotloop.train.pairs import split_groups
+from hotloop.train.optional import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from hotloop.train.settings import KfoldSettings, Settings
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +75,55 @@ class Sides:
         both = sorted(set(self.train.groups) & set(self.validation.groups))
         if both:
             raise DataError(f"{where} has the group {both[0]!r} on both sides: a group is never split between them")
+
+
+def sample(items: Sequence[T], size: int | None, seed: int) -> list[T]:
+    """Draw ``size`` items at random, in their first order; all of them where there are fewer or size is None."""
+    if size is None or size >= len(items):
+        return list(items)
+    chosen = sorted(random.Random(seed).sample(range(len(items)), size))  # noqa: S311 - a sample, no secret
+    return [items[index] for index in chosen]
+
+
+def split_groups(
+    groups: Sequence[str], strata: Sequence[object], fraction: float, seed: int
+) -> tuple[list[int], list[int]]:
+    """Split rows by whole groups, keeping the shares of the strata as even as that allows.
+
+    Args:
+        groups: each row's group.
+        strata: each row's label, or what else should be as frequent on both sides.
+        fraction: the share to hold out; one fold of ``round(1 / fraction)``.
+        seed: which of the possible splits.
+
+    Returns:
+        Row numbers to train on, and those held out.
+
+    Raises:
+        DataError: there is only one group.
+    """
+    model_selection = require("sklearn.model_selection", "Splitting by groups")
+    distinct = len(set(groups))
+    if distinct < 2:  # noqa: PLR2004 - two sides
+        raise DataError(
+            f"all {len(groups)} pairs are of one group ({groups[0]!r}): groups are never split between training and "
+            "validation, so two are needed. Check the column that data.columns.group names"
+            if groups
+            else "there are no pairs to split"
+        )
+    folds = min(max(2, round(1 / fraction)), distinct)
+    with warnings.catch_warnings():
+        # A stratum with fewer rows than folds cannot be even; the split is as even as it can be, and valid.
+        warnings.filterwarnings("ignore", message="The least populated class in y", category=UserWarning)
+        splitter = model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+        try:
+            train, held_out = next(iter(splitter.split(groups, [str(one) for one in strata], groups)))
+        except ValueError as error:  # no stratum has as many rows as there are folds
+            raise DataError(
+                f"{len(groups)} pairs in {distinct} groups are too few to hold out {fraction:.0%}: {error}. "
+                "Use more pairs, or a larger data.validation_fraction"
+            ) from error
+    return train.tolist(), held_out.tolist()
 
 
 def split_rows(

@@ -1,12 +1,13 @@
-"""What no trial could run with, found before a study is written: names and data, without torch."""
+"""What no trial could run with, found before a study is written: names and data."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotloop.errors import ConfigError
-from hotloop.train import csv_pairs, idle
+from hotloop.train import idle
 from hotloop.train.search import space
 from hotloop.train.search.trial import changed, folds_of, settings_of
 
@@ -47,8 +48,7 @@ def check(settings: Settings) -> None:
         )
     if settings.recipe.name == "criteria" and trial.data.source == "csv":
         for fold in folds_of(trial) or [{}]:
-            one = changed(trial, fold)
-            csv_pairs.split(one.data, one.run.seed, one.kfold)
+            importlib.import_module("hotloop.recipes").load("criteria").sides(changed(trial, fold))
 
 
 def _check_metric(settings: Settings) -> None:

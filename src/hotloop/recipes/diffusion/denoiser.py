@@ -1,0 +1,188 @@
+"""What is trained: a UNet that predicts the noise in latents, with the encoders of pictures and texts beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hotloop.recipes.diffusion import tokens
+from hotloop.recipes.diffusion.noise import Noise, offset
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hotloop.recipes.diffusion.networks import Networks
+
+VOCABULARY = "vocabulary"
+"""What a checkpoint has the words under that networks made in its run read, as `tokens.packed` gives them."""
+
+
+class Moments(nn.Module):
+    """Gives the posterior of a VAE's latents; the decoder is not part of its call.
+
+    ``net`` is diffusers' VAE, whose ``encode`` is no ``forward``, which is what compile deals with.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and logarithm of the variance, both of shape (batch, latent channels, height, width).
+
+        Args:
+            pixels: of shape (batch, channels, height, width) in -1..1; grey ones are taken by a network for colours.
+        """
+        net: Any = self.net
+        pixels = pixels.expand(-1, net.config.in_channels, -1, -1)
+        found = net.encode(pixels, return_dict=False)[0]
+        return found.mean, found.logvar
+
+
+class Denoiser(nn.Module):
+    """Noises latents, has the UNet predict what was done, and gives its error.
+
+    Its ``state_dict`` holds what is trained and what was made in this run. Frozen weights that a folder gave are left
+    out and need not be there when it is loaded: the folder has them.
+
+    Args:
+        networks: of which ``unet`` is trained, or its adapters; ``text_encoder`` where parameters require gradients.
+        noise: the schedule, and what is predicted.
+        embedded: whether batches have embeddings of captions, or their tokens, of which they are made here.
+        caption_dropout: the share of rows whose caption is taken for the empty one in training, which sampling with
+            guidance needs (Ho and Salimans 2022, Classifier-Free Diffusion Guidance).
+        noise_offset: as for `hotloop.recipes.diffusion.noise.offset`.
+    """
+
+    scale: Tensor
+    empty: Tensor
+
+    def __init__(
+        self,
+        networks: Networks,
+        noise: Noise,
+        *,
+        embedded: bool,
+        caption_dropout: float = 0.0,
+        noise_offset: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.unet, self.text_encoder, self.vae = networks.unet, networks.text_encoder, Moments(networks.vae)
+        self.noise, self._factor = noise, networks.factor
+        self._caption_dropout, self._noise_offset = caption_dropout, noise_offset
+        self.trains_text = any(one.requires_grad for one in self.text_encoder.parameters())
+        # What brings latents to the variance of noise, and the empty caption, follow from weights: kept with them.
+        self.register_buffer("scale", torch.tensor(float(networks.vae.config.scaling_factor)))
+        empty = networks.token_ids([""]).to(self.text_encoder.device)
+        self.text_encoder.eval()
+        with torch.no_grad():
+            self.register_buffer("empty", self.embed(empty) if embedded else empty)
+        self.left_out: frozenset[str] = frozenset()
+        if networks.made:
+            # No folder has it either, and words by other numbers would be other captions.
+            self.register_buffer(VOCABULARY, tokens.packed(networks.tokenizer))
+        else:
+            self.left_out = frozenset(name for name, one in self.named_parameters() if not one.requires_grad)
+            self.left_out |= frozenset(name for name, _ in self.named_buffers())
+        self.register_state_dict_post_hook(_leave_out)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_may_miss)  # type: ignore[no-untyped-call]
+        self.train()
+
+    def train(self, mode: bool = True) -> Denoiser:
+        """Set the mode of what is trained; frozen networks stay in evaluation mode."""
+        super().train(mode)
+        self.vae.eval()
+        if not self.trains_text:
+            self.text_encoder.eval()
+        return self
+
+    def forward(  # noqa: PLR0913 - the inputs of a batch, by name
+        self,
+        *,
+        mean: Tensor | None = None,
+        logvar: Tensor | None = None,
+        pixels: Tensor | None = None,
+        embeddings: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        noise: Tensor | None = None,
+        timesteps: Tensor | None = None,
+    ) -> Tensor:
+        """Return the error of what the UNet predicts, float32 of the latents' shape; its mean square is the loss.
+
+        In training latents, noise and timesteps are drawn, and the error counts by `Noise.weight`.
+
+        Args:
+            mean: of the posterior of the latents, of shape (batch, channels, height, width).
+            logvar: the logarithm of its variance, of the same shape.
+            pixels: pictures, which are encoded, in place of both.
+            embeddings: of the captions, of shape (batch, tokens, width).
+            input_ids: their tokens, of shape (batch, tokens), which are embedded, in place of them.
+            noise: to add, of the latents' shape; None draws it.
+            timesteps: int64 of shape (batch,); None draws them.
+        """
+        clean = self._latents(mean, logvar, pixels)
+        texts = self._texts(embeddings, input_ids)
+        if noise is None:
+            noise = offset(torch.randn_like(clean), self._noise_offset)
+        if timesteps is None:
+            timesteps = torch.randint(self.noise.steps, (len(clean),), device=clean.device)
+        noise = noise.float()
+        noisy, target = self.noise.add(clean, noise, timesteps), self.noise.target(clean, noise, timesteps)
+        error: Tensor = self.unet(noisy, timesteps, texts, return_dict=False)[0].float() - target
+        if self.training:
+            error = error * self.noise.weight(timesteps).sqrt().view(-1, 1, 1, 1)
+        return error
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Return what can be compiled, by name."""
+        return {"unet": self.unet, "text_encoder": self.text_encoder, "vae": self.vae}
+
+    def latent_shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+        """Return the shape of the latents of a batch's inputs: (channels, height, width)."""
+        if "mean" in inputs:
+            return tuple(inputs["mean"].shape[1:])
+        height, width = (side // self._factor for side in inputs["pixels"].shape[-2:])
+        return int(self.unet.config.in_channels), height, width
+
+    def _latents(self, mean: Tensor | None, logvar: Tensor | None, pixels: Tensor | None) -> Tensor:
+        """Return latents, scaled to about the noise's size: drawn in training, the most likely ones otherwise."""
+        if mean is None or logvar is None:
+            assert pixels is not None
+            # In float32 in any case: some VAEs overflow in float16, and none is trained here.
+            with torch.no_grad(), torch.autocast(pixels.device.type, enabled=False):
+                mean, logvar = self.vae(pixels.float())
+        mean = mean.float()
+        if self.training:
+            mean = mean + (0.5 * logvar.float()).exp() * torch.randn_like(mean)
+        return mean * self.scale
+
+    def _texts(self, embeddings: Tensor | None, input_ids: Tensor | None) -> Tensor:
+        """Return embeddings, some of them of the empty caption in training."""
+        texts = embeddings if embeddings is not None else input_ids
+        assert texts is not None
+        if self.training and self._caption_dropout:
+            drop = torch.rand(len(texts), *(1,) * (texts.ndim - 1), device=texts.device) < self._caption_dropout
+            texts = torch.where(drop, self.empty.to(texts.dtype), texts)
+        return texts if embeddings is not None else self.embed(texts)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Return the embeddings of tokens, of shape (batch, tokens, width); with gradients where the encoder trains."""
+        with torch.set_grad_enabled(self.trains_text and torch.is_grad_enabled()):
+            found: Tensor = self.text_encoder(input_ids, return_dict=False)[0]
+        return found
+
+
+def mean_square(error: Tensor, _: Tensor) -> Tensor:
+    """Return the loss of a batch's errors; there is nothing else to hold them against."""
+    return error.square().mean()
+
+
+def _leave_out(module: Denoiser, state: dict[str, Any], prefix: str, _: object) -> None:
+    for name in module.left_out:
+        state.pop(prefix + name, None)
+
+
+def _may_miss(module: Denoiser, incompatible: Any) -> None:
+    incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if name not in module.left_out]

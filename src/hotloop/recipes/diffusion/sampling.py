@@ -1,0 +1,104 @@
+"""Samples of a model as it stands: sheets of them over the training, and how many show what they were to show."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop.recipes.diffusion.networks import quiet
+from hotloop.recipes.diffusion.pictures.grid import write_grid
+from hotloop.train.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from hotloop.recipes.diffusion.networks import Networks
+
+FOLDER = "samples"
+JUDGED = 20
+"""Samples of each caption that are judged at the end."""
+
+
+def pipeline(networks: Networks, prediction: str) -> Any:
+    """Return the pipeline of diffusers that has these networks, which stay where they are; it samples by DDIM."""
+    diffusers = require("diffusers", "recipe=diffusion", "diffusion")
+    scheduler = diffusers.DDIMScheduler.from_config(networks.scheduler.config, prediction_type=prediction)
+    with quiet():
+        found = diffusers.StableDiffusionPipeline(
+            vae=networks.vae,
+            text_encoder=networks.text_encoder,
+            tokenizer=networks.tokenizer,
+            unet=networks.unet,
+            scheduler=scheduler,
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        )
+    found.set_progress_bar_config(disable=True)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """Makes samples of networks as they are when it is asked; the same ones for the same seed and weights.
+
+    Args:
+        networks: sampled in the mode that they are in.
+        prediction: what the UNet predicts.
+        prompts: the captions to sample.
+        size: height and width in pixels.
+        steps: denoising steps.
+        guidance: how far samples are pushed towards their caption.
+        batch: samples in a forward pass.
+        seed: of the noise that samples begin with.
+    """
+
+    networks: Networks
+    prediction: str
+    prompts: tuple[str, ...]
+    size: tuple[int, int]
+    steps: int
+    guidance: float
+    batch: int
+    seed: int
+
+    def make(self, each: int) -> Tensor:
+        """Return so many samples of every prompt, by turns: of shape (samples, channels, height, width) in -1..1."""
+        pipe, wanted = pipeline(self.networks, self.prediction), self.prompts * each
+        # One stream for all, so that samples do not depend on how many make a batch.
+        generator = [torch.Generator().manual_seed(self.seed * 1_000_003 + number) for number in range(len(wanted))]
+        height, width = self.size
+        made = [
+            pipe(
+                list(wanted[start : start + self.batch]),
+                height=height,
+                width=width,
+                num_inference_steps=self.steps,
+                guidance_scale=self.guidance,
+                generator=generator[start : start + self.batch],
+                output_type="pt",
+            ).images.cpu()
+            for start in range(0, len(wanted), self.batch)
+        ]
+        return torch.cat(made).float() * 2 - 1
+
+    def sheet(self, folder: Path, step: int, each: int) -> None:
+        """Write a sheet of samples, a column a prompt, into a run's folder.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        name = f"step-{step:06}.png"
+        write_grid(folder / FOLDER / name, self.make(each), self.prompts * each, len(self.prompts))
+
+
+def prompts_of(
+    chosen: Sequence[str], prompts: Sequence[str], captions: Sequence[str], most: int = 8
+) -> tuple[str, ...]:
+    """Choose what to sample: what was asked for, else one of each class, else some captions."""
+    return tuple(chosen) or tuple(prompts) or tuple(dict.fromkeys(captions))[:most]
