@@ -3,18 +3,18 @@
 import dataclasses
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+from training_fixtures import hotloop_command
 
-from hotloop import recipes, record
+from hotloop import Workload, recipes, record
 from hotloop.errors import ConfigError
 from hotloop.train import checkpoint, start
-from hotloop.train.ranks import Ranks, check, check_shares
+from hotloop.train.ranks import Devices, Ranks, check, check_shares
 
 PROGRAM = """
     import os
@@ -77,14 +77,8 @@ def given(tmp_path):
     return [f"{path}:make", "training.num_epochs=3", "run.accelerator=cpu"]
 
 
-def train(*overrides, code=0, **environment):
-    """Run the command; returns what it printed."""
-    command = [sys.executable, "-W", "ignore", "-m", "hotloop", "train", *overrides]
-    said = subprocess.run(
-        command, check=False, timeout=240, capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    assert said.returncode == code, said.stdout + said.stderr
-    return said.stdout + said.stderr
+def train(*overrides, **more):
+    return hotloop_command("train", *overrides, **more)
 
 
 def losses(folder):
@@ -117,9 +111,13 @@ def test_cuda_devices_that_are_not_there_are_refused(given, monkeypatch, there, 
         check(start.prepare([*given, "run.devices=3", "run.accelerator=cuda"]).settings)
 
 
-def test_a_strategy_and_devices_that_are_not_there_are_refused(given):
+def test_devices_and_a_precision_that_are_not_there_are_refused(given):
     for settings, message in (
-        (["run.strategy=fsdp2"], "FSDP2 is not gathered into one yet. Use run.strategy=ddp"),
+        (
+            ["run.devices=999", "run.accelerator=cpu"],
+            r"run\.devices=999: on CPUs each is a process, and this machine has",
+        ),
+        (["run.precision=16-mixed", "run.accelerator=cpu"], r"16-mixed: Lightning has no float16 on a CPU; set run\."),
         (["run.devices=2", "run.accelerator=mps"], "an Apple machine has one"),
     ):
         begun = start.prepare([*given, *settings])
@@ -142,6 +140,16 @@ def test_processes_with_the_same_first_batch_are_refused():
     with pytest.raises(ConfigError, match=r"run\.devices=2: all devices have the same first batch"):
         check_shares(Two(), (torch.ones(3), {"labels": torch.ones(1)}))
     check_shares(Ranks(), (torch.ones(3),))
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_what_scales_the_losses_is_kept_in_checkpoints(given, holds):
+    scaler = torch.amp.GradScaler("cpu")
+    fabric = SimpleNamespace(strategy=SimpleNamespace(precision=SimpleNamespace(scaler=scaler)))
+    model, settings = torch.nn.Linear(1, 1), start.prepare(given).settings
+    workload = Workload(model, torch.optim.SGD(model.parameters()), len, [], state=[scaler] if holds else ())
+    found = recipes.load(settings.recipe.name)._own(workload, settings, Devices(fabric, Ranks()))
+    assert [one is scaler for one in found.holdings().state] == [True]
 
 
 @pytest.mark.campaign

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
 from hotloop.measure import machine
 from hotloop.step.loop.arguments import device_of
-from hotloop.train import compiling, configure, environment, folds, opening, program, ranks
+from hotloop.train import compiling, configure, environment, folds, opening, program, ranks, sharding
 from hotloop.train.display import Display
 from hotloop.train.export import Made, example_of
 from hotloop.train.fit import fit
@@ -90,7 +91,7 @@ class Program:
         values = found.filled(settings.program)
         fold = fold_of(settings)
         make = functools.partial(found.make, values, fold, devices and devices.fabric)
-        workload = make()
+        workload = self._own(make(), settings, devices)
         if not together.first:  # what is drawn in steps differs
             environment.seed(settings.run.seed + together.rank)
         fingerprint = fold.fingerprint() if fold else ""
@@ -98,7 +99,8 @@ class Program:
         device = device_of(workload.holdings())
         chosen = compiling.plan(settings, components(workload))
         compiling.check(chosen, settings.compile, device.type)
-        several = f", {together.size} processes" if together.size > 1 else ""
+        ranks.check_presets(settings, itertools.chain(*chosen.values()))
+        several = f", {together.size} processes, {settings.run.strategy}" if together.size > 1 else ""
         display.say(f"Program {self.name} on {machine.device_name(device)} ({device}){several}")
         lines = [one.line(value) for one, value in found.values(values)]
         task = Task(
@@ -118,6 +120,17 @@ class Program:
         display.say(task.checked(settings.training))
 
         return fit(task, start, chosen, display)
+
+    def _own(self, workload: Workload, settings: Settings, devices: Devices | None) -> Workload:
+        """Return the program as its devices train it: sharded where it was to be, with what scales its losses."""
+        if devices is None:
+            return workload
+        if settings.run.strategy == "fsdp2" and devices.ranks.size > 1:
+            sharding.check_optimizers(workload.models(), workload.holdings().optimizers.values())
+        scaler, state = getattr(devices.fabric.strategy.precision, "scaler", None), workload.holdings().state
+        if scaler is None or any(one is scaler for one in state):
+            return workload
+        return dataclasses.replace(workload, state=(*state, scaler))
 
     def sides(self, settings: Settings) -> Sides:
         """Say what is on both sides of a fold, by what the program asked `Fold.split` as it was made for the first one.

@@ -15,7 +15,7 @@ from hotloop.errors import ConfigError, RunPrunedError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.step import Loop
-from hotloop.train import checkpoint, closing, configure, dry, environment, failures, opening
+from hotloop.train import checkpoint, closing, configure, dry, environment, failures, opening, sharding
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
 from hotloop.train.checkpoint import Position
@@ -330,10 +330,13 @@ class _Fitting:
 
     def save(self, name: str) -> None:
         """Write a checkpoint; each process has a place of its own in the data, and random numbers of its own."""
-        own = self.ranks.gathered({**self.feed.state_dict(), "random": checkpoint.random_state()})
+        models, keep = self.task.workload.models(), self.ranks.first
+        own = self.ranks.gathered(
+            {**self.feed.state_dict(), **sharding.own(models), "random": checkpoint.random_state()}
+        )
         document = {
-            "model": {name: model.state_dict() for name, model in self.task.workload.models().items()},
-            "others": {name: one.state_dict() for name, one in self.task.others().items()},
+            "model": {name: sharding.state_of(model, keep=keep) for name, model in models.items()},
+            "others": {name: sharding.state_of(one, keep=keep) for name, one in self.task.others().items()},
             "position": dataclasses.asdict(self.position),
             "data": self.task.fingerprint,
             **own[0],
@@ -360,9 +363,10 @@ class _Fitting:
                 f"{', '.join(others)}: its program has changed since"
             )
         for name in others.keys() & kept.keys():
-            others[name].load_state_dict(kept[name])
+            others[name].load_state_dict(sharding.shares_of(others[name], kept[name]))
         self.position = Position(**document["position"])
         own = [document, *document.get("of_ranks", ())][self.ranks.rank]
+        sharding.load_own(self.task.workload.models(), own)
         self.feed.load_state_dict(own)
         self.compiling.resumed(self.position.step, document.get("loop"))
         self.untouched, self.began_at = self.task.weights(), self.position.step

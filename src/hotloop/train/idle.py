@@ -109,6 +109,11 @@ RULES = (
         refused=False,
     ),
     Rule(
+        ("run.strategy",),
+        {"run.devices": lambda many: many > 1},
+        "one device has the whole model",
+    ),
+    Rule(
         ("run.tracking", "run.project"),
         {"run.logger": lambda value: "mlflow" in value or "wandb" in value},
         "only mlflow and wandb have projects, and mlflow a server or a store",

@@ -27,12 +27,13 @@ import torch
 from torch import distributed
 
 from hotloop.errors import ConfigError, HotloopError, RunPrunedError, TrainingFailedError
-from hotloop.train import configure
+from hotloop.train import configure, sharding
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from hotloop.presets import Preset
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
 
@@ -41,6 +42,8 @@ GRACE_SECONDS = 30.0
 """How long the first process may go on after another one was lost, until it is ended: it may wait for that one."""
 _JOB = "HOTLOOP_RANK_JOB"
 """In the environment of the other processes: the file that says what they run."""
+_MOST_ON_FEW_CORES = 4
+"""Processes that any machine may have on CPUs, to try a program out."""
 _PATIENCE = dt.timedelta(days=1)
 """How long a process waits where the first one writes a checkpoint, or waits for room on the disk."""
 
@@ -185,20 +188,15 @@ def devices(start: Start) -> Iterator[Devices]:
 
 
 def check(settings: Settings) -> None:
-    """Check that a run's devices and strategy can be used.
+    """Check that a run's devices, strategy and precision can be used here, and together.
 
     Raises:
         ConfigError: they cannot.
     """
     run = settings.run
-    if run.strategy == "fsdp2":
-        raise ConfigError(
-            "run.strategy=fsdp2: a run keeps its checkpoints in one file that resumes bit for bit, and the sharded "
-            "state of FSDP2 is not gathered into one yet. Use run.strategy=ddp, or fully_shard in a script of your own "
-            "with hotloop.compile (docs/distributed.md)"
-        )
-    there = torch.cuda.device_count()
-    kind = run.accelerator if run.accelerator != "auto" else "cuda" if there else "cpu"
+    there, cores = torch.cuda.device_count(), os.cpu_count() or 1
+    most = max(cores, _MOST_ON_FEW_CORES)
+    kind = kind_of(run.accelerator)
     if kind == "cuda" and not there:
         raise ConfigError(f"run.accelerator={run.accelerator}: torch sees no CUDA device here; set run.accelerator=cpu")
     if kind == "cuda" and run.devices > there:
@@ -209,13 +207,66 @@ def check(settings: Settings) -> None:
         )
     if kind == "mps" and run.devices > 1:
         raise ConfigError(f"run.devices={run.devices} with run.accelerator=mps: an Apple machine has one; leave it out")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("run.accelerator=mps: torch sees no Apple GPU here; set run.accelerator=cpu")
+    if kind == "cpu" and run.devices > most and run.resume is None:
+        raise ConfigError(
+            f"run.devices={run.devices}: on CPUs each is a process, and this machine has {cores} cores; set "
+            f"run.devices={most} or lower"
+        )
+    if kind == "cpu" and settings.precision == "16-mixed":
+        raise ConfigError(
+            "run.precision=16-mixed: Lightning has no float16 on a CPU; set run.precision=bf16-mixed, or run on a GPU"
+        )
+    if run.strategy == "fsdp2":
+        _check_fsdp2(settings)
+
+
+def _check_fsdp2(settings: Settings) -> None:
+    if settings.precision == "16-mixed":
+        raise ConfigError(
+            "run.precision=16-mixed with run.strategy=fsdp2: Lightning scales no losses of sharded models; set "
+            "run.precision=bf16-mixed, or run.strategy=ddp"
+        )
+    if settings.training.optimization.use_torch_compile == "auto":
+        raise ConfigError(
+            "training.optimization.use_torch_compile=auto with run.strategy=fsdp2: no hot loop owns a step of sharded "
+            "parameters yet. Set it to true, which compiles each sharded block in place, or to false, or use "
+            "run.strategy=ddp"
+        )
+
+
+def check_presets(settings: Settings, presets: Iterable[Preset]) -> None:
+    """Check that no preset records the addresses of sharded parameters, which are gathered anew for each call.
+
+    Raises:
+        ConfigError: it does.
+    """
+    graphs = [one.name for one in presets if one.cudagraphs]
+    if graphs and settings.run.strategy == "fsdp2":
+        raise ConfigError(
+            f"compile.preset={graphs[0]} with run.strategy=fsdp2: it captures CUDA graphs, and sharded parameters are "
+            "gathered into other memory for each call; set compile.preset=default, or run.strategy=ddp"
+        )
+
+
+def kind_of(accelerator: str) -> str:
+    """Return the kind of device that ``run.accelerator`` stands for here."""
+    if accelerator != "auto":
+        return accelerator
+    return "cuda" if torch.cuda.device_count() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _fabric(settings: Settings) -> Any:
     run = settings.run
-    several = {"strategy": "ddp"} if run.devices > 1 else {}
-    fabric = require("lightning.fabric", "A program that takes fabric").Fabric
-    return fabric(accelerator=run.accelerator, devices=run.devices, precision=settings.precision, **several)
+    fabric = require("lightning.fabric", "A program that takes fabric")
+    several: dict[str, Any] = {}
+    if run.devices > 1 and run.strategy == "fsdp2":
+        sharded = fabric.strategies.ModelParallelStrategy
+        several["strategy"] = sharded(sharding.shard, data_parallel_size=run.devices, tensor_parallel_size=1)
+    elif run.devices > 1:
+        several["strategy"] = "ddp"
+    return fabric.Fabric(accelerator=run.accelerator, devices=run.devices, precision=settings.precision, **several)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.presets import Preset
 from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import arguments
-from hotloop.train import checkpoint
+from hotloop.train import checkpoint, sharding
 from hotloop.train.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Task:
         held = self.workload.holdings()
         found = [one for each in held.optimizers.values() for group in each.param_groups for one in group["params"]]
         found = found or [one for one in held.parameters().values() if one.requires_grad]
-        return [float(one.detach().double().abs().sum()) for one in found]
+        return [float(sharding.local(one.detach()).double().abs().sum()) for one in found]
 
     def judged(self) -> dict[str, float]:
         """Return the metrics of the models as they are.
@@ -303,7 +303,7 @@ class Task:
                 "has changed since"
             )
         for name, model in models.items():
-            checkpoint.fit_weights(model, weights[name], f"{self.name} ({name})")
+            checkpoint.fit_weights(model, sharding.shares_of(model, weights[name]), f"{self.name} ({name})")
 
 
 def components(workload: Workload) -> tuple[str, ...]:
