@@ -57,15 +57,22 @@ PROGRAM = """
                 self.kept[name].copy_(value)
 
 
-    def make(batch: int = 4, shuffle: bool = False, norm: str = "LayerNorm", *, fabric: Fabric | None = None):
+    def make(
+        batch: int = 4, shuffle: bool = False, norm: str = "LayerNorm", apart: bool = False, *,
+        fabric: Fabric | None = None,
+    ):
         fabric = fabric or Fabric(accelerator="cpu", devices=1)
         x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
         y = x.sum(1, keepdim=True)
         blocks = [Block(getattr(torch.nn, norm), 0.5 * shuffle) for _ in range(2)]
         model = torch.nn.Sequential(torch.nn.Linear(4, 7), *blocks, torch.nn.Linear(7, 1))
-        net = fabric.setup(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        stepping = fabric.setup_optimizers(optimizer)
+        if apart:
+            net = fabric.setup(model)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            stepping = fabric.setup_optimizers(optimizer)
+        else:
+            net, stepping = fabric.setup(model, optimizer)
         loader = fabric.setup_dataloaders(DataLoader(TensorDataset(x, y), batch_size=2 * batch, shuffle=shuffle))
         average, steps = Average(model), 0
 
@@ -235,7 +242,7 @@ def test_shares_become_the_state_of_one_device_and_are_made_of_it_again():
     said = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True).stdout.splitlines()
     assert said[0] == "['', '0', '1']"
     assert "the AdamW holds parameters that no model of the Workload has any more" in said[1]
-    assert "optimizer = torch.optim.AdamW(model.parameters())" in said[1]
+    assert "net, stepping = fabric.setup(model, optimizer), or make it after the model was set up" in said[1]
     assert "the state of Adafactor has other shapes than its parameters" in said[2]
     assert said[3:] == ["True"] * 6 + ["['DTensor', 'Tensor']"]
 
@@ -264,9 +271,8 @@ def test_two_sharded_devices_are_one_with_the_doubled_batch(given, tmp_path):
 
 @pytest.mark.campaign
 def test_a_killed_sharded_run_is_resumed_bit_for_bit(given, tmp_path):
-    both = [
-        *given, *SHARDED, "program.shuffle=true", "program.norm=BatchNorm1d", "training.checkpoint_every_steps=2",
-    ]  # fmt: skip
+    program = ["program.apart=true", "program.shuffle=true", "program.norm=BatchNorm1d"]
+    both = [*given, *SHARDED, *program, "training.checkpoint_every_steps=2"]
     train(*both, f"run.folder={tmp_path / 'whole'}")
     said = train(*both, f"run.folder={tmp_path / 'killed'}", code=1, KILL="1:6")
     assert "rank 1 of 2 was killed by SIGKILL" in said

@@ -111,7 +111,7 @@ RULES = (
     Rule(
         ("run.strategy",),
         {"run.devices": lambda many: many > 1},
-        "one device has the whole model",
+        "one device has the whole model, and more of them share it",
     ),
     Rule(
         ("run.tracking", "run.project"),

@@ -262,8 +262,7 @@ def _fabric(settings: Settings) -> Any:
     fabric = require("lightning.fabric", "A program that takes fabric")
     several: dict[str, Any] = {}
     if run.devices > 1 and run.strategy == "fsdp2":
-        sharded = fabric.strategies.ModelParallelStrategy
-        several["strategy"] = sharded(sharding.shard, data_parallel_size=run.devices, tensor_parallel_size=1)
+        several["strategy"] = sharding.strategy(run.devices)
     elif run.devices > 1:
         several["strategy"] = "ddp"
     return fabric.Fabric(accelerator=run.accelerator, devices=run.devices, precision=settings.precision, **several)

@@ -13,12 +13,31 @@ import torch
 
 from hotloop.compiling.apply.regions import block_classes
 from hotloop.errors import ConfigError
+from hotloop.train.optional import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _OTHER_SHAPES = ("Adafactor", "LBFGS")
 """Optimizers whose state has other shapes than their parameters, so that nothing says how it is sharded."""
+
+
+def strategy(devices: int) -> Any:
+    """Return Fabric's strategy that shards the models which a program sets up."""
+    kind = require("lightning.fabric.strategies", "A program that takes fabric").ModelParallelStrategy
+
+    class Sharded(kind):  # type: ignore[misc, valid-type]
+        """Shards a model; an optimizer that is set up with it trains the shares from then on."""
+
+        def setup_module_and_optimizers(self, module: Any, optimizers: Any, *more: Any) -> Any:
+            names = {id(one): name for name, one in module.named_parameters()}
+            found = super().setup_module_and_optimizers(module, optimizers, *more)
+            shares = dict(module.named_parameters())
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["params"] = [shares[names[id(one)]] if id(one) in names else one for one in group["params"]]
+            return found
+
+    return Sharded(shard, data_parallel_size=devices, tensor_parallel_size=1)
 
 
 def shard(module: torch.nn.Module, mesh: Any) -> torch.nn.Module:
@@ -66,8 +85,8 @@ def check_optimizers(models: Mapping[str, torch.nn.Module], optimizers: Iterable
         if any(id(one) not in known for group in optimizer.param_groups for one in group["params"]):
             raise ConfigError(
                 f"run.strategy=fsdp2: the {kind} holds parameters that no model of the Workload has any more, since "
-                "sharding replaced them. Make the optimizer after the model was set up: net = fabric.setup(model); "
-                "optimizer = torch.optim.AdamW(model.parameters()); stepping = fabric.setup_optimizers(optimizer)"
+                "sharding replaced them. Set it up with its model, net, stepping = fabric.setup(model, optimizer), or "
+                "make it after the model was set up"
             )
 
 
