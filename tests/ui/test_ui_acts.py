@@ -8,7 +8,7 @@ from run_folders import a_run, a_study
 from hotloop import record
 from hotloop.train import configure, requests
 from hotloop.train.requests import SAMPLE, SAVE, Requests
-from hotloop.ui import processes
+from hotloop.ui import processes, run_acts
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -61,7 +61,7 @@ def test_an_export_is_a_process_of_its_own_and_its_files_are_links(client, root,
     def ask(arguments, seconds):
         asked.append(arguments)
         out = root / "a" / ("export-best" if len(asked) == 1 else "export-best-2")
-        assert arguments == ["export", str(folder), str(out), "--checkpoint", "best"]
+        assert arguments == ["export", str(folder), str(out), "--checkpoint", "best", "--format", "safetensors"]
         out.mkdir()
         (out / "model.safetensors").write_bytes(b"weights")
         return 0, "", ""
@@ -75,6 +75,38 @@ def test_an_export_is_a_process_of_its_own_and_its_files_are_links(client, root,
     assert got.headers["content-disposition"].startswith("attachment")
     client.post("/run/export", data={"run": "a", "checkpoint": "best"})
     assert len(asked) == 2
+
+
+def test_a_format_that_runs_the_program_of_a_run_is_asked_for_twice(client, root, monkeypatch):
+    folder, asked = a_run(root / "a"), []
+
+    def ask(arguments, seconds):
+        asked.append(arguments)
+        inner = folder / "export-last-pretrained" / "unet"
+        inner.mkdir(parents=True)
+        (inner / "config.json").write_text("{}")
+        (inner / "deeper").mkdir()
+        (inner / "deeper" / "a.json").write_text("{}")
+        return 0, "", ""
+
+    monkeypatch.setattr(processes, "ask", ask)
+    wanted = {"run": "a", "checkpoint": "last", "format": "pretrained"}
+    assert "It runs as you" in client.post("/run/export", data=wanted).text
+    assert asked == []
+    assert client.post("/run/export", data={**wanted, "sure": "yes"}).status_code == 303
+    out = str(folder / "export-last-pretrained")
+    assert asked == [["export", str(folder), out, "--checkpoint", "last", "--format", "pretrained"]]
+    name = "export-last-pretrained/unet/config.json"
+    assert client.get("/run/exported", params={"run": "a", "name": name}).content == b"{}"
+    deeper = "export-last-pretrained/unet/deeper/a.json"
+    assert client.get("/run/exported", params={"run": "a", "name": deeper}).status_code == 404
+    assert client.post("/run/export", data={**wanted, "format": "onnx", "sure": "yes"}).status_code == 409
+
+
+def test_the_page_offers_every_format_of_the_command():
+    from hotloop.train.export import FORMATS
+
+    assert run_acts.FORMATS == FORMATS
 
 
 def test_an_export_that_fails_says_why(client, root, monkeypatch):

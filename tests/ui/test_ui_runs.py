@@ -1,6 +1,5 @@
 """The list of runs and the page of a run: what they show, as it changes, with many runs and long records."""
 
-import asyncio
 import json
 import re
 import shutil
@@ -13,8 +12,6 @@ from hotloop.record import RunRecord
 from hotloop.report.text import number
 from hotloop.ui import places, processes, watching
 from hotloop.ui.places import Places
-from hotloop.ui.run_pages import RunPages
-from hotloop.ui.site import Site
 
 
 def names_in(text):
@@ -229,6 +226,23 @@ def test_runs_are_compared(client, root):
     assert chart["names"] == ["a", "b"]
 
 
+def test_runs_are_compared_over_steps_and_over_the_time_of_training(client, root):
+    for name, seconds in (("a", 2.0), ("b", 0.5)):
+        written = RunRecord(root / name)
+        for step in (1, 2, 3):
+            written.append("steps", {"step": step, "seconds": seconds, "loss": 1 / step, "running": "eager"})
+        written.finish()
+    a_study(root / "search")
+    charts = {one["key"]: one for one in client.get("/compare/charts?run=a&run=b&run=search").json()}
+    assert charts["loss"]["steps"] == [1, 2, 3]
+    assert charts["loss-time"]["axis"] == "time"
+    assert charts["loss-time"]["steps"] == [0.5, 1, 1.5, 2, 4, 6]
+    assert charts["loss-time"]["columns"][0] == [None, None, None, 1.0, 0.5, 0.333333]
+    assert charts["loss-time"]["names"] == ["a", "b"]
+    frames = client.get("/compare/frames?run=a&run=b").text
+    assert frames.count("data-chart=") == len(charts)
+
+
 @pytest.mark.parametrize(("make", "said"), [(a_study, "Best accuracy"), (a_cross_validation, "What is in each fold")])
 def test_searches_and_folds_have_pages(client, root, make, said):
     make(root / "whole")
@@ -295,58 +309,3 @@ def test_whoever_acts_on_a_run_sees_it_at_once(client, root, monkeypatch):
 )
 def test_a_number_of_a_record_is_finite(value, found):
     assert number(value) == found
-
-
-def test_a_page_that_was_made_before_its_stream_began_hears_of_the_change_between(root, access):
-    written = RunRecord(root / "a")
-    site = Site(root, access, None)
-    seen = str(site.watching.run(root / "a").serial)
-    written.finish()
-
-    async def first(look, seen):
-        stream = site.news(look, lambda: 0.0, seen).body_iterator
-        said = [await anext(stream) for _ in range(2)]
-        await stream.aclose()
-        return said[1]
-
-    look = lambda: str(site.watching.run(root / "a").serial)  # noqa: E731
-    assert asyncio.run(first(look, seen)) == b"event: changed\ndata: 1\n\n"
-
-
-def test_a_stream_ends_with_its_server(root, access):
-    site = Site(root, access, None)
-    site.stopping = True
-
-    async def all_of():
-        return [one async for one in site.news(lambda: 1, lambda: 0.0, 1).body_iterator]
-
-    assert asyncio.run(all_of()) == [b"retry: 2000\n\n"]
-
-
-def test_the_list_hears_of_an_end_that_changes_no_file(root, access, monkeypatch):
-    told = a_process(root, monkeypatch)
-    site = Site(root, access, None)
-    site.news = lambda look, pause: look
-    look = RunPages(site).list_news(None)
-    before = look()
-    assert site.watching.row(root / "a").process is not None  # the list is drawn behind that look
-    monkeypatch.setattr(processes, "_is_ours", lambda pid: pid != told["pid"])
-    assert look() != before
-    assert site.watching.row(root / "a").process is None
-
-
-def test_the_list_hears_of_a_run_that_was_looked_at_too_soon(root, access, monkeypatch):
-    a_process(root, monkeypatch, done=1)
-    monkeypatch.setattr(watching, "LEAST_SECONDS", 1000.0)
-    site = Site(root, access, None)
-    site.news = lambda look, pause: look
-    look = RunPages(site).list_news(None)
-    assert site.watching.row(root / "a").done == 0.1
-    said = (root / "a" / record.LINES).read_text().splitlines()
-    with (root / "a" / record.LINES).open("a") as lines:
-        lines.write(said[-1].replace('"step": 1', '"step": 4') + "\n")
-    before = look()
-    assert site.watching.row(root / "a").done == 0.1  # its page is not renewed so soon
-    monkeypatch.setattr(watching, "LEAST_SECONDS", 0.0)
-    assert look() != before
-    assert site.watching.row(root / "a").done == 0.4

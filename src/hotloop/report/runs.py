@@ -43,6 +43,7 @@ class Row:
         members: the number of folds or trials.
         settings: the settings that it read, by their dotted names.
         figures: its metrics and measurements, by name.
+        writer: where its record says ``running``, what `record.was_killed` asks: its process may end at any time.
     """
 
     folder: Path
@@ -58,10 +59,11 @@ class Row:
     members: int | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    writer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_dict(self, *, whole: bool = True) -> dict[str, Any]:
         """Return the row as plain data; without ``whole``, its settings and figures are left out."""
-        left_out = () if whole else ("settings", "figures")
+        left_out = ("writer",) if whole else ("writer", "settings", "figures")
         return {key: value for key, value in {**vars(self), "folder": str(self.folder)}.items() if key not in left_out}
 
 
@@ -88,12 +90,16 @@ def find(folder: Path) -> list[Row]:
 
 def members(folder: Path) -> list[Row]:
     """Return a row of each fold of a cross-validation, or of each trial of a search, in their order."""
-    kind = kind_of(folder)
-    places = {FOLDS: (folder, "fold-"), SEARCH: (folder / "trials", "")}.get(kind)
+    return [read(path) for path in member_folders(folder)]
+
+
+def member_folders(folder: Path) -> list[Path]:
+    """Return the folders of a cross-validation's folds, or of a search's trials, in their order."""
+    places = {FOLDS: (folder, "fold-"), SEARCH: (folder / "trials", "")}.get(kind_of(folder))
     if places is None:
         return []
     inside = [path for path in _folders(places[0]) if path.name.startswith(places[1])]
-    return [read(path) for path in sorted(inside, key=lambda path: (len(path.name), path.name))]
+    return sorted(inside, key=lambda path: (len(path.name), path.name))
 
 
 def read(folder: Path) -> Row:
@@ -187,7 +193,14 @@ def row(folder: Path, document: Mapping[str, Any]) -> Row:
         problem="; ".join(told),
         settings=settings,
         figures=figures,
+        writer=_writer(document),
     )
+
+
+def _writer(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `record.was_killed` asks of a record; nothing where the record says that it ended."""
+    names = ("status", "pid", "host", "process_started") if document.get("status") == "running" else ()
+    return {name: document.get(name) for name in names}
 
 
 def _at(entries: list[Mapping[str, Any]], name: str, step: float | None, otherwise: float) -> float:
@@ -222,6 +235,7 @@ def _folds(folder: Path, document: Mapping[str, Any]) -> Row:
         members=len(each),
         settings=settings,
         figures=means,
+        writer=_writer(document),
     )
 
 

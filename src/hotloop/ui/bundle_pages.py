@@ -90,7 +90,10 @@ class BundlePages:
         form = form_of(request) if request.method == "POST" else {}
         typed = {name: "" if said.get("done") else form.get(name, "").strip() for name in ("bundle", "checksum")}
         usual = {"why": "", "done": "", "asks": False, "bundles": self._bundles(), **typed}
-        return self.site.show(request, "bundles.html.j2", **{**usual, **said})
+        answer = self.site.show(request, "bundles.html.j2", **{**usual, **said})
+        if said.get("done"):
+            self.site.machine, answer.headers["hx-trigger"] = None, "bundled"  # other code is kept now
+        return answer
 
     def _bundles(self) -> list[Exported]:
         try:

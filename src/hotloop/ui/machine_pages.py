@@ -26,23 +26,26 @@ class MachinePages:
     def __init__(self, site: Site) -> None:
         self.site = site
         self._lock = threading.Lock()
-        self._found: dict[str, Any] | None = None
 
     def machine(self, request: Request) -> Response:
         """Show the frame of the page, which asks for the rest: some answers take seconds."""
+        return self.site.show(request, "machine.html.j2", **self._now())
+
+    def now(self, request: Request) -> Response:
+        """Show memory, load and GPUs alone, as they are now."""
+        return self.site.show(request, "machine_now.html.j2", **self._now())
+
+    def _now(self) -> dict[str, Any]:
         total, free = host.memory()
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        return self.site.show(
-            request, "machine.html.j2", total=total, free=free, load=load, cpus=os.cpu_count(),
-            gpus=self.site.gpus.look(),
-        )  # fmt: skip
+        return {"total": total, "free": free, "load": load, "cpus": os.cpu_count(), "gpus": self.site.gpus.look()}
 
     def findings(self, request: Request) -> Response:
         """Show what was found; with ``anew``, look again."""
         with self._lock:
-            if self._found is None or request.query_params.get("anew"):
-                self._found = _look()
-            found = self._found
+            found = self.site.machine
+            if found is None or request.query_params.get("anew"):
+                found = self.site.machine = _look()
         return self.site.show(request, "findings.html.j2", tones=_TONES, **found)
 
 

@@ -24,8 +24,9 @@ SAMPLES = "samples"
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 _WATCHED = (
     LINES, DOCUMENT, folds.DOCUMENT, study.DOCUMENT, runs.SETTINGS, START, STOP, LOG, SAMPLES, "checkpoints",
-    "run.lock.json", requests.FOLDER,
+    "run.lock.json", requests.FOLDER, ".",
 )  # fmt: skip
+"""Of the folder itself the time tells of what is made in it beside these, such as an export."""
 _DEEPEST = 6
 _FRESH_SECONDS = 1.0
 """How old a look at the folder may be."""
@@ -147,20 +148,28 @@ def picture(folder: Path, name: str) -> tuple[bytes, str]:
 
 EXPORTS = "export-"
 """How the folders begin that the page exports into."""
-_EXPORTED = (".safetensors", ".json")
+_EXPORTED = (".safetensors", ".json", ".pt2", ".txt", ".jinja", ".model")
+"""How the files end that an export writes: weights, configurations, programs, and what a tokenizer needs."""
 
 
 def exported(folder: Path) -> list[tuple[str, int]]:
     """Return the files of a run's exports, by their names below its folder, and their sizes."""
-    found = []
     try:
-        places = sorted(one.name for one in os.scandir(folder) if one.is_dir(follow_symlinks=False))
-        for place in (one for one in places if one.startswith(EXPORTS)):
-            files = (one for one in os.scandir(folder / place) if one.is_file(follow_symlinks=False))
-            found += [(f"{place}/{one.name}", one.stat().st_size) for one in files if one.name.endswith(_EXPORTED)]
+        places = [one.name for one in os.scandir(folder) if one.is_dir(follow_symlinks=False)]
+        found = [one for place in places if place.startswith(EXPORTS) for one in _kept(folder / place, place, 1)]
     except OSError:
         return []
     return sorted(found)
+
+
+def _kept(folder: Path, name: str, deepest: int) -> Iterator[tuple[str, int]]:
+    """Yield the files of an export's folder; a model of several has a folder of its own in it."""
+    for one in os.scandir(folder):
+        inner = f"{name}/{one.name}"
+        if one.is_dir(follow_symlinks=False) and deepest:
+            yield from _kept(folder / one.name, inner, deepest - 1)
+        elif one.is_file(follow_symlinks=False) and one.name.endswith(_EXPORTED):
+            yield inner, one.stat().st_size
 
 
 def open_exported(folder: Path, name: str) -> BinaryIO:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 STUDY = "study.yaml"
 """The settings that a search keeps in its folder, by which it goes on."""
 EXPORT_SECONDS = 300.0
+FORMATS = ("safetensors", "pretrained", "torch-export")
+"""Of `hotloop export`. The first needs weights alone; the others make the model again, by the program of the run."""
 
 
 class RunActs:
@@ -91,16 +93,21 @@ class RunActs:
         return back_to(name)
 
     def export(self, request: Request) -> Response:
-        """Export the weights of a checkpoint, in a process of its own that reads nothing of the run's program."""
+        """Export a checkpoint, in a process of its own; a format that runs the run's program is asked for twice."""
         form = form_of(request)
         name, path = self.site.run_named(form)
-        wanted = form.get("checkpoint", "")
+        wanted, kind = form.get("checkpoint", ""), form.get("format", FORMATS[0])
         if wanted not in ("best", "last"):
             return self._refused(request, name, f"checkpoint={wanted[:80]!r}: expected best or last")
-        tried = (f"{places.EXPORTS}{wanted}{number}" for number in ("", *(f"-{one}" for one in range(2, 1000))))
-        out = next(path / one for one in tried if not (path / one).exists())
+        if kind not in FORMATS:
+            return self._refused(request, name, f"format={kind[:80]!r}: expected one of {', '.join(FORMATS)}")
+        if kind != FORMATS[0] and form.get("sure") != "yes":
+            asked = {"checkpoint": wanted, "format": kind, "folder": str(path)}
+            return self.site.show(request, "export.html.j2", name=name, **asked)
+        out = _free(path, f"{places.EXPORTS}{wanted}" + ("" if kind == FORMATS[0] else f"-{kind}"))
+        command = ["export", str(path), str(out), "--checkpoint", wanted, "--format", kind]
         try:
-            code, _, err = processes.ask(["export", str(path), str(out), "--checkpoint", wanted], EXPORT_SECONDS)
+            code, _, err = processes.ask(command, EXPORT_SECONDS)
         except ConfigError as error:
             return self._refused(request, name, error)
         if code:
@@ -122,6 +129,12 @@ def going_on(path: Path, kind: str) -> list[str]:
     if kind == runs.SEARCH:
         return ["hpo", "--config", str(path / STUDY), f"hpo.folder={to_text(str(path))}"]
     return ["kfold" if kind == runs.FOLDS else "train", configure.resume(path)]
+
+
+def _free(folder: Path, name: str) -> Path:
+    """Return the path of a name in a folder that is not there yet, with a number where others are."""
+    tried = (folder / f"{name}{number}" for number in ("", *(f"-{one}" for one in range(2, 1000))))
+    return next(one for one in tried if not one.exists())
 
 
 def back_to(name: str, part: str = "") -> Response:

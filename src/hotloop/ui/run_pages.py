@@ -6,16 +6,15 @@ import dataclasses
 import shlex
 import threading
 import time
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from hotloop.report import page, runs
-from hotloop.report.charts import Chart
-from hotloop.report.series import Line
-from hotloop.report.text import line, quantity, text
+from hotloop.report.text import text
 from hotloop.ui import compiles, places, processes, usage
-from hotloop.ui.run_acts import STUDY, going_on
+from hotloop.ui.run_acts import FORMATS, STUDY, going_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,9 +30,12 @@ LOOKED_AT = 30
 """Runs among which one is looked for that made the same graphs."""
 GONE_SECONDS = 30.0
 """How often it is looked whether a run that was deleted is there again."""
-COMPARED = 8
-"""Runs that are compared at most: as many as a chart has colours."""
-_PARTS = {one: f"{one}.html.j2" for one in ("charts", "details", "summary")} | {"files": "run_files.html.j2"}
+_PARTS: dict[str, dict[str, str]] = {
+    runs.RUN: {one: f"{one}.html.j2" for one in ("summary", "charts", "details")},
+    runs.FOLDS: {"summary": "folds_body.html.j2"},
+    runs.SEARCH: {"summary": "study_best.html.j2", "charts": "study_charts.html.j2", "details": "study_tables.html.j2"},
+}
+"""The parts of a run's page that its view fills, by the kind of run: each is replaced alone."""
 TONES = {"finished": "good", "running": "note", "starting": "note", "stopping": "warn", "open": "note"}
 TONES |= {"interrupted": "warn", "killed": "warn", "pruned": "note", "queued": "note"}
 _SANDBOX = (
@@ -85,12 +87,17 @@ class RunPages:
     def run(self, request: Request) -> Response:
         """Show one run, cross-validation or search."""
         name, path = self.site.run_named(request.query_params)
+        state = self._state(path)
         shown = self.site.watching.run(path)
-        body = {runs.FOLDS: "folds_body.html.j2", runs.SEARCH: "study_body.html.j2"}.get(shown.row.kind, "")
-        inside = [] if shown.row.kind == runs.RUN else runs.members(path)
-        members = [(self.site.places.name(one.folder), one) for one in inside[:200]]
+        parts = _PARTS.get(shown.row.kind, {}) if shown.view else {}
         return self.site.show(
-            request, "run.html.j2", name=name, body=body, members=members, **self._of_run(path, shown)
+            request,
+            "run.html.j2",
+            name=name,
+            parts=parts,
+            state=state,
+            **self._members(path),
+            **self._of_run(path, shown),
         )
 
     def head(self, request: Request) -> Response:
@@ -100,14 +107,35 @@ class RunPages:
         return self.site.part(request, shown, "run_head.html.j2", lambda: {"name": name, **self._of_run(path, shown)})
 
     def part(self, request: Request) -> Response:
-        """Show one part of a run's page as it is now."""
+        """Show one part of a run's page as it is now; nothing where the run has no such part, or not yet."""
         name, path = self.site.run_named(request.query_params)
         wanted = request.query_params.get("part", "")
+        if wanted == "members":
+            return self.site.show(request, "members.html.j2", **self._members(path))
         shown = self.site.watching.run(path)
-        known = wanted == "files" or (shown.view is not None and shown.row.kind == runs.RUN)
-        if wanted not in _PARTS or not known:
-            return HTMLResponse("", 404)
-        return self.site.part(request, shown, _PARTS[wanted], lambda: {"name": name, **self._of_run(path, shown)})
+        parts = _PARTS.get(shown.row.kind, {}) if shown.view else {}
+        template = "run_files.html.j2" if wanted == "files" else parts.get(wanted)
+        if template is None:
+            return HTMLResponse("")
+        return self.site.part(request, shown, template, lambda: {"name": name, **self._of_run(path, shown)})
+
+    def usage(self, request: Request) -> Response:
+        """Show what a run's process takes now: it changes while no file does, as in a long compile."""
+        name, path = self.site.run_named(request.query_params)
+        process = processes.find(path)
+        gpus, resident = (self.site.gpus.look(), usage.memory(process.pid)) if process else ([], None)
+        return self.site.show(request, "usage.html.j2", name=name, gpus=gpus, resident=resident)
+
+    def _members(self, path: Path) -> dict[str, Any]:
+        found, left_out = self.site.watching.members(path)
+        members = [(self.site.places.name(one), shown) for one, shown in found]
+        return {"members": members, "left_out": left_out, "tones": TONES}
+
+    def _state(self, path: Path) -> str:
+        """Return what is another where a run's page has news: of a search also where one of its trials has."""
+        members, _ = self.site.watching.members(path)
+        told = [(one.name, shown.status, shown.row.best, shown.done) for one, shown in members]
+        return f"{self.site.watching.run(path).serial}-{zlib.crc32(repr(told).encode('utf-8', 'replace')):x}"
 
     def _of_run(self, path: Path, shown: Shown) -> dict[str, Any]:
         log = path / places.LOG
@@ -115,7 +143,7 @@ class RunPages:
         return {
             "shown": shown, "row": shown.row, "view": shown.view, "tone": TONES.get(shown.status, "bad"),
             "log": _plain(places.tail(log)), "samples": places.samples(path)[:12], "checkpoints": _checkpoints(path),
-            "exported": places.exported(path),
+            "exported": places.exported(path), "formats": FORMATS,
             "again": command, "goes_on": _goes_on(path, shown), "folder": str(path),
             "started_as": processes.arguments_of(path), **self._now(path, shown),
         }  # fmt: skip
@@ -142,7 +170,7 @@ class RunPages:
             return watching.run(path).pause if path.is_dir() else GONE_SECONDS
 
         seen = request.query_params.get("seen")
-        return self.site.news(lambda: str(watching.run(path).serial), pause, seen)
+        return self.site.news(lambda: self._state(path), pause, seen)
 
     def charts(self, request: Request) -> Response:
         """Return the charts of a run as JSON, thinned to what a screen can show."""
@@ -175,32 +203,6 @@ class RunPages:
         content = places.tail(path / runs.SETTINGS, 2**20)
         return PlainTextResponse(content, headers={"content-disposition": 'attachment; filename="settings.yaml"'})
 
-    def compare(self, request: Request) -> Response:
-        """Show several runs side by side: settings that differ, figures, and their losses in one chart."""
-        names = list(dict.fromkeys(request.query_params.getlist("run")))[:COMPARED]
-        found = [(name, self.site.watching.run(self.site.places.find(name))) for name in names]
-        settings = _beside([one.row.settings for _, one in found])
-        other = {key: values for key, values in settings.items() if any(one != values[0] for one in values)}
-        differ = {key: list(map(text, values)) for key, values in other.items()}
-        rows = [(shown.status, shown.row) for _, shown in found]
-        facts = [{"status": status, "ran": row.tier, "steps": row.steps, **row.figures} for status, row in rows]
-        figures = {key: [quantity(key, each) for each in row] for key, row in _beside(facts).items()}
-        return self.site.show(request, "compare.html.j2", names=names, differ=differ, figures=figures)
-
-    def compare_charts(self, request: Request) -> Response:
-        """Return the losses of several runs as one chart."""
-        lines = []
-        for name in list(dict.fromkeys(request.query_params.getlist("run")))[:COMPARED]:
-            view = self.site.watching.run(self.site.places.find(name)).view
-            chart = next((one for one in getattr(view, "charts", ()) if one.key == "loss"), None)
-            if chart is not None:
-                which = next((i for i, style in enumerate(chart.styles) if style == "line"), 0)
-                pairs = zip(chart.steps, chart.columns[which], strict=True)
-                lines.append(Line.of(line(name, 80), pairs))
-        lines = [one for one in lines if one]
-        charts = [Chart.of("loss", "Training loss", lines, ["line"] * len(lines), wide=True)] if lines else []
-        return JSONResponse([one.to_json() for one in charts])
-
 
 def _goes_on(path: Path, shown: Shown) -> bool:
     """Return whether there is something left that a press of Resume would do."""
@@ -216,11 +218,6 @@ def _checkpoints(path: Path) -> list[tuple[str, int, float]]:
         return [(name, one.st_size, one.st_mtime) for name, one in known]
     except OSError:
         return []
-
-
-def _beside(columns: list[Any]) -> dict[str, list[Any]]:
-    names = dict.fromkeys(name for one in columns for name in one)
-    return {name: [one.get(name) for one in columns] for name in names}
 
 
 def _plain(log: str) -> str:

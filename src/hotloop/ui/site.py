@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ASSETS = Path(__file__).with_name("assets")
 STATIC = {
-    "htmx.js": "htmx.min.js", "sse.js": "sse.min.js", "app.js": "app.js", "app.css": "app.css",
+    "htmx.js": "htmx.min.js", "sse.js": "sse.min.js", "app.js": "app.js", "busy.js": "busy.js", "app.css": "app.css",
     "uplot.js": "uplot.min.js", "charts.js": "page.js", "uplot.css": "uplot.min.css", "report.css": "page.css",
 }  # fmt: skip
 """The scripts and styles that are served, by their names there: of this package or, where it has none, the report's."""
@@ -51,6 +51,8 @@ class Site:
         self.places, self.access, self.watching = Places(root), access, Watching()
         self.probe, self.queue = probe or Probe(), Queue(self.places)
         self.presets, self.gpus = Presets(self.places.root), Gpus()
+        self.machine: dict[str, Any] | None = None
+        """What was found out of the machine; None where it is to be looked at anew."""
         self.stopping = False
 
     def show(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop import record
 from hotloop.errors import RecordError
 from hotloop.report import build, folds, runs, study
+from hotloop.report.series import Line, Steps
 from hotloop.report.text import line, number, seconds
 from hotloop.train import requests
 from hotloop.ui import compiles, processes
@@ -28,11 +30,13 @@ if TYPE_CHECKING:
 
 KEPT = 8
 """Runs whose documents are kept in memory, which can be a hundred megabytes each."""
+MEMBERS = 200
+"""Folds or trials that a page lists at most: the last."""
 SHARE = 0.04
 """Share of a core that showing a run may take while it trains: the longer its record, the rarer its page is renewed."""
 LEAST_SECONDS = 2.0
 WHOLE_SECONDS = 5.0
-"""For searches and cross-validations, whose pages are loaded as a whole."""
+"""For searches and cross-validations, which change more slowly and have many files."""
 
 
 @dataclasses.dataclass
@@ -99,19 +103,17 @@ class Watching:
         self._lock = threading.Lock()
         self._entries: OrderedDict[Path, _Entry] = OrderedDict()
         self._rows: dict[Path, tuple[Any, Shown]] = {}
+        self._members: dict[Path, tuple[float, tuple[list[tuple[Path, Shown]], int]]] = {}
         self._ended = 0
 
     def run(self, path: Path) -> Shown:
         """Return a run with its view."""
-        with self._lock:
-            entry = self._entries.pop(path, None) or _Entry(path)
-            self._entries[path] = entry
-            while len(self._entries) > KEPT:
-                self._entries.popitem(last=False)
+        entry = self._entry(path)
         with entry.lock:
             process, began = processes.find(path), time.monotonic()
             asked = (processes.asked_to_stop(path, process), _asked(path, process))
-            seen, known = (signature(path), process), (process, asked)
+            gone = entry.shown is not None and record.was_killed(entry.shown.row.writer)
+            seen, known = (signature(path), process, gone), (process, asked, gone)
             # However many watch a run, it is looked at no more often than it should be, unless somebody acts on it.
             waits = entry.shown is not None and entry.known == known and began - entry.made < entry.shown.pause
             if entry.shown is None or (entry.seen != seen and not waits):
@@ -119,8 +121,38 @@ class Watching:
                 shown = _shown(path, process, entry.follower)
                 took, serial = time.thread_time() - spent, next(_serials)
                 entry.shown = dataclasses.replace(shown, seconds=took, serial=serial, asked=asked[1])
-                entry.seen, entry.known, entry.made = seen, known, time.monotonic()
+                gone = record.was_killed(shown.row.writer)
+                entry.seen, entry.known, entry.made = (*seen[:2], gone), (*known[:2], gone), time.monotonic()
             return entry.shown
+
+    def elapsed(self, path: Path) -> Line:
+        """Return how many seconds training had taken at the end of each step of a run, thinned."""
+        entry = self._entry(path)
+        with entry.lock, contextlib.suppress(RecordError):  # one that cannot be read is said in its row
+            steps = Steps.read(entry.follower.look()["steps"])
+            took = steps.line("seconds", "")
+            return Line("", took.steps, tuple(itertools.accumulate(took.values))).thinned()
+        return Line("", (), ())
+
+    def members(self, path: Path) -> tuple[list[tuple[Path, Shown]], int]:
+        """Return the last folds or trials of a run, as lists show them, and how many are left out.
+
+        However many watch, they are looked at no more often than the page of a search is.
+        """
+        made, found = self._members.get(path, (-WHOLE_SECONDS, ([], 0)))
+        if time.monotonic() - made >= WHOLE_SECONDS:
+            folders = runs.member_folders(path)
+            found = [(one, self.row(one)) for one in folders[-MEMBERS:]], max(0, len(folders) - MEMBERS)
+            self._members[path] = (time.monotonic(), found)
+        return found
+
+    def _entry(self, path: Path) -> _Entry:
+        with self._lock:
+            entry = self._entries.pop(path, None) or _Entry(path)
+            self._entries[path] = entry
+            while len(self._entries) > KEPT:
+                self._entries.popitem(last=False)
+        return entry
 
     @property
     def list_pause(self) -> float:
@@ -129,20 +161,23 @@ class Watching:
 
     def row(self, path: Path) -> Shown:
         """Return a run without its view: what lists show."""
-        process = processes.find(path)
-        seen = None if process else signature(path)  # `run` knows itself how fresh a run is that something works in
-        known = self._rows.get(path)
+        process, known = processes.find(path), self._rows.get(path)
+        # `run` knows itself how fresh a run is that something works in.
+        seen = None if process else (signature(path), known is not None and record.was_killed(known[1].row.writer))
         if known is None or seen is None or known[0] != seen:
             shown = self.run(path) if process else _judged(path, process, runs.read(path), None, {})
             self._ended += known is not None and known[1].process is not None and shown.process is None
             known = self._rows[path] = (seen, dataclasses.replace(shown, view=None))
         return known[1]
 
-    def working(self) -> tuple[int, list[int]]:
-        """Return how many rows ended and the serials of those that something works in: an end changes no file."""
-        live = [path for path, (_, one) in list(self._rows.items()) if one.process is not None]
-        serials = [self.row(path).serial for path in live]
-        return self._ended, serials
+    def working(self) -> tuple[int, list[int], int]:
+        """Return what tells of runs whose end changes no file.
+
+        How many rows ended, the serials of those that something works in, and how many processes of records are gone.
+        """
+        rows = list(self._rows.items())
+        serials = [self.row(path).serial for path, (_, one) in rows if one.process is not None]
+        return self._ended, serials, sum(record.was_killed(one.row.writer) for _, (_, one) in rows)
 
 
 def _asked(path: Path, process: processes.Process | None) -> dict[str, bool]:

@@ -59,7 +59,8 @@ function widen() {
   }
 }
 
-const onAxis = (value) => Number.isInteger(value) ? value.toLocaleString("en") : plain(value);
+const onAxis = (chart, value) => chart.axis === "time" ? duration(value) : Number.isInteger(value) ? value.toLocaleString("en") : plain(value);
+const SPANS = [1e-3, 1e-2, .1, .5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 18000, 36000, 86400, 432000];
 const format = (chart, value) => chart.unit === "s" ? duration(value) : plain(value);
 
 /* Marks: each kind has a lane of its own above the plot, and a thin line down to the steps. */
@@ -129,11 +130,11 @@ function showTip(u, chart, state) {
   const {left, top, idx} = u.cursor, tip = state.tip;
   if (left === undefined || left < 0 || idx === null || idx === undefined || !state.hovered) { tip.hidden = true; return; }
   tip.replaceChildren();
-  paragraph(tip, chart.axis, "", onAxis(chart.steps[idx]));
+  paragraph(tip, chart.axis, "", onAxis(chart, chart.steps[idx]));
   chart.names.forEach((name, i) => {
     const at = u.cursor.idxs[i + 1];
     if (at === null || at === undefined || Math.abs(u.valToPos(chart.steps[at], "x") - left) > NEAR) return;
-    const elsewhere = chart.steps[at] === chart.steps[idx] ? "" : ` (${chart.axis} ${onAxis(chart.steps[at])})`;
+    const elsewhere = chart.steps[at] === chart.steps[idx] ? "" : ` (${chart.axis} ${onAxis(chart, chart.steps[at])})`;
     paragraph(tip, name, "", format(chart, chart.columns[i][at]) + elsewhere);
   });
   const band = chart.bands.find((each) => chart.steps[idx] >= each.start && chart.steps[idx] <= each.end);
@@ -187,8 +188,9 @@ function yRange(log) {
 function options(chart, state, width) {
   const lanes = lanesOf(chart).length;
   const wide = chart.wide && !narrow();
-  const x = axis((u, splits) => splits.map((v) => v !== null && (Number.isInteger(v) || chart.axis !== "step") ? onAxis(v) : ""), 30);
+  const x = axis((u, splits) => splits.map((v) => v !== null && (Number.isInteger(v) || chart.axis !== "step") ? onAxis(chart, v) : ""), 30);
   x.grid = {show: false};
+  if (chart.axis === "time") x.incs = SPANS;
   const y = axis((u, splits) => splits.map((v) => v === null ? "" : format(chart, v)), 62);
   if (chart.axis_log) Object.assign(x, {splits: logSplits, filter: (u, splits) => splits});
   if (state.log) Object.assign(y, {splits: logSplits, filter: (u, splits) => splits});  // uPlot would label powers of ten alone
@@ -255,7 +257,17 @@ function setUp(figure) {
     if (state.plot && plot.clientWidth && plot.clientWidth !== state.plot.width) draw(figure, chart, state);
   }).observe(plot);
   draw(figure, chart, state);
-  return {redraw: () => draw(figure, chart, state), fresh: () => refresh(chart, state)};
+  return {redraw: () => draw(figure, chart, state), fresh: () => { refresh(chart, state); say(figure, chart); }};
+}
+
+/* What stands beside the plot of its numbers. */
+function say(figure, chart) {
+  const plot = figure.querySelector(".plot"), words = plot.getAttribute("aria-label").split(". ", 1)[0];
+  plot.setAttribute("aria-label", `${words}. ${chart.summary}`);
+  figure.querySelectorAll(".kind[data-kind]").forEach((button) => {
+    const found = chart.marks.filter((mark) => mark.kind === button.dataset.kind);
+    button.querySelector(".quiet").textContent = found.reduce((sum, mark) => sum + mark.count, 0);
+  });
 }
 
 /* New numbers of the same lines: a stretch that somebody zoomed into stays. */

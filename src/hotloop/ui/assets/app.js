@@ -4,7 +4,6 @@
 
 /* Charts: numbers come as JSON; where a chart has become another, its frame is asked for anew. */
 const frames = document.getElementById("frames");
-const kind = document.querySelector("[data-kind]")?.dataset.kind;
 let drawn = false, asking = false, again = false;
 
 async function follow() {
@@ -20,8 +19,9 @@ async function follow() {
 }
 
 async function show(charts) {
-  if (drawn && window.hotloopCharts.update(charts)) return;
-  if (frames.dataset.frames && frames.querySelectorAll("[data-chart]").length !== charts.length || drawn) {
+  const fits = frames.querySelectorAll("[data-chart]").length === charts.length;  // frames may be older than the numbers
+  if (drawn && fits && window.hotloopCharts.update(charts)) return;
+  if (drawn || !fits) {
     const answer = await fetch(frames.dataset.frames);
     if (!answer.ok) return;
     frames.innerHTML = await answer.text();  // escaped by the server, and scripts in it do not run
@@ -31,7 +31,7 @@ async function show(charts) {
   drawn = true;
 }
 
-document.addEventListener("htmx:sseMessage", (event) => { if (event.detail.type === "changed" && event.target.id === "head") (frames && "reload" in frames.dataset ? location.reload() : follow()); });
+document.addEventListener("htmx:sseMessage", (event) => { if (event.detail.type === "changed" && event.target.hasAttribute("data-follow")) follow(); });
 follow();
 
 /* A part that is replaced keeps what a person opened, searched for and chose in it. */
@@ -41,6 +41,7 @@ document.addEventListener("htmx:beforeSwap", (event) => {
   kept = {
     open: new Map(ids("details[id]").map((one) => [one.id, one.open])),
     typed: new Map(ids("[data-filter]").map((one) => [one.dataset.filter, one.value])),
+    chosen: new Map(ids("select[id][data-keep]").map((one) => [one.id, one.value])),
     checked: new Set(ids("input[type=checkbox]:checked").map((one) => one.value)),
     scrolled: new Map(ids("details[id] .log").map((one) => [one.parentElement.id, one.scrollTop + one.clientHeight < one.scrollHeight - 4 ? one.scrollTop : null])),
     focus: part.contains(document.activeElement) && document.activeElement.id,
@@ -49,10 +50,10 @@ document.addEventListener("htmx:beforeSwap", (event) => {
 document.addEventListener("htmx:afterSwap", (event) => {
   const part = event.detail.target;
   settle(part);
-  if (part.id === "head" && part.firstElementChild.dataset.kind !== kind) { location.reload(); return; }  // it has its record now
   if (!kept) return;
   part.querySelectorAll("details[id]").forEach((one) => { if (kept.open.has(one.id)) one.open = kept.open.get(one.id); });
   part.querySelectorAll("[data-filter]").forEach((one) => { if (kept.typed.get(one.dataset.filter)) { one.value = kept.typed.get(one.dataset.filter); one.dispatchEvent(new Event("input")); } });
+  part.querySelectorAll("select[id][data-keep]").forEach((one) => { if (kept.chosen.has(one.id)) one.value = kept.chosen.get(one.id); });
   part.querySelectorAll("input[type=checkbox]").forEach((one) => { if (kept.checked.has(one.value)) one.checked = true; });
   part.querySelectorAll("details[id] .log").forEach((one) => { const at = kept.scrolled.get(one.parentElement.id); one.scrollTop = at ?? one.scrollHeight; });
   if (kept.focus) document.getElementById(kept.focus)?.focus();
@@ -123,13 +124,6 @@ document.querySelectorAll("[data-submit]").forEach((one) => {
   if (!given.selected) show();  // it was chosen before this script was there
 });
 addEventListener("pageshow", (event) => { if (event.persisted) document.getElementById("what")?.reset(); });  // a person went back to it
-
-/* What takes a while is asked for once. */
-document.addEventListener("submit", (event) => {
-  const button = event.target.classList.contains("inline") && event.submitter;
-  if (button) setTimeout(() => { button.disabled = true; });
-});
-addEventListener("pageshow", () => document.querySelectorAll("form.inline button").forEach((one) => { one.disabled = false; }));
 
 /* A link to what is to be mended opens the groups that its field is in. */
 document.addEventListener("click", (event) => {
