@@ -1,7 +1,11 @@
 """Folders as runs, cross-validations and searches leave them, made without training."""
 
 import json
+import subprocess
+import sys
+from contextlib import contextmanager
 
+from hotloop import record
 from hotloop.record import RunRecord
 
 
@@ -34,3 +38,17 @@ def a_cross_validation(folder, status="finished"):
     metrics = {"best": {"accuracy": {"mean": 0.8, "std": 0.1}}}
     (folder / "kfold.json").write_text(json.dumps({**found, "folds": each, "metrics": metrics}))
     return folder
+
+
+@contextmanager
+def training(folder):
+    """Let a process work in a run's folder that does nothing."""
+    process = subprocess.Popen([sys.executable, "-c", "hotloop = __import__('time').sleep(600)"])
+    try:
+        a_run(folder, status="running")
+        told = {**record.this_process(), "pid": process.pid, "process_started": record.process.started(process.pid)}
+        (folder / "run.lock.json").write_text(json.dumps(told))
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -1,14 +1,11 @@
 """What a person does beside starting a run, in a real browser: the queue, presets, requests to a run, bundles."""
 
 import json
-import subprocess
-import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
 from browser import CHROMIUM, SECONDS, a_person, at, server
-from run_folders import a_run
+from run_folders import training
 from safetensors.torch import load_file
 
 from hotloop import record
@@ -20,20 +17,6 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium: `make setup-b
 from playwright.sync_api import expect  # noqa: E402
 
 expect.set_options(timeout=SECONDS)
-
-
-@contextmanager
-def training(folder):
-    """Let a process work in a run's folder that does nothing."""
-    process = subprocess.Popen([sys.executable, "-c", "hotloop = __import__('time').sleep(600)"])
-    try:
-        a_run(folder, status="running")
-        told = {**record.this_process(), "pid": process.pid, "process_started": record.process.started(process.pid)}
-        (folder / "run.lock.json").write_text(json.dumps(told))
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_run_is_queued_behind_the_one_that_trains_and_taken_out_again(person, runs):

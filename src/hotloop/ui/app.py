@@ -14,6 +14,7 @@ from hotloop.errors import HotloopError
 from hotloop.ui.bundle_pages import BundlePages
 from hotloop.ui.compare_pages import ComparePages
 from hotloop.ui.machine_pages import MachinePages
+from hotloop.ui.plot_pages import PlotPages
 from hotloop.ui.preset_pages import PresetPages
 from hotloop.ui.queue_pages import QueuePages
 from hotloop.ui.run_acts import RunActs
@@ -81,14 +82,14 @@ def routes(site: Site) -> list[Route]:
     """Return every address; what changes something is asked by POST alone, which `Guard` lets through with a form."""
     run, training, machine = RunPages(site), TrainingPages(site), MachinePages(site)
     queue, preset, act = QueuePages(site), PresetPages(site), RunActs(site)
-    bundle, compare = BundlePages(site), ComparePages(site)
+    bundle, compare, plot = BundlePages(site), ComparePages(site), PlotPages(site)
     asked = {
         "/": lambda request: RedirectResponse("/runs"),  # noqa: ARG005 - whoever asks
         "/static/{name}": _static,
         "/runs": run.runs, "/runs/table": run.table, "/runs/news": run.list_news, "/runs/queue": queue.part,
         "/run": run.run, "/run/head": run.head, "/run/part": run.part, "/run/news": run.run_news,
         "/run/charts": run.charts, "/run/sample": run.sample, "/run/report": run.report, "/run/settings": run.settings,
-        "/run/usage": run.usage,
+        "/run/usage": run.usage, "/run/plots": plot.plots, "/run/plots/figures": plot.figures, "/plotly.js": plot.script,
         "/compare": compare.compare, "/compare/charts": compare.charts, "/compare/frames": compare.frames,
         "/compare/tables": compare.tables, "/compare/news": compare.news,
         "/run/exported": act.exported, "/training": training.form,

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from hotloop.report import page, runs
 from hotloop.report.text import text
 from hotloop.ui import compiles, places, processes, usage
+from hotloop.ui.plot_pages import installed
 from hotloop.ui.run_acts import FORMATS, STUDY, going_on
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class RunPages:
             "shown": shown, "row": shown.row, "view": shown.view, "tone": TONES.get(shown.status, "bad"),
             "log": _plain(places.tail(log)), "samples": places.samples(path)[:12], "checkpoints": _checkpoints(path),
             "exported": places.exported(path), "formats": FORMATS,
+            "plots": shown.row.kind == runs.SEARCH and shown.view is not None and installed(),
             "again": command, "goes_on": _goes_on(path, shown), "folder": str(path),
             "started_as": processes.arguments_of(path), **self._now(path, shown),
         }  # fmt: skip

@@ -22,12 +22,12 @@ FORM = "hotloop.form"
 """The key of a request's scope that holds its checked form."""
 _LARGEST = 2**20
 """Bytes of a form: settings are some kilobytes."""
-_POLICY = (
+POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
-    "content-security-policy": _POLICY,
+    "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",

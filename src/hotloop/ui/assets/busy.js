@@ -54,7 +54,7 @@ const here = () => { clearTimeout(waiting); waiting = null; notLive.textContent 
 document.addEventListener("htmx:sseError", away);
 document.addEventListener("htmx:sendError", away);
 document.addEventListener("htmx:sseOpen", here);
-document.addEventListener("htmx:afterOnLoad", here);
+document.addEventListener("htmx:afterRequest", (event) => { if (event.detail.successful) here(); });
 document.addEventListener("htmx:responseError", (event) => {
   const status = event.detail.xhr.status;
   if (status === 401 || status === 403) tell("Not live: this page is of an earlier server. Open the address that the new one printed; what you typed stays in this tab.");

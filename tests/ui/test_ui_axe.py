@@ -1,0 +1,141 @@
+"""Every page judged by axe-core, in both colour schemes, wide and narrow, with all its parts open."""
+
+import json
+import urllib.parse
+from importlib import resources
+
+import pytest
+from browser import CHROMIUM, SECONDS, a_person, at, server
+from PIL import Image
+from report_documents import whole_run
+from run_folders import a_cross_validation, a_run, a_study, training
+
+from hotloop import record
+from hotloop.train.requests import SAMPLE, SAVE, Requests
+
+pytest.importorskip("playwright", reason="the tests of the page in a browser need playwright")
+pytest.importorskip("axe_playwright_python", reason="axe-core comes with axe-playwright-python")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium: `make setup-browser` installs it")
+from playwright.sync_api import expect  # noqa: E402
+
+expect.set_options(timeout=SECONDS)
+AXE = (resources.files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+JUDGE = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations.map((one) =>
+    [one.id, one.impact, one.nodes.map((node) => node.html.slice(0, 200) + " :: " + node.failureSummary)])"""
+
+
+def judge(page, said):
+    """Hold that axe finds nothing on a page as it is now, with every part of it open."""
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.evaluate(AXE)
+    found = page.evaluate(JUDGE)
+    assert not found, f"{said}: {json.dumps(found, indent=1)}"
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """A folder with a run of everything that a page shows, and its server."""
+    runs = tmp_path_factory.mktemp("judged") / "runs"
+    whole = runs / "whole"
+    for place in ("samples", "checkpoints", "export-best"):
+        (whole / place).mkdir(parents=True)
+    (whole / record.DOCUMENT).write_text(json.dumps(whole_run()))
+    (whole / "settings.yaml").write_text("recipe: {name: digits}\n")
+    (whole / "ui-log.txt").write_text("epoch 1\nepoch 2\n")
+    (whole / "ui-start.json").write_text(json.dumps({"pid": 1, "arguments": ["train", "recipe=digits"]}))
+    (whole / "checkpoints" / "best.pt").write_bytes(b"weights")
+    (whole / "export-best" / "model.safetensors").write_bytes(b"weights")
+    Image.new("RGB", (64, 64)).save(whole / "samples" / "step-000010.png")
+    a_run(runs / "interrupted", status="interrupted")
+    a_run(runs / "failed", status="failed")
+    a_study(runs / "search")
+    a_run(runs / "search" / "trials" / "0")
+    a_cross_validation(runs / "folds")
+    (runs / ".hotloop-ui" / "queue").mkdir(parents=True)
+    (runs / ".hotloop-ui" / "queue" / "1.json").write_text("{}")  # which is never started
+    with server(runs) as (_, url), training(runs / "busy"):
+        asked = Requests(runs / "busy", (SAVE, SAMPLE))
+        yield runs, url
+        asked.close()
+
+
+def forms(page, url):
+    """Yield the page of training as it opens, and with all that it can show at once."""
+    page.goto(at(url, "/training?recipe=diffusion"))
+    judge(page, "training")
+    page.fill("[name='training.batch_size']", "none")
+    page.fill("#preset-name", "../x")
+    expect(page.locator("#to-mend")).to_contain_text("1 to mend")
+    page.click("#preset-save")
+    expect(page.locator("#presets .callout.bad")).to_be_visible()
+    judge(page, "training with a mistake")
+    page.fill("[name='training.batch_size']", "8")
+    expect(page.locator("#command")).to_contain_text("batch_size=8")
+    page.fill("#preset-name", "small")
+    page.click("#preset-save")
+    expect(page.locator("#presets .callout")).to_contain_text("small")
+    if page.locator("#preset-over").count():
+        judge(page, "a preset that would be overwritten")
+        page.click("#preset-over")
+    expect(page.locator("#presets .callout.good")).to_be_visible()
+    page.select_option("#against", "(defaults)")
+    page.click("#preset-diff")
+    expect(page.locator("#preset-differ td").first).to_be_visible()
+    judge(page, "presets that differ")
+    page.click("#preset-delete")
+    expect(page.locator("#preset-sure")).to_be_visible()
+    judge(page, "a preset that would be deleted")
+
+
+def machine(page, url):
+    page.goto(at(url, "/machine"))
+    expect(page.get_by_role("heading", name="Versions")).to_be_visible()
+    judge(page, "machine")
+    page.fill("#bundle", __file__)
+    page.click("#bundle-import")
+    expect(page.locator("#bundle-sure")).to_be_visible()
+    judge(page, "a bundle that would be imported")
+
+
+PLAIN = (
+    "/runs", "/runs?find=nothing", "/run?run=whole", "/run?run=interrupted", "/run?run=failed", "/run?run=search", "/run?run=folds",
+    "/compare?run=whole&run=interrupted&run=failed", "/compare?run=whole", "/run?run=nothing", "/training?program=nothing.py:make",
+)  # fmt: skip
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1300])
+def test_axe_finds_nothing_on_any_page(chromium, full, scheme, width):
+    _, url = full
+    with a_person(
+        chromium, url, viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
+    ) as page:
+        for path in PLAIN:
+            page.goto(at(url, path))
+            if path.startswith(("/run?run=whole", "/compare?run=whole&")):
+                expect(page.locator(".uplot").first).to_be_visible()
+            judge(page, path)
+        page.goto(at(url, "/run?run=busy"))
+        expect(page.get_by_role("button", name="Sample now")).to_be_visible()
+        judge(page, "a run that trains")
+        page.goto(at(url, "/run?run=whole"))
+        page.click("#checkpoints > summary")
+        page.select_option("#format-best", "pretrained")
+        page.click("#act-run-export-best")
+        expect(page.locator("h1")).to_contain_text("as pretrained?")
+        judge(page, "an export that runs a program")
+        page.goto(at(url, f"/run?run={urllib.parse.quote('whole')}"))
+        page.click("#act-run-delete")
+        expect(page.locator("h1")).to_contain_text("Delete whole?")
+        judge(page, "a run that would be deleted")
+        forms(page, url)
+        machine(page, url)
+
+
+def test_what_axe_finds_fails_a_test(chromium):
+    page = chromium.new_page()
+    page.set_content("<html lang=en><title>a</title><main><h1>a</h1><input></main>")
+    with pytest.raises(AssertionError, match="label"):
+        judge(page, "a field without a label")
+    page.close()
