@@ -20,7 +20,8 @@ LINES_PER_CHART = 8
 class Chart:
     """One chart: a common axis of steps, a column of values for each line, and the marks on it.
 
-    ``styles`` says how each line is drawn: ``line``, ``faint`` (raw values behind a smoothed line) or ``dots``.
+    ``styles`` says how each line is drawn: ``line``, ``faint`` (raw values behind a smoothed line), ``dots`` (joined)
+    or ``points`` (not joined).
     ``log``: a logarithmic axis makes sense, and ``log_first``: it is the better one to start with. ``apart``: its steps
     are not those of the run that the other charts show. ``axis``: what the common axis counts, and ``axis_log``: it is
     a logarithmic one.

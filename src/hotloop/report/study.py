@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotloop.errors import RecordError
-from hotloop.report.charts import Chart
+from hotloop.report import parallel
+from hotloop.report.charts import LINES_PER_CHART, Chart
 from hotloop.report.series import Line
-from hotloop.report.text import count, figure, line, moment, number, seconds, text
+from hotloop.report.text import count, figure, line, moment, number, seconds, text, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,17 +49,13 @@ class TrialRow:
         tones: dict[str, Tone] = {"complete": "good", "interrupted": "warn"}
         tones |= dict.fromkeys(("running", "pruned", "waiting"), "note")
         reports, values = attempt.get("reports"), _values(attempt)
-        cells = []
-        for name in names:
-            known = number(values.get(name))
-            cells.append(line(values.get(name), 60) if known is None else figure(known))
         return cls(
             number=int(number(attempt.get("number")) or 0),
             attempt=int(number(attempt.get("attempt")) or 1),
             state=state,
             tone=tones.get(state, "bad"),
             value=number(attempt.get("value")),
-            cells=tuple(cells),
+            cells=tuple(_cell(values.get(name), 60) for name in names),
             reports=len(reports) if isinstance(reports, list) else 0,
             seconds="" if took is None else seconds(took),
             worker=line(attempt.get("worker") or "", 80),
@@ -104,13 +101,14 @@ class StudyView:
     names: tuple[str, ...]
     charts: tuple[Chart, ...]
     choices: tuple[Choices, ...]
+    parallel: parallel.Parallel | None
     trials: tuple[TrialRow, ...]
     trials_left_out: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the view as plain data without the charts, which only the page shows."""
-        plain = dataclasses.asdict(dataclasses.replace(self, charts=()))
-        del plain["charts"]
+        """Return the view as plain data without what only the page draws."""
+        plain = dataclasses.asdict(dataclasses.replace(self, charts=(), parallel=None))
+        del plain["charts"], plain["parallel"]
         return plain
 
 
@@ -148,12 +146,13 @@ def build(document: Mapping[str, Any]) -> StudyView:
         facts=tuple(search.facts()),
         metric=search.metric,
         maximize=search.maximize,
-        best=tuple((line(key, 80), line(value, 80)) for key, value in _values(best or {}).items()),
+        best=tuple((line(key, 80), _cell(value, 80)) for key, value in _values(best or {}).items()),
         best_value=number(best["value"]) if best else None,
         importances=search.importances(),
         names=tuple(line(name, 80) for name in search.space),
         charts=tuple(search.charts()),
         choices=tuple(search.choices()),
+        parallel=search.parallel(),
         trials=tuple(TrialRow.read(attempt, tuple(search.space), best=attempt is best) for attempt in shown),
         trials_left_out=len(search.attempts) - len(shown),
     )
@@ -238,6 +237,17 @@ class _Search:
             so_far.append(self.better([*so_far[-1:], value]))
         best = Line("best so far", values.steps, tuple(so_far))
         yield self.chart("history", "History", [values, best], "trial", wide=True)
+        if curves := self.curves():
+            styles = ["line"] * len(curves)
+            yield Chart.of(
+                "reports",
+                f"{words(self.metric)} as the best trials went",
+                curves,
+                styles,
+                apart=True,
+                wide=True,
+                axis="report",
+            )
         for place, (name, about) in enumerate(list(self.space.items())[:24]):
             if not isinstance(about, Mapping) or about.get("kind") == "choices":
                 continue
@@ -247,12 +257,28 @@ class _Search:
                 log = about.get("kind") == "log" and slice_.steps[0] > 0
                 yield self.chart(f"slice-{place}", line(name, 80), [slice_], line(name, 80), axis_log=log)
 
+    def curves(self) -> list[Line]:
+        """Return what the best trials reported while they trained; a line for each."""
+        found = []
+        for attempt in self.ordered[:LINES_PER_CHART]:
+            reports = attempt.get("reports")
+            pairs = [one for one in reports if _is_pair(one)] if isinstance(reports, list) else []
+            known = ((at, number(value)) for step, value in pairs if (at := number(step)) is not None)
+            found.append(Line.of(f"trial {line(attempt.get('number'), 20)}", known))
+        return [one for one in found if len(one.values) > 1]
+
+    def parallel(self) -> parallel.Parallel | None:
+        """Return all settings of the best trials side by side."""
+        important = [name for name, _ in self.importances() if name in self.space]
+        names = list(dict.fromkeys([*important, *self.space]))
+        return parallel.build(self.ordered, self.space, names, self.metric)
+
     def chart(self, key: str, title: str, lines: list[Line], axis: str, **fields: Any) -> Chart:
         """Return a chart of trials: dots for their values, and a line for the best so far."""
         values = lines[0].values
         low, high = figure(min(values)), figure(max(values))
         summary = f"{self.metric} of {count(len(values), 'trial')}, from {low} to {high}"
-        styles = ["dots", "line"][: len(lines)]
+        styles = ["points", "line"][: len(lines)]
         return Chart.of(key, title, lines, styles, summary=summary, apart=True, axis=axis, **fields)
 
     def choices(self) -> Iterator[Choices]:
@@ -271,6 +297,16 @@ class _Search:
             if rows:
                 rows.sort(key=lambda row: row.median, reverse=self.maximize)
                 yield Choices(line(name, 80), tuple(rows))
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2  # noqa: PLR2004 - a step, and what was reported there
+
+
+def _cell(value: Any, limit: int) -> str:
+    """Return a setting as a table shows it: numbers with the digits that a person compares."""
+    known = number(value)
+    return line(value, limit) if known is None else figure(known)
 
 
 def _values(attempt: Mapping[str, Any]) -> Mapping[str, Any]:

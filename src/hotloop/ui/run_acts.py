@@ -102,8 +102,9 @@ class RunActs:
         if kind not in FORMATS:
             return self._refused(request, name, f"format={kind[:80]!r}: expected one of {', '.join(FORMATS)}")
         if kind != FORMATS[0] and form.get("sure") != "yes":
-            asked = {"checkpoint": wanted, "format": kind, "folder": str(path)}
-            return self.site.show(request, "export.html.j2", name=name, **asked)
+            return self.site.show(
+                request, "export.html.j2", name=name, checkpoint=wanted, format=kind, folder=str(path)
+            )
         out = _free(path, f"{places.EXPORTS}{wanted}" + ("" if kind == FORMATS[0] else f"-{kind}"))
         command = ["export", str(path), str(out), "--checkpoint", wanted, "--format", kind]
         try:

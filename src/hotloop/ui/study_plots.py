@@ -87,7 +87,7 @@ def _distribution(about: Any, given: Any) -> optuna.distributions.BaseDistributi
         log = about.get("kind") == "log" and ends[0] > 0
         if all(isinstance(one, int) for one in (*values, given)):
             return distributions.IntDistribution(int(ends[0]), int(ends[1]), log=log)
-        return distributions.FloatDistribution(*ends, log=log)
+        return distributions.FloatDistribution(ends[0], ends[1], log=log)
     return distributions.CategoricalDistribution(tuple(dict.fromkeys(map(_plain, [*values, given]))))
 
 
@@ -114,7 +114,7 @@ def _figures(found: optuna.Study, metric: str) -> Iterator[dict[str, Any]]:
         if name == "plot_contour" and len(names) < 2:  # noqa: PLR2004 - a pair
             continue
         chosen: dict[str, Any] = {"params": names[:_PAIRS]} if name == "plot_contour" else {}
-        named = {} if name == "plot_intermediate_values" else {"target_name": metric, "target": lambda one: one.value}
+        named = {} if name == "plot_intermediate_values" else {"target_name": metric}
         figure = json.loads(getattr(optuna.visualization, name)(found, **chosen, **named).to_json())
         figure["layout"].pop("template", None)  # the page has colours of its own, light and dark
         figure["layout"].pop("title", None)

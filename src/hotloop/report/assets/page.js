@@ -60,6 +60,7 @@ function widen() {
 }
 
 const onAxis = (chart, value) => chart.axis === "time" ? duration(value) : Number.isInteger(value) ? value.toLocaleString("en") : plain(value);
+const COUNTS = new Set(["step", "trial", "report"]);
 const SPANS = [1e-3, 1e-2, .1, .5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 18000, 36000, 86400, 432000];
 const format = (chart, value) => chart.unit === "s" ? duration(value) : plain(value);
 
@@ -157,8 +158,8 @@ function series(chart) {
     const alone = chart.columns[i].filter((value) => value !== null).length < 2;
     return {
       label: name, spanGaps: true, stroke: style === "faint" ? color + "55" : color,
-      width: style === "faint" ? 1 : chart.key === "step-time" ? 1.4 : 2,
-      points: {show: style === "dots" || alone, size: 7, width: 2, fill: css("--panel")},
+      width: style === "points" ? 0 : style === "faint" ? 1 : chart.key === "step-time" ? 1.4 : 2,
+      points: {show: style === "dots" || style === "points" || alone, size: 7, width: 2, stroke: color, fill: css("--panel")},
     };
   });
 }
@@ -188,7 +189,7 @@ function yRange(log) {
 function options(chart, state, width) {
   const lanes = lanesOf(chart).length;
   const wide = chart.wide && !narrow();
-  const x = axis((u, splits) => splits.map((v) => v !== null && (Number.isInteger(v) || chart.axis !== "step") ? onAxis(chart, v) : ""), 30);
+  const x = axis((u, splits) => splits.map((v) => v !== null && (Number.isInteger(v) || !COUNTS.has(chart.axis)) ? onAxis(chart, v) : ""), 30);
   x.grid = {show: false};
   if (chart.axis === "time") x.incs = SPANS;
   const y = axis((u, splits) => splits.map((v) => v === null ? "" : format(chart, v)), 62);
