@@ -89,6 +89,8 @@ def test_runs_that_are_compared_are_followed(person, runs):
     for one in written.values():
         one.append("metrics", {"step": 5, "split": "validation", "accuracy": 0.5})
     expect(person.locator(".uplot")).to_have_count(3)  # a curve that was not there
+    for one in written.values():
+        one.finish()
 
 
 def test_the_legend_counts_what_happens(person, runs):
@@ -100,6 +102,7 @@ def test_the_legend_counts_what_happens(person, runs):
     expect(person.locator(".kind", has_text="Recompiled").first).to_contain_text("Recompiled 1")
     written.append("events", {"kind": "recompiled", "step": 9, "reason": "a size", "component": "model"})
     expect(person.locator(".kind", has_text="Recompiled").first).to_contain_text("Recompiled 2")
+    written.finish()
 
 
 def test_a_search_is_followed_without_losing_what_was_typed(person, runs):
