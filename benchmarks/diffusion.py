@@ -37,7 +37,7 @@ from ledger import processor
 import hotloop
 from hotloop.measure import interval, ratio_interval
 from hotloop.prove.bench.way import in_turns
-from hotloop.recipes.diffusion import lora, networks, tokens
+from hotloop.recipes.diffusion import loading, lora, tokens
 from hotloop.recipes.diffusion.denoiser import Denoiser, mean_square
 from hotloop.recipes.diffusion.noise import Noise
 
@@ -68,22 +68,22 @@ class Program:
         captions = [f"a handwritten {word}" for word in ("zero", "one", "two", "three", "four", "five", "six", "seven")]
         with torch.device(device):
             shape = (3, 512) if big else (1, 16)
-            found = networks.load(size, lambda: tokens.learn(captions), shape, 64, print)
+            found = loading.load(size, lambda: tokens.learn(captions), shape, 64, print)
         for one in found.modules().values():
             one.eval().requires_grad_(requires_grad=False)
         found.unet.requires_grad_(requires_grad=what != "lora")
         if what == "lora":
-            lora.add(found, 16, 16, text=False)
+            lora.add(found, 16, 16, ("unet",))
         noise = Noise(found.scheduler, "epsilon", 5.0)
         self.denoiser = Denoiser(found, noise, embedded=what != "all", caption_dropout=0.1).to(device)
         rows, side = (8, 64) if big else (64, 4)
-        ids = found.token_ids((captions * 8)[:rows]).to(device)
+        ids = {name: one.to(device) for name, one in found.token_ids((captions * 8)[:rows]).items()}
         mean = torch.randn(rows, 4, side, side, device=device)
         if what == "all":
             pixels = torch.rand(rows, 3 if big else 1, side * found.factor, side * found.factor, device=device)
-            self.batch = {"pixels": pixels, "input_ids": ids}
+            self.batch = {"pixels": pixels, **ids}
         else:
-            self.batch = {"mean": mean, "logvar": mean - 10, "embeddings": self.denoiser.embed(ids).detach()}
+            self.batch = {"mean": mean, "logvar": mean - 10, **self.denoiser.embed(ids)}
         self.trained = [one for one in self.denoiser.parameters() if one.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-4, fused=device == "cuda")
         self.precise = torch.autocast(device, torch.bfloat16, enabled=big)

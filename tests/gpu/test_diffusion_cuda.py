@@ -7,7 +7,7 @@ pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 import hotloop
 from hotloop import recipes, record
-from hotloop.recipes.diffusion import networks, tokens
+from hotloop.recipes.diffusion import loading, tokens
 from hotloop.recipes.diffusion.denoiser import Denoiser, mean_square
 from hotloop.recipes.diffusion.noise import Noise
 from hotloop.train import batches, checkpoint, start
@@ -106,7 +106,7 @@ class Sizes(batches.Table):
 
 def test_each_aspect_ratio_has_one_recording():
     torch.manual_seed(0)
-    found = networks.load("small", lambda: tokens.learn(["a digit"]), (1, 16), 64, print)
+    found = loading.load("small", lambda: tokens.learn(["a digit"]), (1, 16), 64, print)
     for one in found.modules().values():
         one.cuda().requires_grad_(requires_grad=False)
     found.unet.requires_grad_(requires_grad=True)

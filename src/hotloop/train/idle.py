@@ -72,11 +72,14 @@ RULES = (
         {"diffusion.lora_rank": _set},
         "it scales adapters, and all of the UNet is trained; set both for adapters",
     ),
-    Rule(
-        ("compile.components.text_encoder.training",),
-        {"diffusion.train_text_encoder": (True,)},
-        "a text encoder that is not trained is called without gradients alone, in the preset of "
-        "compile.components.text_encoder.inference",
+    *(
+        Rule(
+            (f"compile.components.{name}.training",),
+            {f"diffusion.train_{name}": (True,)},
+            "a text encoder that is not trained is called without gradients alone, in the preset of "
+            f"compile.components.{name}.inference",
+        )
+        for name in ("text_encoder", "text_encoder_2")
     ),
     Rule(
         ("diffusion.sample_steps", "diffusion.guidance", "diffusion.prompts", "diffusion.samples"),

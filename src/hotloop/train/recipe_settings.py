@@ -86,6 +86,7 @@ class DiffusionSettings(Group):
     width: int = Field(ge=8)
     autoencoder_steps: int = Field(ge=10)
     train_text_encoder: bool
+    train_text_encoder_2: bool
     lora_rank: int | None = Field(ge=1)
     lora_alpha: float | None = Field(gt=0)
     prediction: Literal["epsilon", "v_prediction"] | None

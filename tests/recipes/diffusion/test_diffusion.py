@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError
-from hotloop.recipes.diffusion import networks
+from hotloop.recipes.diffusion import loading
 from hotloop.recipes.diffusion.pictures import load as load_pictures
 from hotloop.recipes.diffusion.sampling import Sampler
 from hotloop.train import checkpoint, compiling, configure, fit, requests, start
@@ -90,7 +90,7 @@ def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_dr
     settings = configure.from_dict(load(folder)["settings"])
     pictures = load_pictures(settings)
     sampler = Sampler(
-        networks=networks.load(str(folder / "pipeline"), None, (1, 8), 8, print), prediction="epsilon",
+        networks=loading.load(str(folder / "pipeline"), None, (1, 8), 8, print), prediction="epsilon",
         prompts=pictures.prompts, size=(8, 8), steps=2, guidance=3.0, batch=4, seed=0,
     )  # fmt: skip
     ours = sampler.make(1)
@@ -346,7 +346,7 @@ def test_auto_owns_the_step_and_compiles_the_unet_alone(train):
         (["pictures.step=2", "pictures.size=10"], r"takes multiples of 8 a side: set pictures\.step=8"),
         (
             ["compile.components.unett.training=none"],
-            r"compile\.components\.unett: no such component; expected one of unet, text_encoder, vae, loss",
+            r"compile\.components\.unett: no such component; expected one of unet, text_encoder, text_encoder_2, vae, loss",
         ),
         (["pictures.size=20"], r"pictures\.size=20 is no multiple of pictures\.step=8.*: 16 and 24 are"),
         (["model.name=x"], r"recipe=diffusion has no model\.name: it has"),
@@ -390,7 +390,7 @@ def test_nothing_that_a_models_folder_names_is_run_or_loaded_instead(tmp_path, m
     before = json.loads((place / file).read_text()) if (place / file).exists() else {}
     (place / file).write_text(json.dumps({**before, **part}))
     with pytest.raises(ConfigError, match=said) if said else contextlib.nullcontext():
-        found = networks.load(str(place), None, (1, 8), 8, print)
+        found = loading.load(str(place), None, (1, 8), 8, print)
         found.check(1, [(8, 8)])
         assert found.text_encoder.config._attn_implementation == "sdpa"
 

@@ -70,7 +70,7 @@ def everything_trains():
     found.vae.requires_grad_(requires_grad=True)
     torch.manual_seed(1)
     batch = {
-        "noise": torch.randn(2, 2, 4, 4), "timesteps": torch.tensor([30, 600]), "input_ids": found.token_ids(["a", "digit"])
+        "noise": torch.randn(2, 2, 4, 4), "timesteps": torch.tensor([30, 600]), **found.token_ids(["a", "digit"])
     }  # fmt: skip
     return denoiser, torch.rand(2, 1, 4, 4), batch
 
@@ -189,7 +189,7 @@ class Sizes(batches.Table):
 def test_each_aspect_ratio_has_one_graph_of_its_own_and_no_more(tier, sizes):
     """Two compiled sizes are enough to see one that is compiled for any size."""
     denoiser, found = tiny_denoiser()
-    eager, data = copy.deepcopy(denoiser), Sizes(found.token_ids(["a digit"]), sizes)
+    eager, data = copy.deepcopy(denoiser), Sizes(found.token_ids(["a digit"])["input_ids"], sizes)
     optimizer, beside = (torch.optim.SGD(one.unet.parameters(), lr=0.01) for one in (denoiser, eager))
     average, theirs_too = (Average(one, 0.9) for one in (denoiser, eager))
 

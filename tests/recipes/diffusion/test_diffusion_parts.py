@@ -113,7 +113,7 @@ def test_captions_that_are_cut_are_counted_and_long_work_says_how_far_it_is(monk
 def test_the_loss_of_a_batch_is_the_weighted_square_of_the_error_at_its_timesteps():
     denoiser, found = tiny_denoiser()
     mean, noise, times = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 4), torch.tensor([5, 400, 990])
-    ids = found.token_ids(["a digit"] * 3)
+    ids = found.token_ids(["a digit"] * 3)["input_ids"]
     given = {"mean": mean, "logvar": torch.full_like(mean, -30.0), "input_ids": ids, "noise": noise, "timesteps": times}
     noisy = denoiser.noise.add(mean * found.vae.config.scaling_factor, noise, times)
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_training_draws_latents_and_offset_noise_and_validation_takes_the_likeli
     seen = []
     monkeypatch.setattr(denoiser.noise, "add", lambda clean, noise, _: seen.append((clean, noise)) or clean)
     mean = torch.full((200, 2, 4, 4), 5.0)
-    given = {"mean": mean, "logvar": torch.full_like(mean, math.log(4.0)), "input_ids": found.token_ids(["a"] * 200)}
+    given = {"mean": mean, "logvar": torch.full_like(mean, math.log(4.0)), **found.token_ids(["a"] * 200)}
     with torch.no_grad():
         denoiser(**given)
         denoiser.eval()
@@ -160,13 +160,13 @@ def test_a_share_of_captions_is_left_out_in_training_alone():
     denoiser, found = tiny_denoiser(caption_dropout=0.5)
     seen = []
     found.text_encoder.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    ids = found.token_ids(["a digit"] * 200)
+    ids = found.token_ids(["a digit"] * 200)["input_ids"]
     given = {"mean": torch.zeros(200, 2, 4, 4), "logvar": torch.zeros(200, 2, 4, 4), "input_ids": ids}
     with torch.no_grad():
         denoiser(**given)
         denoiser.eval()
         denoiser(**given)
-    empty = found.token_ids([""])[0]
+    empty = found.token_ids([""])["input_ids"][0]
     left = [int((one == empty).all(dim=1).sum()) for one in seen]
     assert 60 < left[0] < 140
     assert left[1] == 0
@@ -177,7 +177,7 @@ def test_what_is_frozen_stays_in_evaluation_mode_and_without_gradients():
         denoiser, found = tiny_denoiser(text=text)
         denoiser.train()
         assert (found.unet.training, found.text_encoder.training, found.vae.training) == (True, text, False)
-        ids = found.token_ids(["a digit"])
+        ids = found.token_ids(["a digit"])["input_ids"]
         mean_square(denoiser(mean=torch.ones(1, 2, 4, 4), logvar=torch.ones(1, 2, 4, 4), input_ids=ids), ids).backward()
         assert any(one.grad is not None for one in found.text_encoder.parameters()) == text
         assert all(one.grad is None for one in found.vae.parameters())

@@ -2,7 +2,7 @@
 
 The default draws scikit-learn's digits with three small networks that begin with random weights: an autoencoder, which
 is trained first, in a stage of its own; a text encoder, which stays as it is; and a UNet. ``diffusion.model`` names any
-Stable Diffusion instead, ``pictures`` any folder of captioned pictures.
+Stable Diffusion or SDXL instead, ``pictures`` any folder of captioned pictures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.measure import machine
-from hotloop.recipes.diffusion import autoencoder, encoded, lora, networks, output, tokens
+from hotloop.recipes.diffusion import autoencoder, encoded, loading, lora, networks, output, tokens
 from hotloop.recipes.diffusion.denoiser import VOCABULARY, Denoiser, mean_square
 from hotloop.recipes.diffusion.noise import Noise, Prediction
 from hotloop.recipes.diffusion.pictures import load as load_pictures
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
 
-COMPONENTS = ("unet", "text_encoder", "vae", "loss")
-"""What can be compiled: the three networks, of the VAE what encodes, and the loss."""
+COMPONENTS = ("unet", "text_encoder", "text_encoder_2", "vae", "loss")
+"""What can be compiled: the networks (of the VAE what encodes; SDXL alone has a second text encoder), and the loss."""
 GOAL = Goal("loss", maximize=False)
 """What says which validation is the best."""
 
@@ -101,6 +101,11 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     for line in long:
         display.say(line)
 
+    if "text_encoder_2" in chosen and not found.xl:
+        raise ConfigError(
+            f"compile.components.text_encoder_2: diffusion.model={settings.diffusion.model} has one text encoder. "
+            "Leave it out"
+        )
     if start.dry:  # an autoencoder may be trained next, and latents are kept on disk
         return dry.data_only(start, chosen, display)
 
@@ -206,8 +211,13 @@ def load_networks(
             return tokens.unpacked(weights[VOCABULARY])
         return tokens.learn([pictures.captions[row] for row in rows.tolist()])
 
-    found = networks.load(chosen.model, tokenizer, (pictures.channels, settings.pictures.size), chosen.width, say)
+    found = loading.load(chosen.model, tokenizer, (pictures.channels, settings.pictures.size), chosen.width, say)
     found.check(pictures.channels, pictures.sizes)
+    if chosen.train_text_encoder_2 and not found.xl:
+        raise ConfigError(
+            f"diffusion.train_text_encoder_2=true: diffusion.model={chosen.model} has one text encoder. Leave it out, "
+            "or name a StableDiffusionXLPipeline"
+        )
     return found
 
 
@@ -235,16 +245,18 @@ def make(  # noqa: PLR0913 - what a model is made of
         one.to(place.device).eval().requires_grad_(requires_grad=False)
     if found.name == networks.SMALL and weights is None:
         autoencoder.prepare(found.vae, pictures, rows[0], steps=chosen.autoencoder_steps, seed=seed, place=place)
+    trained = trained_networks(settings)
     if chosen.lora_rank:
-        lora.add(found, chosen.lora_rank, chosen.lora_alpha or chosen.lora_rank, text=chosen.train_text_encoder)
+        lora.add(found, chosen.lora_rank, chosen.lora_alpha or chosen.lora_rank, trained)
     else:
-        found.unet.requires_grad_()
-        found.text_encoder.requires_grad_(chosen.train_text_encoder)
+        for name in trained:
+            found.modules()[name].requires_grad_()
+    found.freeze_unused()
     if chosen.gradient_checkpointing:
         found.unet.enable_gradient_checkpointing()
 
     noise = Noise(found.scheduler, prediction(settings, found), chosen.min_snr_gamma).to(place.device)
-    once = chosen.cache and not chosen.train_text_encoder
+    once = chosen.cache and trained == ("unet",)
     denoiser = Denoiser(
         found, noise, embedded=once, caption_dropout=chosen.caption_dropout, noise_offset=chosen.noise_offset
     ).to(place.device)
@@ -256,12 +268,20 @@ def make(  # noqa: PLR0913 - what a model is made of
 
     batch_size = settings.training.eval_batch_size
     texts = encoded.of_captions(denoiser, found, pictures.captions, place.cache(batch_size) if once else None)
+    sizes = encoded.told(found, pictures)
     if chosen.cache:
         moments = encoded.of_pictures(denoiser, pictures, place.cache(batch_size))
-        train_side, held_out = (Latents(pictures, moments, texts, side) for side in rows)
+        train_side, held_out = (Latents(pictures, moments, texts, side, sizes) for side in rows)
     else:
-        train_side, held_out = (encoded.Pixels(pictures, texts, side) for side in rows)
+        train_side, held_out = (encoded.Pixels(pictures, texts, side, sizes) for side in rows)
     return Made(denoiser, train_side, Fixed(held_out, denoiser.latent_shape, noise.steps, seed))
+
+
+def trained_networks(settings: Settings) -> tuple[str, ...]:
+    """Return the networks that are trained, or whose adapters are, by name."""
+    chosen = settings.diffusion
+    texts = {"text_encoder": chosen.train_text_encoder, "text_encoder_2": chosen.train_text_encoder_2}
+    return ("unet", *(name for name, asked in texts.items() if asked))
 
 
 def prediction(settings: Settings, found: Networks) -> Prediction:
@@ -280,10 +300,9 @@ def trains(made: Made, settings: Settings) -> str:
     """Say what is trained, and how many pictures cannot be."""
     many = sum(one.numel() for one in made.denoiser.parameters() if one.requires_grad)
     adapters = f"adapters of rank {settings.diffusion.lora_rank} on " if settings.diffusion.lora_rank else ""
-    what = f"{adapters}the UNet"
-    text = " and the text encoder" if settings.diffusion.train_text_encoder else ""
+    what = f"{adapters}the {' and the '.join(trained_networks(settings))}".replace("unet", "UNet").replace("_", " ")
     left = made.train.unfilled(settings.training.batch_size, settings.training.gradient_accumulation)
-    return f"Trained: {what}{text}, {count(many)} parameters, which predict {made.denoiser.noise.prediction}" + (
+    return f"Trained: {what}, {count(many)} parameters, which predict {made.denoiser.noise.prediction}" + (
         f"; {left} pictures are of sizes that do not fill a step, and are not trained on" if left else ""
     )
 
@@ -310,8 +329,8 @@ def show(settings: Settings, found: Networks, pictures: Pictures, folder: Path, 
 
     def end(step: int) -> dict[str, float]:
         sampler.sheet(folder, step, chosen.samples)
-        adapters = chosen.lora_rank is not None
-        for one in output.write(found, sampler.prediction, folder, adapters=adapters, text=chosen.train_text_encoder):
+        adapters = trained_networks(settings) if chosen.lora_rank else ()
+        for one in output.write(found, sampler.prediction, folder, adapters=adapters):
             say(f"Written: {one}")
         if not judged:
             return {}

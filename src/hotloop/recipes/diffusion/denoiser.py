@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from hotloop.recipes.diffusion.networks import Networks
 
+SECOND = ("input_ids_2", "pooled")
+"""What of a batch's texts is the second text encoder's alone."""
 VOCABULARY = "vocabulary"
 """What a checkpoint has the words under that networks made in its run read, as `tokens.packed` gives them."""
 
@@ -48,16 +50,18 @@ class Denoiser(nn.Module):
     out and need not be there when it is loaded: the folder has them.
 
     Args:
-        networks: of which ``unet`` is trained, or its adapters; ``text_encoder`` where parameters require gradients.
+        networks: of which ``unet`` is trained, or its adapters; a text encoder where parameters require gradients.
         noise: the schedule, and what is predicted.
         embedded: whether batches have embeddings of captions, or their tokens, of which they are made here.
-        caption_dropout: the share of rows whose caption is taken for the empty one in training, which sampling with
-            guidance needs (Ho and Salimans 2022, Classifier-Free Diffusion Guidance).
+        caption_dropout: the share of rows whose caption is taken for none in training, which sampling with guidance
+            needs (Ho and Salimans 2022, Classifier-Free Diffusion Guidance). None is what the pipeline takes for it:
+            the empty caption, or zeros for its embeddings.
         noise_offset: as for `hotloop.recipes.diffusion.noise.offset`.
     """
 
     scale: Tensor
     empty: Tensor
+    empty_2: Tensor
 
     def __init__(
         self,
@@ -69,16 +73,24 @@ class Denoiser(nn.Module):
         noise_offset: float = 0.0,
     ) -> None:
         super().__init__()
-        self.unet, self.text_encoder, self.vae = networks.unet, networks.text_encoder, Moments(networks.vae)
-        self.noise, self._factor = noise, networks.factor
+        self.unet, self.encoders = networks.unet, networks.encoders()
+        for name, one in self.encoders.items():
+            self.add_module(name, one)
+        self.vae = Moments(networks.vae)
+        self.noise, self._factor, self._zeros = noise, networks.factor, networks.zeros
         self._caption_dropout, self._noise_offset = caption_dropout, noise_offset
-        self.trains_text = any(one.requires_grad for one in self.text_encoder.parameters())
+        self.trained = {name: any(p.requires_grad for p in one.parameters()) for name, one in self.encoders.items()}
         # What brings latents to the variance of noise, and the empty caption, follow from weights: kept with them.
         self.register_buffer("scale", torch.tensor(float(networks.vae.config.scaling_factor)))
-        empty = networks.token_ids([""]).to(self.text_encoder.device)
-        self.text_encoder.eval()
+        self.train(mode=False)
+        nothing = {name: one.to(self.encoders["text_encoder"].device) for name, one in networks.token_ids([""]).items()}
         with torch.no_grad():
-            self.register_buffer("empty", self.embed(empty) if embedded else empty)
+            nothing = self.embed(nothing) if embedded or self._zeros else nothing
+        if self._zeros:
+            nothing = {name: torch.zeros_like(one) for name, one in nothing.items()}
+        first, second = [*nothing.values(), None][:2]
+        self.register_buffer("empty", first)
+        self.register_buffer("empty_2", second)  # none where there is one text encoder
         self.left_out: frozenset[str] = frozenset()
         if networks.made:
             # No folder has it either, and words by other numbers would be other captions.
@@ -94,8 +106,8 @@ class Denoiser(nn.Module):
         """Set the mode of what is trained; frozen networks stay in evaluation mode."""
         super().train(mode)
         self.vae.eval()
-        if not self.trains_text:
-            self.text_encoder.eval()
+        for name, one in self.encoders.items():
+            one.train(mode and self.trained[name])
         return self
 
     def forward(  # noqa: PLR0913 - the inputs of a batch, by name
@@ -104,10 +116,10 @@ class Denoiser(nn.Module):
         mean: Tensor | None = None,
         logvar: Tensor | None = None,
         pixels: Tensor | None = None,
-        embeddings: Tensor | None = None,
-        input_ids: Tensor | None = None,
         noise: Tensor | None = None,
         timesteps: Tensor | None = None,
+        time_ids: Tensor | None = None,
+        **texts: Tensor,
     ) -> Tensor:
         """Return the error of what the UNet predicts, float32 of the latents' shape; its mean square is the loss.
 
@@ -117,27 +129,32 @@ class Denoiser(nn.Module):
             mean: of the posterior of the latents, of shape (batch, channels, height, width).
             logvar: the logarithm of its variance, of the same shape.
             pixels: pictures, which are encoded, in place of both.
-            embeddings: of the captions, of shape (batch, tokens, width).
-            input_ids: their tokens, of shape (batch, tokens), which are embedded, in place of them.
             noise: to add, of the latents' shape; None draws it.
             timesteps: int64 of shape (batch,); None draws them.
+            time_ids: SDXL alone: each picture's original size, its cut and its size, of shape (batch, 6).
+            texts: ``embeddings`` of the captions, of shape (batch, tokens, width), and of SDXL ``pooled`` ones, of
+                shape (batch, width); or ``input_ids``, and of SDXL ``input_ids_2``, their tokens, which are embedded.
         """
         clean = self._latents(mean, logvar, pixels)
-        texts = self._texts(embeddings, input_ids)
+        texts = self._texts(texts)
         if noise is None:
             noise = offset(torch.randn_like(clean), self._noise_offset)
         if timesteps is None:
             timesteps = torch.randint(self.noise.steps, (len(clean),), device=clean.device)
         noise = noise.float()
         noisy, target = self.noise.add(clean, noise, timesteps), self.noise.target(clean, noise, timesteps)
-        error: Tensor = self.unet(noisy, timesteps, texts, return_dict=False)[0].float() - target
+        more = {}
+        if "pooled" in texts:
+            more = {"added_cond_kwargs": {"text_embeds": texts["pooled"], "time_ids": time_ids}}
+        predicted: Tensor = self.unet(noisy, timesteps, texts["embeddings"], **more, return_dict=False)[0]
+        error = predicted.float() - target
         if self.training:
             error = error * self.noise.weight(timesteps).sqrt().view(-1, 1, 1, 1)
         return error
 
     def parts(self) -> dict[str, nn.Module]:
         """Return what can be compiled, by name."""
-        return {"unet": self.unet, "text_encoder": self.text_encoder, "vae": self.vae}
+        return {"unet": self.unet, **self.encoders, "vae": self.vae}
 
     def latent_shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
         """Return the shape of the latents of a batch's inputs: (channels, height, width)."""
@@ -158,20 +175,41 @@ class Denoiser(nn.Module):
             mean = mean + (0.5 * logvar.float()).exp() * torch.randn_like(mean)
         return mean * self.scale
 
-    def _texts(self, embeddings: Tensor | None, input_ids: Tensor | None) -> Tensor:
-        """Return embeddings, some of them of the empty caption in training."""
-        texts = embeddings if embeddings is not None else input_ids
-        assert texts is not None
-        if self.training and self._caption_dropout:
-            drop = torch.rand(len(texts), *(1,) * (texts.ndim - 1), device=texts.device) < self._caption_dropout
-            texts = torch.where(drop, self.empty.to(texts.dtype), texts)
-        return texts if embeddings is not None else self.embed(texts)
+    def _texts(self, texts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return embeddings, some of them of no caption in training."""
+        if self._zeros:  # of no text, so they are put in behind the encoders
+            return self._dropped(self.embed(texts))
+        return self.embed(self._dropped(texts))
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """Return the embeddings of tokens, of shape (batch, tokens, width); with gradients where the encoder trains."""
-        with torch.set_grad_enabled(self.trains_text and torch.is_grad_enabled()):
-            found: Tensor = self.text_encoder(input_ids, return_dict=False)[0]
-        return found
+    def _dropped(self, texts: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not self.training or not self._caption_dropout:
+            return texts
+        first = next(iter(texts.values()))
+        drop = torch.rand(len(first), device=first.device) < self._caption_dropout
+
+        def kept(name: str, one: Tensor) -> Tensor:
+            nothing = self.empty_2 if name in SECOND else self.empty
+            return torch.where(drop.view(-1, *(1,) * (one.ndim - 1)), nothing.to(one.dtype), one)
+
+        return {name: kept(name, one) for name, one in texts.items()}
+
+    def embed(self, texts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the embeddings of tokens, by the names of `forward`; with gradients where an encoder trains.
+
+        Those of one encoder are its last ones. Those of two are as SDXL has them: the last but one of both, side by
+        side, and the projection of the second's.
+        """
+        if "input_ids" not in texts:
+            return texts
+        if len(self.encoders) == 1:
+            return {"embeddings": self._encode("text_encoder", texts["input_ids"])[0]}
+        first = self._encode("text_encoder", texts["input_ids"], output_hidden_states=True)
+        second = self._encode("text_encoder_2", texts["input_ids_2"], output_hidden_states=True)
+        return {"embeddings": torch.cat([first[-1][-2], second[-1][-2]], dim=-1), "pooled": second[0]}
+
+    def _encode(self, name: str, input_ids: Tensor, **more: Any) -> Any:
+        with torch.set_grad_enabled(self.trained[name] and torch.is_grad_enabled()):
+            return self.encoders[name](input_ids, **more, return_dict=False)
 
 
 def mean_square(error: Tensor, _: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from hotloop.recipes.diffusion.pictures.latents import (
 from hotloop.train.batches import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -39,16 +39,22 @@ class Pixels(Latents):
         pictures: all of them.
         texts: of all captions.
         rows: the numbers of the pictures on this side.
+        told: as for `Latents`.
     """
 
-    def __init__(self, pictures: Pictures, texts: Texts, rows: Tensor) -> None:
-        super().__init__(pictures, Tensors({}), texts, rows)
+    def __init__(self, pictures: Pictures, texts: Texts, rows: Tensor, told: Mapping[str, Tensor]) -> None:
+        super().__init__(pictures, Tensors({}), texts, rows, told)
         self._pictures = pictures
 
     def take(self, rows: Tensor) -> Batch:
         """Return these rows of the side, all of one bucket, as a batch."""
         chosen = self.rows[rows]
-        return Batch({"pixels": self._pictures.pixels(chosen), **self.texts.take(self.text[rows])}, chosen)
+        return Batch({"pixels": self._pictures.pixels(chosen), **self.beside(rows)}, chosen)
+
+
+def told(networks: Networks, pictures: Pictures) -> dict[str, Tensor]:
+    """Return what a UNet is told of each picture besides its caption: of SDXL its sizes and its cut, else nothing."""
+    return {"time_ids": pictures.framing()} if networks.xl else {}
 
 
 def of_pictures(denoiser: Denoiser, pictures: Pictures, cache: Cache) -> Values:
@@ -60,14 +66,16 @@ def of_pictures(denoiser: Denoiser, pictures: Pictures, cache: Cache) -> Values:
 
 def of_captions(denoiser: Denoiser, networks: Networks, captions: Sequence[str], cache: Cache | None) -> Texts:
     """Return what stands for captions in a batch; without a cache they are embedded in each step."""
+    once = distinct(captions)
     if cache is None:
-        once = distinct(captions)
-        return Texts(once, Tensors({"input_ids": networks.token_ids(once)}))
-    device = denoiser.scale.device
-    tokens = hashlib.sha256(json.dumps(networks.token_ids(distinct(captions)).tolist()).encode()).hexdigest()
-    key = {**cache.key, "text_encoder": weights_fingerprint(denoiser.text_encoder), "tokens": tokens}
+        return Texts(once, Tensors(networks.token_ids(once)))
+    device, key = denoiser.scale.device, dict(cache.key)
+    for (name, encoder), ids in zip(denoiser.encoders.items(), networks.token_ids(once).values(), strict=True):
+        number = name.removeprefix("text_encoder")
+        key[name] = weights_fingerprint(encoder)
+        key[f"tokens{number}"] = hashlib.sha256(json.dumps(ids.tolist()).encode()).hexdigest()
     return encode_texts(
         captions,
-        lambda texts: {"embeddings": denoiser.embed(networks.token_ids(texts).to(device))},
+        lambda texts: denoiser.embed({name: one.to(device) for name, one in networks.token_ids(texts).items()}),
         dataclasses.replace(cache, key=key),
     )

@@ -1,42 +1,29 @@
-"""The networks of a latent-diffusion model: small ones, ones of Stable Diffusion 1.5's sizes, or a folder's.
-
-Weights from elsewhere are read as safetensors only, and no code of a model's folder is run.
-"""
+"""The networks of a latent-diffusion model, what they take, and their pipeline."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from hotloop.errors import ConfigError
 from hotloop.recipes.diffusion.pictures.latents import weights_fingerprint
-from hotloop.train import hub
-from hotloop.train.networks import align, count
+from hotloop.train.networks import count
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from torch import nn
+    from torch import Tensor
 
-SMALL, SD15 = "small", "sd15"
-"""Names of ``diffusion.model`` that are made here, with random weights."""
-ADAPTER = "adapter_config.json"
-"""What transformers takes for adapters to load, or for the name of another model, in a text encoder's folder."""
+SMALL = "small"
+"""The name of ``diffusion.model`` for networks that are made for the pictures, with random weights."""
 PIPELINE_STEP = 8
 """Both sides of a picture are multiples of this, or a pipeline of diffusers refuses to make it."""
-_SCHEDULE = {
-    "num_train_timesteps": 1000, "beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear",
-    "clip_sample": False, "steps_offset": 1,
-}  # fmt: skip
-_LATENT_CHANNELS = 4
 MOST_SMALL = 64
 """Pixels a side up to which the small networks are meant: their steps take as long as there are pixels."""
+CONDITIONS = 6
+"""Numbers that a UNet of SDXL is told of a picture: its original size, its cut, and its size, two each."""
 
 
 def beyond(model: str, size: int) -> list[str]:
@@ -54,7 +41,7 @@ def beyond(model: str, size: int) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Networks:
-    """A latent-diffusion model.
+    """A latent-diffusion model: of Stable Diffusion 1.x and 2.x, or of SDXL, which has two text encoders.
 
     Args:
         name: as ``diffusion.model``.
@@ -64,6 +51,9 @@ class Networks:
         tokenizer: a transformers tokenizer.
         scheduler: a DDPM scheduler, for the amounts of noise.
         made: whether all weights are random, made in this run; no folder has them then.
+        text_encoder_2: SDXL's second one, a CLIP text model with a projection; None in other models.
+        tokenizer_2: its tokenizer.
+        zeros: whether the pipeline takes zeros for the embeddings of no caption, and not those of the empty one.
     """
 
     name: str
@@ -73,10 +63,23 @@ class Networks:
     tokenizer: Any
     scheduler: Any
     made: bool
+    text_encoder_2: Any = None
+    tokenizer_2: Any = None
+    zeros: bool = False
 
-    def modules(self) -> dict[str, nn.Module]:
+    @property
+    def xl(self) -> bool:
+        """Say whether this is an SDXL."""
+        return self.text_encoder_2 is not None
+
+    def encoders(self) -> dict[str, Any]:
+        """Return the text encoders by the names that a pipeline gives them."""
+        found = {"text_encoder": self.text_encoder, "text_encoder_2": self.text_encoder_2}
+        return {name: one for name, one in found.items() if one is not None}
+
+    def modules(self) -> dict[str, Any]:
         """Return the networks by the names that a pipeline gives them."""
-        return {"unet": self.unet, "text_encoder": self.text_encoder, "vae": self.vae}
+        return {"unet": self.unet, **self.encoders(), "vae": self.vae}
 
     def fingerprint(self) -> str:
         """Return a text that other weights would not have; random ones follow from the seed, and have none."""
@@ -90,23 +93,57 @@ class Networks:
     @property
     def length(self) -> int:
         """How many tokens a text has."""
-        return int(min(self.tokenizer.model_max_length, self.text_encoder.config.max_position_embeddings))
+        return min(
+            int(min(tokenizer.model_max_length, encoder.config.max_position_embeddings))
+            for tokenizer, encoder in zip(self._tokenizers().values(), self.encoders().values(), strict=True)
+        )
+
+    def _tokenizers(self) -> dict[str, Any]:
+        """Return the tokenizers by the names that a batch has their tokens under."""
+        found = {"input_ids": self.tokenizer, "input_ids_2": self.tokenizer_2}
+        return {name: one for name, one in found.items() if one is not None}
 
     def cut(self, texts: Sequence[str]) -> int:
         """Return how many texts have more tokens than that."""
         with quiet():
-            return sum(len(one) > self.length for one in self.tokenizer(list(texts))["input_ids"])
+            each = [one(list(texts))["input_ids"] for one in self._tokenizers().values()]
+        return sum(max(map(len, tokens)) > self.length for tokens in zip(*each, strict=True))
 
     def describe(self) -> str:
         """Say how many parameters each network has."""
         sizes = (f"{name} {count(sum(p.numel() for p in one.parameters()))}" for name, one in self.modules().items())
         return f"{self.name}: {', '.join(sizes)} parameters" + (", random weights" if self.made else "")
 
-    def token_ids(self, texts: Sequence[str]) -> torch.Tensor:
-        """Return the tokens of texts, padded and cut to the tokenizer's length: int64 of shape (texts, length)."""
-        found: torch.Tensor = self.tokenizer(
-            list(texts), padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
-        )["input_ids"]
+    def token_ids(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Return the tokens of texts for each text encoder, padded and cut to `length`: int64 of (texts, length)."""
+        asked = {"padding": "max_length", "truncation": True, "max_length": self.length, "return_tensors": "pt"}
+        return {name: one(list(texts), **asked)["input_ids"] for name, one in self._tokenizers().items()}
+
+    def freeze_unused(self) -> None:
+        """Freeze what no output rests on: of SDXL's first text encoder the last layer, whose input is what is taken."""
+        if self.xl:
+            layers = getattr(self.text_encoder, "text_model", self.text_encoder)
+            layers.encoder.layers[-1].requires_grad_(requires_grad=False)
+            layers.final_layer_norm.requires_grad_(requires_grad=False)
+
+    def pipeline(self, prediction: str) -> Any:
+        """Return the pipeline of diffusers that has these networks, which stay where they are; it samples by DDIM."""
+        diffusers = require("diffusers", "recipe=diffusion", "diffusion")
+        scheduler = diffusers.DDIMScheduler.from_config(self.scheduler.config, prediction_type=prediction)
+        parts = {**self.modules(), "tokenizer": self.tokenizer, "scheduler": scheduler}
+        with quiet():
+            if self.xl:
+                found = diffusers.StableDiffusionXLPipeline(
+                    **parts,
+                    tokenizer_2=self.tokenizer_2,
+                    force_zeros_for_empty_prompt=self.zeros,
+                    add_watermarker=False,
+                )
+            else:
+                found = diffusers.StableDiffusionPipeline(
+                    **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
+                )
+        found.set_progress_bar_config(disable=True)
         return found
 
     def check(self, channels: int, sizes: Sequence[tuple[int, int]]) -> None:
@@ -117,10 +154,11 @@ class Networks:
             sizes: height and width in pixels.
 
         Raises:
-            ConfigError: naming the size, and what both of its sides have to be multiples of; or the UNet wants more
-                than latents, timesteps and texts.
+            ConfigError: naming the size, and what both of its sides have to be multiples of; or the networks do not
+                fit each other.
         """
-        self._check_kind()
+        self._check_unet()
+        self._check_texts()
         taken = int(self.vae.config.in_channels)
         if channels not in (1, taken):
             raise ConfigError(
@@ -137,179 +175,47 @@ class Networks:
                     "pictures.size that is a multiple of it"
                 )
 
-    def _check_kind(self) -> None:
+    def _check_unet(self) -> None:
         config, latent = self.unet.config, int(self.vae.config.latent_channels)
-        more = [name for name in ("class_embed_type", "addition_embed_type") if config.get(name)]
+        kinds = ("class_embed_type", "addition_embed_type", "encoder_hid_dim_type", "time_cond_proj_dim")
+        more = [name for name in kinds if config.get(name)]
+        if self.xl and config.get("addition_embed_type") == "text_time":
+            more.remove("addition_embed_type")
+        elif self.xl:
+            more.append("no addition_embed_type=text_time")
         if config.in_channels != latent or config.out_channels != latent or more:
             raise ConfigError(
                 f"diffusion.model={self.name} has a UNet from {config.in_channels} to {config.out_channels} channels "
                 f"with {', '.join(more) or 'nothing'} besides texts, and a VAE with latents of {latent} channels: "
                 "expected a UNet for text to image, from latents to latents"
             )
-
-
-def load(
-    name: str, tokenizer: Callable[[], Any], shape: tuple[int, int], width: int, say: Callable[[str], None]
-) -> Networks:
-    """Make or load the networks of ``diffusion.model``.
-
-    Args:
-        name: ``small``, ``sd15``, a folder with a pipeline of diffusers, or a hub name.
-        tokenizer: gives what networks that are made here read captions with; others have their own.
-        shape: channels of the pictures, and their ``pictures.size``.
-        width: ``diffusion.width``, of a small UNet.
-        say: prints a line.
-
-    Raises:
-        ConfigError: the model cannot be loaded, or is of another kind; the message names the setting.
-    """
-    if name == SMALL:
-        return _small(tokenizer(), shape, width)
-    if name == SD15:
-        return _sd15(tokenizer(), shape)
-    return _from_elsewhere(name, say)
-
-
-def _small(tokenizer: Any, shape: tuple[int, int], width: int) -> Networks:
-    """Make three small networks; how often the VAE halves a picture goes by its size."""
-    diffusers, transformers = _packages()
-    channels, size = shape
-    halvings = 1 if size < 16 else 2 if size < 64 else 3  # noqa: PLR2004 - latents of 4 to 8 a side up to 64 pixels
-    text_encoder = transformers.CLIPTextModel(
-        _clip(tokenizer, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=2)
-    )
-    vae = diffusers.AutoencoderKL(
-        in_channels=channels,
-        out_channels=channels,
-        down_block_types=("DownEncoderBlock2D",) * (halvings + 1),
-        up_block_types=("UpDecoderBlock2D",) * (halvings + 1),
-        block_out_channels=(16,) + (32,) * halvings,
-        layers_per_block=1,
-        latent_channels=_LATENT_CHANNELS,
-        norm_num_groups=8,
-        sample_size=size,
-        mid_block_add_attention=False,
-    )
-    unet = diffusers.UNet2DConditionModel(
-        sample_size=size // 2**halvings,
-        in_channels=_LATENT_CHANNELS,
-        out_channels=_LATENT_CHANNELS,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        block_out_channels=(width, 2 * width),
-        layers_per_block=1,
-        norm_num_groups=8,
-        cross_attention_dim=width,
-        attention_head_dim=4,  # with this class, how many heads there are
-    )
-    return Networks(SMALL, unet, text_encoder, vae, tokenizer, diffusers.DDPMScheduler(**_SCHEDULE), made=True)
-
-
-def _sd15(tokenizer: Any, shape: tuple[int, int]) -> Networks:
-    """Make networks of Stable Diffusion 1.5's sizes (its published configs), to measure what training them takes."""
-    diffusers, transformers = _packages()
-    text_encoder = transformers.CLIPTextModel(
-        _clip(
-            tokenizer, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
-            vocab_size=49408, max_position_embeddings=77, projection_dim=768,
-        )
-    )  # fmt: skip
-    tokenizer.model_max_length = 77
-    vae = diffusers.AutoencoderKL(
-        in_channels=shape[0],
-        out_channels=shape[0],
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        block_out_channels=(128, 256, 512, 512),
-        layers_per_block=2,
-        latent_channels=_LATENT_CHANNELS,
-        sample_size=512,
-    )
-    unet = diffusers.UNet2DConditionModel(
-        sample_size=64,
-        block_out_channels=(320, 640, 1280, 1280),
-        layers_per_block=2,
-        cross_attention_dim=768,
-        attention_head_dim=8,
-    )
-    return Networks(SD15, unet, text_encoder, vae, tokenizer, diffusers.DDPMScheduler(**_SCHEDULE), made=True)
-
-
-def _clip(tokenizer: Any, **sizes: Any) -> Any:
-    return _packages()[1].CLIPTextConfig(
-        **{"vocab_size": len(tokenizer), "max_position_embeddings": tokenizer.model_max_length, **sizes},
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-
-
-def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
-    """Load a Stable Diffusion pipeline's parts, each by its class here: whatever its folder names is not imported."""
-    diffusers, transformers = _packages()
-    if (Path(name).is_absolute() or name.startswith(".")) and not Path(name).exists():
-        raise ConfigError(f"diffusion.model={name}: no such folder; expected one with a pipeline of diffusers")
-    if (Path(name) / "text_encoder" / ADAPTER).exists():
-        raise ConfigError(_adapters(name))  # they name another model, which transformers would load instead
-    silent = None if Path(name).is_dir() else hub.unreachable(name, say, "model_index.json")
-    where: dict[str, Any] = {"local_files_only": silent is not None}
-    with _named(name, silent):
-        kind = diffusers.StableDiffusionPipeline.load_config(name, **where).get("_class_name")
-        if kind != "StableDiffusionPipeline":
+        moved = [name for name in ("latents_mean", "shift_factor") if self.vae.config.get(name) is not None]
+        if moved:
             raise ConfigError(
-                f"diffusion.model={name} is a {kind}; expected a StableDiffusionPipeline: a UNet, one CLIP text "
-                "encoder and a VAE"
+                f"diffusion.model={self.name} has a VAE with {moved[0]}: expected latents that are brought to the size "
+                "of noise by scaling_factor alone"
             )
-        weights = {**where, "use_safetensors": True}
-        unet = diffusers.UNet2DConditionModel.from_pretrained(
-            name, subfolder="unet", torch_dtype=torch.float32, **weights
-        )
-        vae = diffusers.AutoencoderKL.from_pretrained(name, subfolder="vae", torch_dtype=torch.float32, **weights)
-        text_encoder = transformers.CLIPTextModel.from_pretrained(
-            # Said here, since a model's configuration may name a kernel of the hub, which is code.
-            name,
-            subfolder="text_encoder",
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            **weights,
-        )
-        if hasattr(text_encoder, "peft_config"):
-            raise ConfigError(_adapters(name))
-        # Without the word, a tokenizer with code of its own has the user asked whether to run it.
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            name, subfolder="tokenizer", trust_remote_code=False, **where
-        )
-        scheduler = diffusers.DDPMScheduler.from_pretrained(name, subfolder="scheduler", **where)
-    for one in (unet, vae, text_encoder):
-        align(one)
-    return Networks(name, unet, text_encoder, vae, tokenizer, scheduler, made=False)
 
-
-def _adapters(name: str) -> str:
-    return f"diffusion.model={name} has adapters beside its text encoder ({ADAPTER}): merge them into its weights first"
-
-
-@contextlib.contextmanager
-def _named(name: str, silent: str | None) -> Iterator[None]:
-    """Say of any failure which setting it comes from; three libraries raise many classes for one thing."""
-    try:
-        with quiet(), warnings.catch_warnings():
-            # What diffusers still asks the hub's library for is no business of a user's.
-            warnings.filterwarnings("ignore", message="The `local_dir_use_symlinks` argument", category=UserWarning)
-            yield
-    except (OSError, ValueError, ImportError, RuntimeError, TypeError, KeyError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        hint = "expected a pipeline's folder: model_index.json, and weights as safetensors (no .bin, no .ckpt)"
-        if silent:
-            hint = (
-                f"it is no folder here, the Hugging Face hub does not answer ({silent}), and its cache on this machine "
-                f"does not hold it; use a local folder or diffusion.model={SMALL}"
+    def _check_texts(self) -> None:
+        """Refuse text encoders whose embeddings are not what the UNet takes."""
+        config, encoders = self.unet.config, self.encoders().values()
+        given = sum(one.config.hidden_size for one in encoders)
+        if config.cross_attention_dim != given:
+            raise ConfigError(
+                f"diffusion.model={self.name} has a UNet for texts of width {config.cross_attention_dim}, and its "
+                f"{' and '.join(self.encoders())} give {given}: expected the same"
             )
-        raise ConfigError(
-            f"diffusion.model={name!r} cannot be loaded: {hint}. {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:300]}"
-        ) from error
+        if not self.xl:
+            return
+        wanted = config.projection_class_embeddings_input_dim
+        pooled = self.text_encoder_2.config.projection_dim
+        given = pooled + CONDITIONS * config.addition_time_embed_dim
+        if wanted != given:
+            raise ConfigError(
+                f"diffusion.model={self.name} has a UNet that takes {wanted} numbers besides texts, and SDXL's are "
+                f"{given}: {pooled} of the pooled text, {CONDITIONS} times {config.addition_time_embed_dim} of sizes; "
+                "expected SDXL's base, and no refiner"
+            )
 
 
 @contextlib.contextmanager
@@ -329,7 +235,3 @@ def quiet() -> Iterator[None]:
             one.set_verbosity(verbosity)
             if bars:
                 one.enable_progress_bar()
-
-
-def _packages() -> tuple[Any, Any]:
-    return require("diffusers", "recipe=diffusion", "diffusion"), require("transformers", "recipe=diffusion")

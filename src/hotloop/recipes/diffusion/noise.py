@@ -37,16 +37,16 @@ class Noise(nn.Module):
 
     def __init__(self, scheduler: Any, prediction: Prediction, min_snr_gamma: float | None) -> None:
         super().__init__()
-        kept = scheduler.alphas_cumprod.double()
+        kept = scheduler.alphas_cumprod.float()
         if prediction == "epsilon" and float(kept.min()) <= 0:
             raise ConfigError(
                 "diffusion.prediction=epsilon: the model's schedule ends in noise alone (zero terminal SNR), where the "
                 "noise is seen and nothing is learnt by predicting it; expected v_prediction"
             )
         self.prediction, self.gamma, self.steps = prediction, min_snr_gamma, len(kept)
-        # They follow from the scheduler, so no checkpoint needs them.
-        self.register_buffer("alpha", kept.sqrt().float(), persistent=False)
-        self.register_buffer("sigma", (1 - kept).sqrt().float(), persistent=False)
+        # They follow from the scheduler, so no checkpoint needs them. Computed as it does, to its last bit.
+        self.register_buffer("alpha", kept**0.5, persistent=False)
+        self.register_buffer("sigma", (1 - kept) ** 0.5, persistent=False)
 
     def add(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """Return noised latents.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from hotloop.recipes.diffusion import lora
 from hotloop.recipes.diffusion.networks import quiet
-from hotloop.recipes.diffusion.sampling import pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,16 +19,15 @@ if TYPE_CHECKING:
 PIPELINE, LORA = "pipeline", "lora"
 
 
-def write(networks: Networks, prediction: str, folder: Path, *, adapters: bool, text: bool) -> list[Path]:
+def write(networks: Networks, prediction: str, folder: Path, *, adapters: tuple[str, ...]) -> list[Path]:
     """Write what was trained into a run's folder, and give the folders that were written.
 
     Args:
         networks: with the weights to write.
         prediction: what the UNet predicts; a pipeline's scheduler has to know.
         folder: the run's.
-        adapters: whether adapters were trained. They are written alone, with the pipeline that they belong to only
-            where it was made in this run.
-        text: whether the text encoder has adapters.
+        adapters: the networks of which adapters were trained. They are written alone, with the pipeline that they
+            belong to only where it was made in this run.
 
     Raises:
         OSError: a folder cannot be written; what was there before stays.
@@ -37,21 +35,22 @@ def write(networks: Networks, prediction: str, folder: Path, *, adapters: bool, 
     written = []
     with quiet():
         if adapters:
-            written.append(_whole(folder / LORA, lambda at: lora.save(networks, at, text=text)))
+            written.append(_whole(folder / LORA, lambda at: lora.save(networks, at, adapters)))
         if not adapters or networks.made:
-            plain = without_adapters(networks, text=text) if adapters else networks
-            made = pipeline(plain, prediction)
+            made = without_adapters(networks, adapters).pipeline(prediction)
             written.append(_whole(folder / PIPELINE, lambda at: made.save_pretrained(at, safe_serialization=True)))
     return written
 
 
-def without_adapters(networks: Networks, *, text: bool) -> Networks:
-    """Return a copy of networks as they were before adapters were put on."""
-    unet, text_encoder = copy.deepcopy(networks.unet), copy.deepcopy(networks.text_encoder)
-    unet.unload_lora()
-    if text:
-        text_encoder.delete_adapter(lora.ADAPTER)
-    return dataclasses.replace(networks, unet=unet, text_encoder=text_encoder)
+def without_adapters(networks: Networks, adapters: tuple[str, ...]) -> Networks:
+    """Return networks as they were before adapters were put on; those that have some are copied."""
+    copies = {name: copy.deepcopy(networks.modules()[name]) for name in adapters}
+    for name, one in copies.items():
+        if name == "unet":
+            one.unload_lora()
+        else:
+            one.delete_adapter(lora.ADAPTER)
+    return dataclasses.replace(networks, **copies)
 
 
 def _whole(folder: Path, write: Callable[[Path], object]) -> Path:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from hotloop.recipes.diffusion.networks import quiet
 from hotloop.recipes.diffusion.pictures.grid import write_grid
-from hotloop.train.optional import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,25 +20,6 @@ if TYPE_CHECKING:
 FOLDER = "samples"
 JUDGED = 20
 """Samples of each caption that are judged at the end."""
-
-
-def pipeline(networks: Networks, prediction: str) -> Any:
-    """Return the pipeline of diffusers that has these networks, which stay where they are; it samples by DDIM."""
-    diffusers = require("diffusers", "recipe=diffusion", "diffusion")
-    scheduler = diffusers.DDIMScheduler.from_config(networks.scheduler.config, prediction_type=prediction)
-    with quiet():
-        found = diffusers.StableDiffusionPipeline(
-            vae=networks.vae,
-            text_encoder=networks.text_encoder,
-            tokenizer=networks.tokenizer,
-            unet=networks.unet,
-            scheduler=scheduler,
-            safety_checker=None,
-            feature_extractor=None,
-            requires_safety_checker=False,
-        )
-    found.set_progress_bar_config(disable=True)
-    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +48,7 @@ class Sampler:
 
     def make(self, each: int) -> Tensor:
         """Return so many samples of every prompt, by turns: of shape (samples, channels, height, width) in -1..1."""
-        pipe, wanted = pipeline(self.networks, self.prediction), self.prompts * each
+        pipe, wanted = self.networks.pipeline(self.prediction), self.prompts * each
         # One stream for all, so that samples do not depend on how many make a batch.
         generator = [torch.Generator().manual_seed(self.seed * 1_000_003 + number) for number in range(len(wanted))]
         height, width = self.size

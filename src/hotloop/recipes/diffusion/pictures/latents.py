@@ -223,14 +223,22 @@ class Latents:
         moments: of all pictures, as `encode_pictures` gives them.
         texts: of all captions, as `encode_texts` gives them, or of the captions' tokens.
         rows: the numbers of the pictures on this side; None takes all.
+        told: more inputs, by name, of all pictures: each of shape (pictures, ...).
     """
 
     apart = True
 
-    def __init__(self, pictures: Pictures, moments: Values, texts: Texts, rows: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        pictures: Pictures,
+        moments: Values,
+        texts: Texts,
+        rows: Tensor | None = None,
+        told: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.rows = torch.arange(len(pictures)) if rows is None else rows
         self.bucket, self.buckets = pictures.bucket[self.rows], len(pictures.sizes)
-        self.moments, self.texts = moments, texts
+        self.moments, self.texts, self._told = moments, texts, Tensors(told or {})
         self.text = texts.rows([pictures.captions[row] for row in self.rows.tolist()])
 
     def __len__(self) -> int:
@@ -240,8 +248,11 @@ class Latents:
         """Return these rows of the side, all of one bucket, as a batch."""
         pictures = self.rows[rows]
         moments = self.moments.take(pictures)
-        inputs = {"mean": moments["mean"], "logvar": moments["logvar"], **self.texts.take(self.text[rows])}
-        return Batch(inputs, pictures)
+        return Batch({"mean": moments["mean"], "logvar": moments["logvar"], **self.beside(rows)}, pictures)
+
+    def beside(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return what these rows have besides their pictures."""
+        return {**self._told.take(self.rows[rows]), **self.texts.take(self.text[rows])}
 
     def unfilled(self, batch_size: int, together: int = 1) -> int:
         """Return how many rows are in buckets that do not fill the batches of one step: training never sees them."""

@@ -7,6 +7,8 @@ import json
 import math
 from typing import TYPE_CHECKING
 
+import torch
+
 from hotloop.errors import DataError
 from hotloop.recipes.diffusion.pictures import buckets, embedded, fashion, folder
 from hotloop.train.folds import sample
@@ -46,6 +48,7 @@ class Pictures:
         self.labels = None if source.labels is None else [source.labels[row] for row in rows]
         self.prompts, self.notes = source.prompts, source.notes
         self.sizes, self.bucket = plan.sizes, plan.bucket
+        self._shapes = torch.tensor([source.shapes[row] for row in rows]).reshape(-1, 2)
         self.channels = source.reader.channels
 
     def __len__(self) -> int:
@@ -68,6 +71,19 @@ class Pictures:
             raise ValueError(f"pixels: expected rows of one bucket, got rows of {len(which)}")
         height, width = self.sizes[which.pop()]
         return self._reader.read([self._rows[row] for row in rows.tolist()], height, width)
+
+    def framing(self) -> Tensor:
+        """Return each picture's height and width as it was, what is cut off above and on the left, and its new size.
+
+        SDXL is told of them, so that it learns no small pictures enlarged and no cut heads (Podell et al. 2023,
+        arXiv:2307.01952). The cut is in pixels of the resized picture, whose middle is kept.
+
+        Returns:
+            float32 of shape (pictures, 6).
+        """
+        wanted = torch.tensor(self.sizes)[self.bucket]
+        resized = self._shapes * (wanted / self._shapes).amax(dim=1, keepdim=True)
+        return torch.cat([self._shapes, ((resized - wanted) / 2).round(), wanted], dim=1).float()
 
     def fingerprint(self) -> str:
         """Return a text that changes with the bytes of any picture, with any caption, and with the pictures' sizes."""

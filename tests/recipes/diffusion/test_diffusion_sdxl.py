@@ -1,0 +1,352 @@
+"""SDXL: trained as a bare loop of diffusers' classes trains it, sampled, exported and switched part by part."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from diffusers import DDPMScheduler, StableDiffusionXLPipeline
+from sdxl_folder import parts, write
+from transformers import CLIPTextModel
+
+from hotloop import recipes, record
+from hotloop.errors import ConfigError
+from hotloop.recipes.diffusion import loading, pictures
+from hotloop.recipes.diffusion.denoiser import Denoiser, mean_square
+from hotloop.recipes.diffusion.noise import Noise
+from hotloop.recipes.diffusion.pictures.buckets import Plan
+from hotloop.recipes.diffusion.pictures.source import Source
+from hotloop.recipes.diffusion.sampling import Sampler
+from hotloop.train import batches, checkpoint, compiling, configure, start
+
+RECIPE = recipes.load("diffusion")
+SMALL = [
+    "recipe=diffusion", "run.device=cpu", "pictures.size=16", "pictures.step=16", "data.sample_size=40",
+    "training.batch_size=8", "training.eval_batch_size=8", "training.max_steps=3", "training.num_epochs=1",
+    "training.learning_rate=0.005", "diffusion.ema_decay=null", "diffusion.sample_steps=2", "diffusion.samples=1",
+    "diffusion.output=false",
+]  # fmt: skip
+TEXTS = ("text_encoder", "text_encoder_2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("sdxl"))
+
+
+@pytest.fixture
+def train(tmp_path, folder):
+    """Train a tiny SDXL into ``run``; gives its outcome."""
+
+    def run(*settings, model=folder, into="run"):
+        return RECIPE.train(
+            start.prepare([*SMALL, f"diffusion.model={model}", f"run.folder={tmp_path / into}", *settings])
+        )
+
+    return run
+
+
+def load(folder, name="last.pt"):
+    return checkpoint.load(folder / "checkpoints" / name)
+
+
+def denoiser_of(folder, *, trained=("unet",), embedded=False, **more):
+    found = loading.load(str(folder), None, (1, 16), 8, print)
+    for name, one in found.modules().items():
+        one.eval().requires_grad_(name in trained)
+    found.freeze_unused()
+    return Denoiser(found, Noise(found.scheduler, "epsilon", None), embedded=embedded, **more), found
+
+
+def bare(folder, settings, steps, trained):
+    """A training loop as one writes it with diffusers: its pipeline's embeddings and sizes, its scheduler, AdamW."""
+    pipe = StableDiffusionXLPipeline.from_pretrained(folder)
+    schedule = DDPMScheduler.from_config(pipe.scheduler.config)
+    data = pictures.load(settings)
+    (rows, _), chosen = RECIPE.split(data, settings), settings.training
+    modules = [getattr(pipe, name) for name in trained]
+    for one in (pipe.unet, pipe.vae, pipe.text_encoder, pipe.text_encoder_2):
+        one.requires_grad_(one in modules).train(one in modules)
+    weights = [one for module in modules for one in module.parameters()]
+    groups = [
+        {"params": [one for one in weights if one.ndim > 1], "weight_decay": chosen.weight_decay},
+        {"params": [one for one in weights if one.ndim <= 1], "weight_decay": 0.0},
+    ]
+    optimizer, losses = torch.optim.AdamW(groups, lr=chosen.learning_rate), []
+    side = batches.Table({}, torch.empty(len(rows)))
+    side.apart = True
+    torch.manual_seed(settings.run.seed)
+    for mine in batches.epoch_order(side, chosen.batch_size, settings.run.seed, 0)[:steps]:
+        pixels = data.pixels(rows[mine]).expand(-1, 3, -1, -1)
+        with torch.no_grad():
+            clean = pipe.vae.encode(pixels).latent_dist.sample() * pipe.vae.config.scaling_factor
+        captions = [data.captions[row] for row in rows[mine].tolist()]
+        embeddings, _, pooled, _ = pipe.encode_prompt(captions, do_classifier_free_guidance=False)
+        time_ids = pipe._get_add_time_ids((8, 8), (0, 0), (16, 16), torch.float32, 12).repeat(len(mine), 1)
+        noise, times = torch.randn_like(clean), torch.randint(1000, (len(mine),))
+        noisy = schedule.add_noise(clean, noise, times)
+        told = {"text_embeds": pooled, "time_ids": time_ids}
+        predicted = pipe.unet(noisy, times, embeddings, added_cond_kwargs=told).sample
+        v = schedule.config.prediction_type == "v_prediction"
+        loss = torch.nn.functional.mse_loss(predicted, schedule.get_velocity(clean, noise, times) if v else noise)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, chosen.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("prediction", "trained"),
+    [("epsilon", ()), ("v_prediction", ()), ("epsilon", TEXTS[:1]), ("epsilon", TEXTS[1:]), ("v_prediction", TEXTS)],
+)
+def test_its_losses_are_those_of_a_bare_loop_of_diffusers_bit_for_bit(tmp_path, train, prediction, trained):
+    model = write(tmp_path / "model", prediction)
+    settings = [
+        "diffusion.cache=false", "diffusion.caption_dropout=0", "diffusion.min_snr_gamma=null",
+        "training.schedule=constant", "training.warmup_fraction=0", *(f"diffusion.train_{one}=true" for one in trained),
+    ]  # fmt: skip
+    train(*settings, model=model)
+    ours = [one["loss"] for one in record.load(tmp_path / "run")["steps"]]
+    asked = configure.load([*SMALL, f"diffusion.model={model}", *settings])
+    assert ours == bare(model, asked, 3, ("unet", *trained))
+    assert len(set(ours)) == 3
+
+
+def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_drew(tmp_path, train):
+    outcome = train("diffusion.output=true", "diffusion.train_text_encoder_2=true", "diffusion.caption_dropout=0.5")
+    pipe = StableDiffusionXLPipeline.from_pretrained(tmp_path / "run" / "pipeline", use_safetensors=True)
+    pipe.set_progress_bar_config(disable=True)
+    kept = load(tmp_path / "run")
+    weights = kept["model"]["model"]
+    assert {name.partition(".")[0] for name in weights} == {"unet", "text_encoder_2"}, "the folder has what is frozen"
+    for name in ("unet", "text_encoder_2"):
+        theirs = getattr(pipe, name).state_dict()
+        assert all(torch.equal(one, weights[f"{name}.{key}"]) for key, one in theirs.items())
+    assert pipe.config.force_zeros_for_empty_prompt
+    sampler = Sampler(
+        networks=loading.load(str(tmp_path / "run" / "pipeline"), None, (1, 16), 8, print), prediction="epsilon",
+        prompts=("a digit", "a handwritten three"), size=(16, 16), steps=3, guidance=3.0, batch=4, seed=0,
+    )  # fmt: skip
+    asked = {"num_inference_steps": 3, "height": 16, "width": 16, "output_type": "pt", "guidance_scale": 3.0}
+    theirs = pipe("a handwritten three", generator=torch.Generator().manual_seed(1), **asked).images
+    torch.testing.assert_close(sampler.make(1)[1:], theirs * 2 - 1, rtol=1e-4, atol=1e-4)
+    best = load(tmp_path / "run", "best.pt")
+    judged = RECIPE.evaluate(configure.from_dict(best["settings"]), checkpoint.weights(best))
+    assert judged == pytest.approx(outcome.best, rel=1e-6)
+
+
+def test_adapters_of_all_three_networks_are_what_diffusers_loads(tmp_path, train, folder):
+    texts = [f"diffusion.train_{name}=true" for name in TEXTS]
+    train("diffusion.lora_rank=2", "diffusion.lora_alpha=4", "diffusion.output=true", *texts)
+    kept = load(tmp_path / "run")["model"]["model"]
+    assert all("lora" in name for name in kept)
+    assert {name.partition(".")[0] for name in kept} == {"unet", *TEXTS}
+    pipe = StableDiffusionXLPipeline.from_pretrained(folder, use_safetensors=True)
+    pipe.load_lora_weights(tmp_path / "run" / "lora")
+    for name in ("unet", *TEXTS):
+        theirs = {key.replace("default_0", "default"): one for key, one in getattr(pipe, name).state_dict().items()}
+        ours = {key.removeprefix(f"{name}."): one for key, one in kept.items() if key.startswith(f"{name}.")}
+        assert all(torch.equal(one, theirs[key]) for key, one in ours.items())
+        assert any(bool(one.any()) for key, one in ours.items() if "lora_B" in key), f"{name}'s were trained"
+
+
+@pytest.mark.parametrize("how", ["cached", "texts"])
+def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_path, train, how):
+    settings = {"cached": [], "texts": [f"diffusion.train_{name}=true" for name in TEXTS]}[how]
+    train(*settings, "training.max_steps=1", "training.schedule=constant", into="begun")
+    train(*settings, "training.schedule=constant", into="steady")
+    RECIPE.train(start.prepare([f"run.resume={tmp_path / 'begun'}", "training.max_steps=3"]))
+    ours, theirs = (load(tmp_path / name)["model"]["model"] for name in ("begun", "steady"))
+    assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
+
+
+def test_a_batch_has_the_embeddings_of_the_pipeline_and_the_sizes_of_its_pictures(tmp_path, folder):
+    settings = configure.load([*SMALL, f"diffusion.model={folder}"])
+    data = pictures.load(settings)
+    rows = RECIPE.split(data, settings)
+    found = RECIPE.load_networks(settings, data, rows[0], None, print)
+    place = RECIPE.Place(torch.device("cpu"), tmp_path, lambda _: None)
+    taken = RECIPE.make(settings, found, data, rows, place=place, weights=None).train.take(torch.arange(3))
+    pipe = StableDiffusionXLPipeline.from_pretrained(folder)
+    captions = [data.captions[row] for row in taken.labels.tolist()]
+    embeddings, _, pooled, _ = pipe.encode_prompt(captions, do_classifier_free_guidance=False)
+    torch.testing.assert_close(taken.inputs["embeddings"], embeddings)
+    torch.testing.assert_close(taken.inputs["pooled"], pooled)
+    assert taken.inputs["time_ids"].tolist() == [[8, 8, 0, 0, 16, 16]] * 3
+
+
+def test_a_picture_is_told_with_its_first_size_its_cut_and_its_size():
+    class Nothing:
+        channels = 3
+
+    shapes = [(100, 200), (200, 100), (64, 64), (90, 30), (10, 10)]
+    source = Source(["a"] * 5, ["a"] * 5, None, (), shapes, Nothing())
+    plan = Plan(((48, 96), (64, 64)), torch.tensor([0, 1, 1, 1, 1]), torch.zeros(5))
+    found = pictures.Pictures(source, range(5), plan).framing()
+    assert found.dtype == torch.float32
+    assert found.tolist() == [
+        [100, 200, 0, 0, 48, 96],
+        [200, 100, 32, 0, 64, 64],
+        [64, 64, 0, 0, 64, 64],
+        [90, 30, 64, 0, 64, 64],
+        [10, 10, 0, 0, 64, 64],
+    ]
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_caption_that_is_left_out_is_what_the_pipeline_takes_for_none(tmp_path, zeros, embedded):
+    model = write(tmp_path / "model", zeros=zeros)
+    denoiser, found = denoiser_of(model, embedded=embedded, caption_dropout=0.5)
+    given = found.token_ids(["a digit"] * 64)
+    given, seen = denoiser.embed(given) if embedded else given, []
+    denoiser.unet.register_forward_pre_hook(lambda _, args, more: seen.append((args[2], more)), with_kwargs=True)
+    latents = torch.zeros(64, 4, 8, 8)
+    denoiser(mean=latents, logvar=latents, time_ids=torch.ones(64, 6), **given)
+    pipe = StableDiffusionXLPipeline.from_pretrained(model)
+    asked, nothing, pooled, none = pipe.encode_prompt("a digit", do_classifier_free_guidance=True)
+    ((embeddings, more),) = seen
+    for found_ones, kept, left_out in (
+        (embeddings, asked, nothing), (more["added_cond_kwargs"]["text_embeds"], pooled, none)
+    ):  # fmt: skip
+        alike = [[torch.allclose(one, which[0], atol=1e-6) for one in found_ones] for which in (kept, left_out)]
+        assert all(a != b for a, b in zip(*alike, strict=True))
+        assert 16 < sum(alike[1]) < 48
+
+
+def test_gradients_reach_the_encoders_that_are_trained_and_no_layer_that_is_not_used(folder):
+    for trained in (("unet",), ("unet", "text_encoder"), ("unet", "text_encoder_2"), ("unet", *TEXTS)):
+        denoiser, found = denoiser_of(folder, trained=trained)
+        latents = torch.ones(2, 4, 8, 8)
+        error = denoiser(mean=latents, logvar=latents, time_ids=torch.ones(2, 6), **found.token_ids(["a", "b"]))
+        mean_square(error, error).backward()
+        for name, one in found.modules().items():
+            asked = [p for p in one.parameters() if p.requires_grad]
+            assert bool(asked) == (name in trained)
+            assert all(p.grad is not None for p in asked)
+            assert name not in denoiser.encoders or one.training == (name in trained)
+
+
+ON = ["training.optimization.use_torch_compile=true", "compile.preset=aot_eager", "compile.measure_eager_steps=0"]
+NAMES = ("unet", *TEXTS, "vae")
+
+
+def test_the_unet_alone_is_compiled_by_default():
+    chosen = compiling.plan(configure.load([*SMALL, *ON]), RECIPE.COMPONENTS)
+    assert list(chosen) == ["unet"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_component_is_switched_on_its_own(train, name):
+    """Encoders run in each step here, the second one with gradients."""
+    off = [f"compile.components.{one}.{mode}=none" for one in NAMES for mode in ("training", "inference")]
+    trains = name in ("unet", "text_encoder_2")
+    off.remove("compile.components.text_encoder.training=none")  # says nothing of an encoder that is not trained
+    on = f"compile.components.{name}.{'training' if trains else 'inference'}=aot_eager"
+    outcome = train(
+        *ON, *(one for one in off if one.partition("=")[0] != on.partition("=")[0]), on, "diffusion.cache=false",
+        "diffusion.train_text_encoder_2=true", "training.max_steps=2",
+    )  # fmt: skip
+    states = {one: told["state"] for one, told in outcome.components.items()}
+    assert states == {one: "compiled" if one == name else "eager" for one in (*NAMES, "loss")}
+    told = outcome.components[name]
+    assert (told["graph_breaks"], told["recompiles"]) == (0, 0)
+
+
+def test_all_four_compiled_train_as_eager_does(tmp_path, train):
+    texts = [f"diffusion.train_{name}=true" for name in TEXTS]
+    on = [f"compile.components.{name}.training=aot_eager" for name in TEXTS]
+    train(*texts, "diffusion.cache=false", into="eager")
+    outcome = train(*ON, *texts, *on, "diffusion.cache=false", "compile.components.vae.inference=aot_eager")
+    assert {name: told["state"] for name, told in outcome.components.items()} == {
+        **dict.fromkeys(NAMES, "compiled"),
+        "loss": "eager",
+    }
+    ours, theirs = ([one["loss"] for one in record.load(tmp_path / into)["steps"]] for into in ("run", "eager"))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_auto_owns_the_step_of_an_sdxl_whose_encoders_are_trained(train):
+    texts = [f"diffusion.train_{name}=true" for name in TEXTS]
+    outcome = train("training.optimization.use_torch_compile=auto", *texts)
+    assert (outcome.status, outcome.step) == ("finished", 3)
+    assert list(outcome.components) == [*NAMES, "loss"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["diffusion.train_text_encoder_2=true"], r"train_text_encoder_2=true: diffusion\.model=small has one text"),
+        ([*ON, "compile.components.text_encoder_2.inference=aot_eager"], r"text_encoder_2: diffusion\.model=small has one"),
+        (
+            [*ON, "compile.components.text_encoder_2.training=aot_eager"],
+            r"text_encoder_2\.training='aot_eager' has no effect while diffusion\.train_text_encoder_2=false",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_of_a_second_encoder_is_refused_where_there_is_none(train, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        train("diffusion.autoencoder_steps=10", *settings, model="small")
+
+
+def without(part):
+    def change(folder):
+        shutil.rmtree(folder / part)
+
+    return change
+
+
+def indexed(**changed):
+    def change(folder):
+        file = folder / "model_index.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+
+    return change
+
+
+def configured(part, **changed):
+    def change(folder):
+        file = folder / part / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+
+    return change
+
+
+def unprojected(folder):
+    made = parts()
+    CLIPTextModel(made["text_encoder_2"].config).save_pretrained(folder / "text_encoder_2")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without("tokenizer_2"), r"is a StableDiffusionXLPipeline without its tokenizer_2: expected the folder"),
+        (without("text_encoder_2"), "without its text_encoder_2"),
+        (indexed(text_encoder=[None, None]), "without its text_encoder: "),
+        (indexed(_class_name="StableDiffusionXLImg2ImgPipeline"), "SDXL's refiner, which goes on with pictures"),
+        (indexed(_class_name="FluxPipeline"), "is a FluxPipeline; expected a StableDiffusionPipeline"),
+        (indexed(_class_name="StableDiffusionPipeline"), "with addition_embed_type besides texts"),
+        (unprojected, r"its text_encoder_2 has no weights for text_projection\.weight and 0 more of a CLIPTextModelWith"),
+        (configured("vae", latents_mean=[0.1] * 4, latents_std=[1.0] * 4), "a VAE with latents_mean"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_no_whole_sdxl_is_refused_before_anything_is_trained(tmp_path, train, folder, change, said):
+    changed = tmp_path / "changed"
+    shutil.copytree(folder, changed)
+    change(changed)
+    with pytest.raises(ConfigError, match=said):
+        train(model=changed)
+    assert not (tmp_path / "run").exists()
+
+
+def test_networks_that_do_not_fit_each_other_are_refused(folder):
+    found = loading.load(str(folder), None, (1, 16), 8, print)
+    found.check(1, [(16, 16)])
+    found.unet.register_to_config(projection_class_embeddings_input_dim=12 + 5 * 4)
+    with pytest.raises(ConfigError, match=r"takes 32 numbers besides texts, and SDXL's are 36: .*no refiner"):
+        found.check(1, [(16, 16)])
+    found.unet.register_to_config(cross_attention_dim=16)
+    with pytest.raises(ConfigError, match=r"texts of width 16, and its text_encoder and text_encoder_2 give 24"):
+        found.check(1, [(16, 16)])
