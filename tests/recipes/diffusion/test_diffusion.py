@@ -360,8 +360,8 @@ def test_settings_that_do_not_fit_are_refused_by_name(train, settings, said):
 def test_a_model_of_another_kind_or_without_safetensors_is_refused(tmp_path, train, model):
     other = tmp_path / "other"
     other.mkdir()
-    (other / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionXLPipeline"}))
-    with pytest.raises(ConfigError, match="is a StableDiffusionXLPipeline; expected a StableDiffusionPipeline"):
+    (other / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    with pytest.raises(ConfigError, match="is a FluxPipeline; expected a StableDiffusionPipeline"):
         train(f"diffusion.model={other}")
     pickled = tmp_path / "pickled"
     shutil.copytree(model[0] / "pipeline", pickled)
@@ -380,7 +380,8 @@ def test_a_model_of_another_kind_or_without_safetensors_is_refused(tmp_path, tra
          "contains custom code"),
         ({"base_model_name_or_path": "/elsewhere"}, "text_encoder/adapter_config.json", "has adapters beside its text"),
         ({"in_channels": 9}, "unet/config.json", "cannot be loaded"),
-        ({"class_embed_type": "timestep"}, "unet/config.json", "with class_embed_type besides texts"),
+        ({"class_embed_type": "identity"}, "unet/config.json", "with class_embed_type besides texts"),
+        ({"class_embed_type": "timestep"}, "unet/config.json", "its unet has no weights for class_embedding"),
     ],
 )  # fmt: skip
 def test_nothing_that_a_models_folder_names_is_run_or_loaded_instead(tmp_path, model, part, file, said):

@@ -155,9 +155,10 @@ def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
         def weights(loader: Any, part: str, **more: Any) -> Any:
             found, told = load(loader, part, use_safetensors=True, output_loading_info=True, **more)
             if wrong := [*told["missing_keys"], *(str(one) for one in told["mismatched_keys"])]:
+                more_of_them = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
                 raise ConfigError(
-                    f"diffusion.model={name}: the file of its {part} has no weights for {wrong[0]} and "
-                    f"{len(wrong) - 1} more of a {loader.__name__}: expected the part of a {kind}"
+                    f"diffusion.model={name}: the file of its {part} has no weights for {wrong[0]}{more_of_them} of a "
+                    f"{loader.__name__}: expected the {part} of a {kind}"
                 )
             align(found)
             return found
