@@ -1,5 +1,6 @@
 """SDXL: trained as a bare loop of diffusers' classes trains it, sampled, exported and switched part by part."""
 
+import copy
 import json
 import shutil
 
@@ -9,6 +10,7 @@ from diffusers import DDPMScheduler, StableDiffusionXLPipeline
 from sdxl_folder import parts, write
 from transformers import CLIPTextModel
 
+import hotloop
 from hotloop import recipes, record
 from hotloop.errors import ConfigError
 from hotloop.recipes.diffusion import loading, pictures
@@ -17,6 +19,7 @@ from hotloop.recipes.diffusion.noise import Noise
 from hotloop.recipes.diffusion.pictures.buckets import Plan
 from hotloop.recipes.diffusion.pictures.source import Source
 from hotloop.recipes.diffusion.sampling import Sampler
+from hotloop.testing import captured_step_emulation
 from hotloop.train import batches, checkpoint, compiling, configure, start
 
 RECIPE = recipes.load("diffusion")
@@ -273,6 +276,41 @@ def test_auto_owns_the_step_of_an_sdxl_whose_encoders_are_trained(train):
     outcome = train("training.optimization.use_torch_compile=auto", *texts)
     assert (outcome.status, outcome.step) == ("finished", 3)
     assert list(outcome.components) == [*NAMES, "loss"]
+
+
+@pytest.mark.parametrize("texts", [(), TEXTS])
+def test_a_captured_step_of_an_sdxl_trains_as_eager_does(folder, texts):
+    """The noise, the captions that are left out, and both encoders where they train, are in the recording."""
+    trained = ("unet", *texts)
+    denoiser, found = denoiser_of(folder, trained=trained, embedded=not texts, caption_dropout=0.3)
+    eager, ids = copy.deepcopy(denoiser), found.token_ids(["a digit", "three", "five", "six"])
+    given = {"logvar": torch.full((4, 4, 8, 8), -3.0), **(ids if texts else denoiser.embed(ids))}
+    generator = torch.Generator().manual_seed(0)
+    steps = [{"mean": torch.randn(4, 4, 8, 8, generator=generator), **given} for _ in range(12)]
+    for one in steps:
+        one["time_ids"] = 100 * torch.rand(4, 6, generator=generator)
+
+    def update(model, optimizer, batch):
+        loss = mean_square(model(**batch), None)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    first, second = (
+        torch.optim.SGD([p for p in one.parameters() if p.requires_grad], lr=0.01) for one in (denoiser, eager)
+    )
+    torch.manual_seed(1)
+    theirs = [update(eager, second, batch) for batch in steps]
+    torch.manual_seed(1)
+    models = {name: found.modules()[name] for name in trained}
+    with captured_step_emulation(), hotloop.Loop(models, first, state=denoiser, run="eager+graph") as loop:
+        run = loop.step(lambda batch: update(denoiser, first, batch))
+        ours = [run(batch) for batch in steps]
+        assert loop.status().tier == "eager+graph", loop.status().decisions
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    for one, other in zip(denoiser.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
