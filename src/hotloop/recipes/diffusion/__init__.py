@@ -132,7 +132,11 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         compiled=("unet",),
         average=settings.diffusion.ema_decay,
         show=show(settings, found, pictures, start.folder, display.say),
-        told={"data": [about, *pictures.notes, *long], "model": [*model, trained]},
+        told={
+            "data": [about, *pictures.notes, *long],
+            "model": [*model, trained],
+            "samples": columns(settings, pictures),
+        },
     )
 
     return fit(task, start, chosen, display)
@@ -307,6 +311,13 @@ def trains(made: Made, settings: Settings) -> str:
     )
 
 
+def columns(settings: Settings, pictures: Pictures) -> list[str]:
+    """Say what the columns of a sheet of samples show; nothing where none is made."""
+    chosen = settings.diffusion
+    prompts = prompts_of(chosen.prompts, pictures.prompts, pictures.captions)
+    return [f"columns of a sheet: {'; '.join(prompts)}"] if chosen.output or chosen.sample_every else []
+
+
 def show(settings: Settings, found: Networks, pictures: Pictures, folder: Path, say: Callable[[str], None]) -> Show:
     """Say what is made of the model now and then, and at the end: sheets of samples, and what other programs load."""
     chosen = settings.diffusion
@@ -340,13 +351,7 @@ def show(settings: Settings, found: Networks, pictures: Pictures, folder: Path, 
             return {}
         if pictures.channels == 1:
             samples = samples.mean(dim=1, keepdim=True)  # of a model for colours
-        recogniser = recognise.train(pictures, settings.run.seed)
-        share = recogniser.judge(samples, list(range(len(prompts))) * JUDGED)
-        low, high = share.interval
-        return {
-            "recognised": share.value, "recognised_low": low, "recognised_high": high, "recognised_of": share.total,
-            "recognised_real": recogniser.held_out.value, "recognised_chance": 1 / len(prompts),
-        }  # fmt: skip
+        return recognise.judge(samples, list(range(len(prompts))) * JUDGED, pictures, settings.run.seed)
 
     return Show(sheet, chosen.sample_every, end if chosen.output else None)
 

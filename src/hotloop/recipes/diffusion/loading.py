@@ -5,7 +5,6 @@ Weights from elsewhere are read as safetensors only, and no code of a model's fo
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.errors import ConfigError
-from hotloop.recipes.diffusion.networks import SMALL, Networks, quiet
+from hotloop.recipes.diffusion.networks import SMALL, Networks
 from hotloop.train import hub
 from hotloop.train.networks import align
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 SD15 = "sd15"
 """The name of ``diffusion.model`` for networks of Stable Diffusion 1.5's sizes, with random weights."""
@@ -145,7 +144,14 @@ def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
         raise ConfigError(f"diffusion.model={name}: no such folder; expected one with a pipeline of diffusers")
     silent = None if Path(name).is_dir() else hub.unreachable(name, say, "model_index.json")
     where: dict[str, Any] = {"local_files_only": silent is not None}
-    with _named(name, silent):
+    expected = "expected a pipeline's folder: model_index.json, and weights as safetensors (no .bin, no .ckpt)"
+    with (
+        hub.loading("diffusion.model", name, silent, expected=expected, instead=f"diffusion.model={SMALL}"),
+        hub.quiet("diffusers"),
+        warnings.catch_warnings(),
+    ):
+        # What diffusers still asks the hub's library for is no business of a user's.
+        warnings.filterwarnings("ignore", message="The `local_dir_use_symlinks` argument", category=UserWarning)
         index = diffusers.StableDiffusionPipeline.load_config(name, **where)
         kind = _checked_kind(name, index)
 
@@ -222,29 +228,6 @@ def _checked_kind(name: str, index: dict[str, Any]) -> str:
 
 def _adapters(name: str, part: str) -> str:
     return f"diffusion.model={name} has adapters beside its {part} ({ADAPTER}): merge them into its weights first"
-
-
-@contextlib.contextmanager
-def _named(name: str, silent: str | None) -> Iterator[None]:
-    """Say of any failure which setting it comes from; three libraries raise many classes for one thing."""
-    try:
-        with quiet(), warnings.catch_warnings():
-            # What diffusers still asks the hub's library for is no business of a user's.
-            warnings.filterwarnings("ignore", message="The `local_dir_use_symlinks` argument", category=UserWarning)
-            yield
-    except (OSError, ValueError, ImportError, RuntimeError, TypeError, KeyError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        hint = "expected a pipeline's folder: model_index.json, and weights as safetensors (no .bin, no .ckpt)"
-        if silent:
-            hint = (
-                f"it is no folder here, the Hugging Face hub does not answer ({silent}), and its cache on this machine "
-                f"does not hold it; use a local folder or diffusion.model={SMALL}"
-            )
-        raise ConfigError(
-            f"diffusion.model={name!r} cannot be loaded: {hint}. {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:300]}"
-        ) from error
 
 
 def _packages() -> tuple[Any, Any]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
 from hotloop.recipes.diffusion.pictures.latents import weights_fingerprint
+from hotloop.train import hub
 from hotloop.train.networks import count
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -105,7 +105,7 @@ class Networks:
 
     def cut(self, texts: Sequence[str]) -> int:
         """Return how many texts have more tokens than that."""
-        with quiet():
+        with hub.quiet("diffusers"):
             each = [one(list(texts))["input_ids"] for one in self._tokenizers().values()]
         return sum(max(map(len, tokens)) > self.length for tokens in zip(*each, strict=True))
 
@@ -131,7 +131,7 @@ class Networks:
         diffusers = require("diffusers", "recipe=diffusion", "diffusion")
         scheduler = diffusers.DDIMScheduler.from_config(self.scheduler.config, prediction_type=prediction)
         parts = {**self.modules(), "tokenizer": self.tokenizer, "scheduler": scheduler}
-        with quiet():
+        with hub.quiet("diffusers"):
             if self.xl:
                 found = diffusers.StableDiffusionXLPipeline(
                     **parts,
@@ -216,22 +216,3 @@ class Networks:
                 f"{given}: {pooled} of the pooled text, {CONDITIONS} times {config.addition_time_embed_dim} of sizes; "
                 "expected SDXL's base, and no refiner"
             )
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the bars and reports of diffusers and transformers off the terminal while the block runs."""
-    kinds = [
-        require(f"{name}.utils.logging", "recipe=diffusion", "diffusion") for name in ("diffusers", "transformers")
-    ]
-    before = [(one, one.get_verbosity(), one.is_progress_bar_enabled()) for one in kinds]
-    for one in kinds:
-        one.set_verbosity_error()
-        one.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for one, verbosity, bars in before:
-            one.set_verbosity(verbosity)
-            if bars:
-                one.enable_progress_bar()

@@ -8,7 +8,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from hotloop.recipes.diffusion import lora
-from hotloop.recipes.diffusion.networks import quiet
+from hotloop.train import hub
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ def write(networks: Networks, prediction: str, folder: Path, *, adapters: tuple[
         OSError: a folder cannot be written; what was there before stays.
     """
     written = []
-    with quiet():
+    with hub.quiet("diffusers"):
         if adapters:
             written.append(_whole(folder / LORA, lambda at: lora.save(networks, at, adapters)))
         if not adapters or networks.made:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hotloop.recipes.diffusion.pictures.grid import write_grid
+from hotloop.train.optional import require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hotloop.recipes.diffusion.networks import Networks
 
 FOLDER = "samples"
+CELL = 96
+"""Pixels that a sample has across on a sheet, at least about: smaller ones are enlarged by a whole factor."""
 JUDGED = 20
 """Samples of each caption that are judged at the end."""
 
@@ -67,13 +69,22 @@ class Sampler:
         return torch.cat(made).float() * 2 - 1
 
     def sheet(self, folder: Path, step: int, each: int) -> None:
-        """Write a sheet of samples, a column a prompt, into a run's folder.
+        """Write a sheet of samples, a column a prompt, into a run's folder; numbers that are not finite are black.
 
         Raises:
             OSError: it cannot be written.
         """
-        name = f"step-{step:06}.png"
-        write_grid(folder / FOLDER / name, self.make(each), self.prompts * each, len(self.prompts))
+        pillow = require("PIL.Image", "Sheets of samples", "diffusion")
+        utilities = require("diffusers.utils", "Sheets of samples", "diffusion")
+        made = self.make(each).nan_to_num(nan=-1.0).clamp(-1, 1).expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+        factor = max(1, CELL // made.shape[2])
+        large = made.repeat_interleave(factor, dim=1).repeat_interleave(factor, dim=2)
+        images = [pillow.fromarray(one.numpy()) for one in ((large + 1) * (255 / 2)).round().to(torch.uint8)]
+        path = folder / FOLDER / f"step-{step:06}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        utilities.make_image_grid(images, each, len(self.prompts)).save(part, format="PNG")
+        part.replace(path)
 
 
 def prompts_of(
