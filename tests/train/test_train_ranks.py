@@ -135,11 +135,11 @@ def test_processes_with_the_same_first_batch_are_refused():
             return [value, other if other is not None else value]
 
     other = (6.0, 1.0)
-    check_shares(Two(), (torch.ones(3), {"labels": torch.ones(1)}))
+    check_shares(Two(), (torch.ones(3), {"labels": torch.ones(1)}), "Do so.")
     other = None
-    with pytest.raises(ConfigError, match=r"run\.devices=2: all devices have the same first batch"):
-        check_shares(Two(), (torch.ones(3), {"labels": torch.ones(1)}))
-    check_shares(Ranks(), (torch.ones(3),))
+    with pytest.raises(ConfigError, match=r"run\.devices=2: all devices have the same first batch.* Do so\."):
+        check_shares(Two(), (torch.ones(3), {"labels": torch.ones(1)}), "Do so.")
+    check_shares(Ranks(), (torch.ones(3),), "Do so.")
 
 
 @pytest.mark.parametrize("holds", [False, True])

@@ -5,28 +5,32 @@ The parameters of both ``__init__`` are its settings (`hotloop.train.modules`). 
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
 from hotloop.measure import machine
-from hotloop.recipes.program import fold_of, goal_of
-from hotloop.train import checkpoint, compiling, dry, environment, opening, program
+from hotloop.recipes.own_program import OwnProgram, fold_of, goal_of, say_settings, seeded
+from hotloop.train import checkpoint, compiling, dry, environment, opening, ranks
 from hotloop.train.display import Display
 from hotloop.train.export import Made as Exported
-from hotloop.train.folds import Side, Sides, sides_of
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
     from hotloop.train.fold import Fold
     from hotloop.train.modules import Made
     from hotloop.train.outcome import Outcome
+    from hotloop.train.ranks import Ranks
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
-    from hotloop.train.task import Goal
+    from hotloop.train.task import Plan
 
 
-class Lightning:
+class Lightning(OwnProgram):
     """The recipe of one module and its data.
 
     Args:
@@ -34,12 +38,6 @@ class Lightning:
     """
 
     COMPONENTS: tuple[str, ...] = ("model",)
-    GOAL: Goal | None = None
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._first: Fold | None = None
-        """The fold that the data was set up for to see what it splits."""
 
     def train(self, start: Start, console: Console | None = None) -> Outcome:
         """Fit the module from the start, or from where the run stopped.
@@ -52,27 +50,44 @@ class Lightning:
 
         # What can be refused is refused here, before anything of the program runs.
         opening.begin(settings, display)
-        goal, device = goal_of(settings), environment.choose_device(settings.run.device)
+        goal_of(settings)
+        ranks.check(settings)
+        device = environment.device_of(settings.run)
         chosen = compiling.plan(settings, self.COMPONENTS)
         compiling.check(chosen, settings.compile, device.type)
+        ranks.check_presets(settings, itertools.chain(*chosen.values()))
 
-        # Module and data. The seed comes first, for the weights.
-        environment.seed(settings.run.seed)
-        found, fold = program.load(self.name), fold_of(settings)
-        values = found.filled(settings.program)
+        if settings.run.devices == 1 or start.dry:
+            return self._fit(start, chosen, device, ranks.Ranks(), display)
+        with ranks.devices(start) as devices:
+            start = dataclasses.replace(start, leads=devices.ranks.first)
+            return self._fit(start, chosen, devices.fabric.device, devices.ranks, display)
+
+    def _fit(self, start: Start, chosen: Plan, device: torch.device, together: Ranks, display: Display) -> Outcome:
+        # Module and data. The seed comes first, for the weights: all processes have the same.
+        settings, found = start.settings, seeded(start.settings)
+        values, fold = found.filled(settings.program), fold_of(settings)
         made: Made = found.call(values, fold)
-        lines = [one.line(value) for one, value in found.values(values)]
-        display.say(f"Program {self.name} on {machine.device_name(device)} ({device}), fitted by Lightning's Trainer")
-        if lines:
-            display.say(f"Settings: {' '.join(line.partition(' (')[0] for line in lines)}")
+        several = f", {together.size} processes, {settings.run.strategy}" if together.size > 1 else ""
+        where = f"{machine.device_name(device)} ({device}){several}"
+        display.say(f"Program {self.name} on {where}, fitted by Lightning's Trainer")
+        lines = say_settings(found, values, display)
+        if settings.run.strategy == "fsdp2":
+            _check_shards(made.module)
         if start.dry:
             return self._dry(start, made, device, display)
 
         from hotloop.train.lightning_fit import Given, fit  # noqa: PLC0415 - loads Lightning
 
-        told = {"program": lines} if lines else {}
         given = Given(
-            name=self.name, module=made.module, data=made.data, device=device, goal=goal, fold=fold, told=told
+            name=self.name,
+            module=made.module,
+            data=made.data,
+            device=device,
+            goal=goal_of(settings),
+            fold=fold,
+            told={"program": lines} if lines else {},
+            ranks=together,
         )
         return fit(given, start, chosen, display)
 
@@ -92,32 +107,18 @@ class Lightning:
         needed, said = dry.memory(made.module.parameters(), device)
         display.say(said)
         training = start.settings.training
-        many = (
-            len(loader) // training.gradient_accumulation * training.num_epochs if hasattr(loader, "__len__") else 2**62
-        )
-        steps = min(many, training.max_steps or 2**62)
+        steps = training.max_steps or 2**62
+        if hasattr(loader, "__len__"):  # each device has a share of the batches
+            batches = math.ceil(len(loader) / start.settings.run.devices)
+            steps = min(steps, batches // training.gradient_accumulation * training.num_epochs)
         chosen = compiling.plan(start.settings, self.COMPONENTS)
         return dry.told(start, chosen, display, {"batch": dry.shapes(batch), "steps": steps, "memory_bytes": needed})
 
-    def sides(self, settings: Settings) -> Sides:
-        """Say what is on both sides of a fold, by what the program asked `Fold.split` as its data was set up.
-
-        Raises:
-            ConfigError: settings or a program that cannot be used.
-            DataError: rows that cannot be split so.
-        """
-        fold = fold_of(settings)
-        assert fold is not None
-        if self._first is None:
-            environment.seed(settings.run.seed)
-            made: Made = program.load(self.name).call(settings.program, fold)
-            made.data.prepare_data()
-            made.data.setup("fit")
-            self._first = fold
-        if not self._first.asked:
-            return Sides(Side((), ()), Side((), ()), "")
-        fold.asked[:] = self._first.asked
-        return sides_of(fold)
+    def ask(self, settings: Settings, fold: Fold) -> None:
+        """Make module and data for a fold, and set the data up."""
+        made: Made = seeded(settings).call(settings.program, fold)
+        made.data.prepare_data()
+        made.data.setup("fit")
 
     def evaluate(self, settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
         """Return the metrics that the module logs in a validation with a checkpoint's weights.
@@ -149,7 +150,7 @@ class Lightning:
         from hotloop.train.lightning_trainer import make_trainer, numbers, quiet  # noqa: PLC0415 - loads Lightning
 
         with quiet():
-            fitter = make_trainer(settings, environment.choose_device(settings.run.device), enable_checkpointing=False)
+            fitter = make_trainer(settings, environment.device_of(settings.run), enable_checkpointing=False)
             found = fitter.validate(made.module, datamodule=made.data, verbose=False)
         metrics = numbers({name: value for one in found for name, value in one.items()})
         if not metrics:
@@ -159,7 +160,23 @@ class Lightning:
         return metrics
 
     def _loaded(self, settings: Settings, weights: dict[str, Any]) -> Made:
-        environment.seed(settings.run.seed)  # as training does: data that it draws are the same again
-        made: Made = program.load(self.name).call(settings.program, fold_of(settings))
+        made: Made = seeded(settings).call(settings.program, fold_of(settings))
         checkpoint.fit_weights(made.module, weights["model"], self.name, "recipe")
         return made
+
+
+def _check_shards(module: Any) -> None:
+    """Check that a module shards itself: nobody else knows which of its modules.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    from lightning.pytorch import LightningModule  # noqa: PLC0415 - as where it is fitted
+
+    if type(module).configure_model is LightningModule.configure_model:
+        name = type(module).__name__
+        raise ConfigError(
+            f"run.strategy=fsdp2: {name} has no configure_model, in which a LightningModule shards itself: call "
+            "fully_shard(self.net, mesh=self.device_mesh['data_parallel']) in it where self.device_mesh is not None; "
+            "or use run.strategy=ddp"
+        )

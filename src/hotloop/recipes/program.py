@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
 from hotloop.measure import machine
+from hotloop.recipes.own_program import OwnProgram, fold_of, goal_of, say_settings, seeded
 from hotloop.step.loop.arguments import device_of
-from hotloop.train import compiling, configure, environment, folds, opening, program, ranks, sharding
+from hotloop.train import compiling, configure, environment, opening, ranks, sharding
 from hotloop.train.display import Display
 from hotloop.train.export import Made, example_of
 from hotloop.train.fit import fit
-from hotloop.train.folds import Side, Sides, sides_of
 from hotloop.train.start import SETTINGS, Start
-from hotloop.train.task import Goal, Task, components, judge
+from hotloop.train.task import Task, components, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hotloop.step import Workload
+    from hotloop.train import program
     from hotloop.train.fold import Fold
     from hotloop.train.outcome import Outcome
     from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
+    from hotloop.train.task import Goal
 
 
 AGAIN = "program.py"
@@ -47,7 +49,7 @@ make = of_run(Path(__file__).parent)
 '''
 
 
-class Program:
+class Program(OwnProgram):
     """The recipe of one program.
 
     Args:
@@ -55,12 +57,6 @@ class Program:
     """
 
     COMPONENTS: tuple[str, ...] = ()  # known once it was made
-    GOAL: Goal | None = None
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._first: Fold | None = None
-        """The fold that the program was made for to see what it splits."""
 
     def train(self, start: Start, console: Console | None = None) -> Outcome:
         """Train from the start, or from where the run stopped.
@@ -102,7 +98,7 @@ class Program:
         ranks.check_presets(settings, itertools.chain(*chosen.values()))
         several = f", {together.size} processes, {settings.run.strategy}" if together.size > 1 else ""
         display.say(f"Program {self.name} on {machine.device_name(device)} ({device}){several}")
-        lines = [one.line(value) for one, value in found.values(values)]
+        lines = say_settings(found, values, display)
         task = Task(
             name=self.name,
             workload=workload,
@@ -115,8 +111,6 @@ class Program:
             files={AGAIN: _AGAIN} if lines else {},
             ranks=together,
         )
-        if lines:
-            display.say(f"Settings: {' '.join(line.partition(' (')[0] for line in lines)}")
         display.say(task.checked(settings.training))
 
         return fit(task, start, chosen, display)
@@ -132,22 +126,9 @@ class Program:
             return workload
         return dataclasses.replace(workload, state=(*state, scaler))
 
-    def sides(self, settings: Settings) -> Sides:
-        """Say what is on both sides of a fold, by what the program asked `Fold.split` as it was made for the first one.
-
-        Raises:
-            ConfigError: settings or a program that cannot be used.
-            DataError: rows that cannot be split so.
-        """
-        fold = fold_of(settings)
-        assert fold is not None
-        if self._first is None:
-            seeded(settings).make(settings.program, fold)
-            self._first = fold
-        if not self._first.asked:
-            return Sides(Side((), ()), Side((), ()), "")
-        fold.asked[:] = self._first.asked
-        return sides_of(fold)
+    def ask(self, settings: Settings, fold: Fold) -> None:
+        """Make the program for a fold."""
+        seeded(settings).make(settings.program, fold)
 
     def evaluate(self, settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
         """Return the program's metrics of a checkpoint's weights.
@@ -208,31 +189,3 @@ def of_run(folder: Path) -> Callable[[], Workload]:
 
     found = seeded(settings)
     return make
-
-
-def seeded(settings: Settings) -> program.Program:
-    """Run a program's file as its training does, and seed for its ``make``: data that it draws are the same again."""
-    environment.seed(settings.run.seed)
-    found = program.load(settings.recipe.name)
-    environment.seed(settings.run.seed)
-    return found
-
-
-def fold_of(settings: Settings) -> Fold | None:
-    """Return the fold that a run holds out, None where it is no part of a cross-validation."""
-    return None if settings.kfold.n_splits is None else folds.fold_of(settings.kfold, settings.run.seed)
-
-
-def goal_of(settings: Settings) -> Goal | None:
-    """Read ``recipe.goal``.
-
-    Raises:
-        ConfigError: it is not of the form ``max:accuracy``.
-    """
-    given = settings.recipe.goal
-    if given is None:
-        return None
-    direction, _, metric = given.partition(":")
-    if direction not in ("max", "min") or not metric.strip():
-        raise ConfigError(f"recipe.goal={given!r}: expected max:<metric> or min:<metric>, such as max:accuracy")
-    return Goal(metric.strip(), maximize=direction == "max")

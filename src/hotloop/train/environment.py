@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop.errors import ConfigError
 from hotloop.train.optional import require
+
+if TYPE_CHECKING:
+    from hotloop.train.settings import RunSettings
 
 
 def seed(number: int) -> None:
@@ -46,6 +49,15 @@ def choose_device(wanted: str) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"run.device={wanted}: torch sees no Apple GPU here")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def device_of(run: RunSettings) -> torch.device:
+    """Return the device of a LightningModule's run, which has ``run.device`` or ``run.accelerator``.
+
+    Raises:
+        ConfigError: it is no device, or not on this machine.
+    """
+    return choose_device(run.accelerator if run.device == "auto" else run.device)
 
 
 def fabric(device: torch.device, precision: str) -> tuple[Any, torch.amp.GradScaler | None]:

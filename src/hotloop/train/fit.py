@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _TIMED = 200
 """The newest times of what is before a step, of which the median is told."""
+_SHARED_OUT = "Set the loader up in the program: loader = fabric.setup_dataloaders(loader)"
 _OF_PRECISION = {"scaler"}
 """What a checkpoint has beside the models that a resumed run may have, or lack: its precision may change."""
 
@@ -219,7 +220,7 @@ class _Fitting:
         """Do one step and write it down."""
         self.doing = f"step {self.position.step + 1}"
         if not self.position.step:
-            check_shares(self.ranks, batch)
+            check_shares(self.ranks, batch, _SHARED_OUT)
         was_applied = self.compiling.applied
         self.compiling.before_step()
         # The first step that runs as asked: compiled, or eager where that was asked.

@@ -15,13 +15,23 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
-from hotloop.train import checkpoint, closing, compiling, configure, environment, failures, opening
+from hotloop.train import checkpoint, closing, compiling, configure, environment, failures, opening, sharding
 from hotloop.train.account import Account
-from hotloop.train.checkpoint import Position
+from hotloop.train.checkpoint import Position, random_state
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.lightning_compile import Compiled
-from hotloop.train.lightning_trainer import completed, following, is_no_restart, make_trainer, numbers, quiet
+from hotloop.train.lightning_trainer import (
+    SHARED_OUT,
+    check_rates,
+    completed,
+    following,
+    is_no_restart,
+    make_trainer,
+    numbers,
+    quiet,
+)
 from hotloop.train.outcome import Outcome
+from hotloop.train.ranks import check_shares
 from hotloop.train.requests import SAVE, Requests
 from hotloop.train.resumable import Place
 from hotloop.train.saving import Checkpoints
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
 
     from hotloop.train.display import Display
     from hotloop.train.fold import Fold
+    from hotloop.train.ranks import Ranks
     from hotloop.train.start import Start
     from hotloop.train.task import Goal, Plan
 
@@ -52,6 +63,7 @@ class Given:
         goal: which validation is the best.
         fold: what the run holds out.
         told: what is said of it, for the record: lines by subject.
+        ranks: the processes that fit it together.
     """
 
     name: str
@@ -61,6 +73,7 @@ class Given:
     goal: Goal | None
     fold: Fold | None
     told: Mapping[str, Sequence[str]]
+    ranks: Ranks
 
 
 def fit(given: Given, start: Start, chosen: Plan, display: Display) -> Outcome:
@@ -85,7 +98,7 @@ def fit(given: Given, start: Start, chosen: Plan, display: Display) -> Outcome:
 def _fit(given: Given, start: Start, chosen: Plan, display: Display) -> Outcome:
     with contextlib.ExitStack() as stack:
         stack.enter_context(start.open)
-        record = stack.enter_context(RunRecord(start.folder, hold_again))
+        record = stack.enter_context(RunRecord(start.folder if start.leads else None, hold_again))
         opening.write(start, given.told, record, display)
         record.update("measurements", **({"goal": str(given.goal)} if given.goal else {}))
         record.update("environment", **machine.describe(given.device))
@@ -112,12 +125,12 @@ class _Kept(CheckpointIO):
         self._recorder = recorder
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint of the Trainer's, of the run or of a callback, with what the run keeps beside it."""
-        self._recorder.write(str(path), checkpoint)
+        """Take a checkpoint of the Trainer's, of the run or of a callback; the first process alone is asked."""
+        self._recorder.take(str(path), checkpoint)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Return a checkpoint: that which the run goes on from was read already."""
-        given = self._recorder.start.resume if Path(path) == self._recorder.last else None
+        given = self._recorder.start.resume if Path(path) == self._recorder.resumed else None
         return dict(given or checkpoint.load(Path(path)))
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -131,20 +144,22 @@ class _Recorder(pl.callbacks.Checkpoint):
     def __init__(  # noqa: PLR0913, PLR0917 - a run, what fits it, and what is open while it goes on
         self, given: Given, start: Start, compiled: Compiled, display: Display, record: RunRecord, interrupt: Interrupt
     ) -> None:
-        self.given, self.start, self.compiled, self.display = given, start, compiled, display
+        self.given, self.ranks, self.start, self.compiled, self.display = given, given.ranks, start, compiled, display
+        self.own: list[dict[str, Any]] = [{"epoch_began": None, "random": random_state()}]
         self.record, self.interrupt, self.training = record, interrupt, start.settings.training
         self.position, self.began, self.doing = Position(), time.monotonic(), "start"
         self.place, self.fingerprint = Place(), ""
         self.account = Account(record, {})
         self.tracking = Tracking(start, record, display.say, interrupt)
         self.checkpoints = Checkpoints(start, display.say, interrupt)
-        self.requests = Requests(start.folder, (SAVE,))
+        self.requests = Requests(start.folder if start.leads else None, (SAVE,))
         self.total, self.metrics = 0, dict[str, float]()
         self.loss, self.seconds, self.batch_began = 0.0, 0.0, 0.0
         self.ended_epoch: dict[str, Any] | None = None
         """The Trainer's own progress at the end of an epoch that is still to be kept."""
         self.validated_at = -1
         self.last = start.folder / checkpoint.FOLDER / checkpoint.LAST
+        self.resumed, self.taken = start.resumed, dict[str, Any]()
 
     def run(self) -> Outcome:
         """Fit to the end, or until somebody interrupts."""
@@ -156,12 +171,13 @@ class _Recorder(pl.callbacks.Checkpoint):
         data.train_dataloader = following(data.train_dataloader, self.place)
         callbacks = [one for one in (self.compiled.callback, self) if one is not None]
         own = {"callbacks": callbacks, "plugins": [_Kept(self)], "default_root_dir": self.start.folder}
-        fitter = make_trainer(self.start.settings, given.device, **own)
+        fitter = make_trainer(self.start.settings, given.device, several=self.ranks.size, **own)
         status = "failed"
         try:
-            fitter.fit(given.module, datamodule=data, ckpt_path=self.last if self.start.resume else None)
-            if self.checkpoints.lacks_last:
-                fitter.save_checkpoint(checkpoint.LAST)
+            fitter.fit(given.module, datamodule=data, ckpt_path=self.resumed)
+            (lacks,) = self.ranks.any(self.checkpoints.lacks_last)  # all take part in a checkpoint
+            if lacks:
+                self.save(fitter, checkpoint.LAST)
             self.checkpoints.check(self.position.step)
             status = "finished"
         except _StoppedError:
@@ -174,7 +190,8 @@ class _Recorder(pl.callbacks.Checkpoint):
                 raise KeyboardInterrupt from error
             raise
         except Exception as error:
-            failure = failures.explain(error, "a smaller batch_size of the data, or run.precision=bf16-mixed")
+            less = "a smaller batch_size of the data, or run.precision=bf16-mixed"
+            failure = self.ranks.explain(error) or failures.explain(error, less)
             if failure is None:
                 raise
             folder, again = self.start.folder, self.start.within.resume
@@ -187,7 +204,9 @@ class _Recorder(pl.callbacks.Checkpoint):
     def go_on(self, document: dict[str, Any]) -> None:
         """Go back to where a checkpoint was written; the Trainer puts back what it knows itself."""
         self.position = Position(**document["position"])
-        self.place = Place(document["epoch_began"], self.position.step_in_epoch, document["random"])
+        self.own = [document, *document.get("of_ranks", ())]
+        own = self.own[self.ranks.rank]
+        self.place = Place(own["epoch_began"], self.position.step_in_epoch, own["random"], self.position.epoch)
 
     # -- what the Trainer calls ------------------------------------------------------------------------------------
 
@@ -199,11 +218,15 @@ class _Recorder(pl.callbacks.Checkpoint):
         self.fingerprint = self.given.fold.fingerprint() if self.given.fold else ""
         self.start.check_data(self.fingerprint)
         if self.start.resume:
-            checkpoint.restore_random_state(self.start.resume["random"])
+            checkpoint.restore_random_state(self.own[self.ranks.rank]["random"])
+        elif not self.ranks.first:  # the weights are the same; what is drawn in steps differs
+            environment.seed(self.start.settings.run.seed + self.ranks.rank)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Say how long the run is, and hear signals again: the Trainer has put handlers of its own in front."""
         self.interrupt.hear_again()
+        if self.start.resume:
+            sharding.load_own({"model": pl_module}, self.own[self.ranks.rank])
         if not self.position.step_in_epoch:
             is_no_restart(trainer)  # else, with max_steps, the Trainer ends the epoch before this one again
         estimated = trainer.estimated_stepping_batches
@@ -217,6 +240,8 @@ class _Recorder(pl.callbacks.Checkpoint):
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Note when a batch begins."""
         self.doing = f"step {trainer.global_step + 1}"
+        if not trainer.global_step:
+            check_shares(self.ranks, batch, SHARED_OUT)
         if self.account.idle:
             self.account.starts()
         self.batch_began = time.perf_counter()
@@ -234,11 +259,12 @@ class _Recorder(pl.callbacks.Checkpoint):
         if trainer.is_last_batch or self.position.step >= self.total or not self.place.known:
             return  # the end of the epoch is kept, with its validation
         due = self.checkpoints.is_due(self.position.step) or self.requests.asked(SAVE)
-        if self.interrupt.signal or due:
+        stops, saves = self.ranks.any(self.interrupt.signal is not None, due)
+        if stops or saves:
             with self.account.aside():
-                trainer.save_checkpoint(checkpoint.LAST)
+                self.save(trainer, checkpoint.LAST)
             self.requests.answered(SAVE)
-        if self.interrupt.signal:
+        if stops:
             raise _StoppedError
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -252,13 +278,18 @@ class _Recorder(pl.callbacks.Checkpoint):
         self.ended_epoch = completed(trainer.fit_loop.state_dict())
         self.position.epoch, self.position.step_in_epoch = trainer.current_epoch + 1, 0
         fresh = not validates or self.validated_at == trainer.global_step
-        self.metrics = numbers(trainer.callback_metrics) if fresh else {}
+        self.metrics = self.ranks.mean(numbers(trainer.callback_metrics)) if fresh else {}
         if self.judge():
             trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Keep the last epoch."""
         self.keep_epoch(trainer)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Gather what each process alone knows: the Trainer calls this in all of them, and then writes in the first."""
+        own = {"epoch_began": self.place.began, "random": random_state(), **sharding.own({"model": pl_module})}
+        self.own = self.ranks.gathered(own)
 
     # -- what is made of it ----------------------------------------------------------------------------------------
 
@@ -269,6 +300,7 @@ class _Recorder(pl.callbacks.Checkpoint):
             TrainingFailedError: its loss is not finite.
         """
         step, loss, seconds, self.loss, self.seconds = self.position.step, self.loss, self.seconds, 0.0, 0.0
+        loss = self.ranks.mean({"loss": loss})["loss"]
         found = rate_of(trainer.optimizers) | ({"loss": loss} if has_loss else {})
         entry = {"step": step, "seconds": seconds, **found, "running": self.compiled.running()}
         self.account.step(entry, ())
@@ -315,18 +347,26 @@ class _Recorder(pl.callbacks.Checkpoint):
         if self.ended_epoch is None:
             return
         at = self.position
+        check_rates(self.ranks, trainer)
         with self.account.aside():
             best = bool(at.best) and at.best_step == at.step
             for name in (checkpoint.BEST, checkpoint.LAST) if best else (checkpoint.LAST,):
-                trainer.save_checkpoint(name)
+                self.save(trainer, name)
             self.settle()
         self.ended_epoch = None
-        self.start.within.validated(at.step, at.epoch, self.metrics)
-        if self.interrupt.signal:
+        self.ranks.led(lambda: self.start.within.validated(at.step, at.epoch, self.metrics))
+        (stops,) = self.ranks.any(self.interrupt.signal is not None)
+        if stops:
             raise _StoppedError
 
-    def write(self, name: str, document: dict[str, Any]) -> None:
-        """Write a checkpoint: the Trainer's document, and what the run keeps beside it."""
+    def save(self, trainer: pl.Trainer, name: str) -> None:
+        """Write a checkpoint of the run. All processes take part, and wait while the first one waits for the disk."""
+        trainer.save_checkpoint(name)
+        self.ranks.led(lambda: self.checkpoints.save(name, self.taken))
+        self.taken = {}
+
+    def take(self, name: str, document: dict[str, Any]) -> None:
+        """Take a checkpoint: the Trainer's document, and what the run keeps beside it. A callback's is written."""
         if self.ended_epoch is not None:
             document["loops"]["fit_loop"] = self.ended_epoch
         ours = {
@@ -334,12 +374,15 @@ class _Recorder(pl.callbacks.Checkpoint):
             "others": {},
             "position": dataclasses.asdict(self.position),
             "data": self.fingerprint,
-            "epoch_began": self.place.began,
-            "random": checkpoint.random_state(),
+            **self.own[0],
+            "of_ranks": self.own[1:],
             "settings": configure.to_dict(self.start.settings),
             "record": self.record.lengths(),
         }
-        self.checkpoints.save(name, {**document, **ours})
+        if name in (checkpoint.BEST, checkpoint.LAST):
+            self.taken = {**document, **ours}
+        else:
+            self.checkpoints.save(name, {**document, **ours})
 
     def settle(self) -> None:
         """Bring the record's components and measurements up to date."""

@@ -138,8 +138,8 @@ class Several(Ranks):
         return TrainingFailedError(self._lost()) if self._lost() else None
 
 
-def check_shares(ranks: Ranks, batch: Any) -> None:
-    """Check that each process trains on batches of its own.
+def check_shares(ranks: Ranks, batch: Any, remedy: str) -> None:
+    """Check that each process trains on batches of its own; ``remedy`` says how to share them out.
 
     Raises:
         ConfigError: all have the same first batch.
@@ -147,7 +147,7 @@ def check_shares(ranks: Ranks, batch: Any) -> None:
     if ranks.size > 1 and len(set(ranks.gathered(tuple(one.double().sum().item() for one in _tensors(batch))))) == 1:
         raise ConfigError(
             f"run.devices={ranks.size}: all devices have the same first batch, so they would train on the same rows. "
-            "Set the loader up in the program: loader = fabric.setup_dataloaders(loader)"
+            f"{remedy}"
         )
 
 
@@ -196,7 +196,10 @@ def check(settings: Settings) -> None:
     run = settings.run
     there, cores = torch.cuda.device_count(), os.cpu_count() or 1
     most = max(cores, _MOST_ON_FEW_CORES)
-    kind = kind_of(run.accelerator)
+    if run.device != "auto" and (run.devices > 1 or run.accelerator != "auto"):
+        other = f"run.devices={run.devices}" if run.devices > 1 else f"run.accelerator={run.accelerator}"
+        raise ConfigError(f"run.device={run.device} with {other}: it names the one device of a run; leave it out")
+    kind = kind_of(run.accelerator) if run.device == "auto" else run.device.partition(":")[0]
     if kind == "cuda" and not there:
         raise ConfigError(f"run.accelerator={run.accelerator}: torch sees no CUDA device here; set run.accelerator=cpu")
     if kind == "cuda" and run.devices > there:

@@ -21,12 +21,14 @@ class Place:
         began: the state of all generators when the epoch was begun; None before the first.
         skip: how many batches the next epoch leaves out; the epoch after it none.
         now: the state of all generators behind these batches.
+        epoch: the number of the epoch that a new start begins in, for a sampler that shuffles by it.
         known: whether the loader is one whose place can be told.
     """
 
     began: Mapping[str, Any] | None = None
     skip: int = 0
     now: Mapping[str, Any] | None = None
+    epoch: int = 0
     known: bool = False
 
     def follow(self, loader: Any) -> Any:
@@ -48,6 +50,10 @@ class Place:
 
         def read(loader: DataLoader[Any]) -> Any:
             skip, self.skip = self.skip, 0
+            epoch, self.epoch = self.epoch, 0
+            if epoch:  # the Trainer tells its sampler after it has begun to read
+                for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+                    getattr(sampler, "set_epoch", lambda _: None)(epoch)
             if skip:
                 assert self.began is not None
                 checkpoint.restore_random_state(self.began)

@@ -20,7 +20,7 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("training.gradient_accumulation", "training.optimization.use_fp16", "run.precision"),
     ),
     "lightning": (
-        ("recipe.goal", GROUP),
+        ("recipe.goal", GROUP, "run.accelerator", "run.devices", "run.strategy"),
         (
             "training.batch_size", "training.eval_batch_size", "training.optimizer", "training.optimizer_options",
             "training.learning_rate", "training.schedule", "training.warmup_fraction", "training.weight_decay",

@@ -63,6 +63,14 @@ class Start:
     leads: bool = True
     open: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack, compare=False, repr=False)
 
+    @property
+    def resumed(self) -> Path | None:
+        """The file of the checkpoint that the run goes on from."""
+        if self.resume is None:
+            return None
+        given = Path(self.settings.run.resume or self.folder)
+        return given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
+
     def check_data(self, fingerprint: str) -> None:
         """Refuse to go on with other data than before.
 
