@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotloop.errors import DataError
-from hotloop.measure import machine
-from hotloop.train import batches, checkpoint, compiling, environment, opening
+from hotloop.train import batches, checkpoint, environment, opening
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.export import Made
@@ -74,11 +73,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    opening.begin(settings, display)
-    chosen = compiling.plan(settings, COMPONENTS)
-    device = environment.choose_device(settings.run.device)
-    compiling.check(chosen, settings.compile, device.type)
-    display.say(f"Recipe digits on {machine.device_name(device)} ({device})")
+    chosen, device = opening.recipe(settings, display, COMPONENTS)
 
     # The data: images, and a split in which each digit is as frequent on both sides.
     images = load_images(settings)

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotloop.errors import DataError
-from hotloop.measure import machine
-from hotloop.train import batches, checkpoint, compiling, environment, opening
+from hotloop.train import batches, checkpoint, environment, opening
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.export import Made
@@ -81,11 +80,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    opening.begin(settings, display)
-    chosen = compiling.plan(settings, COMPONENTS)
-    device = environment.choose_device(settings.run.device)
-    compiling.check(chosen, settings.compile, device.type)
-    display.say(f"Recipe language on {machine.device_name(device)} ({device})")
+    chosen, device = opening.recipe(settings, display, COMPONENTS)
 
     # The data: topics, none of them on both sides, and tokens learnt from the training side alone.
     text = load_text(settings)

@@ -4,23 +4,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotloop.train import idle
-from hotloop.train.compiling import PREFIX
+from hotloop.measure import machine
+from hotloop.train import compiling, environment, idle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import torch
 
     from hotloop.record import RunRecord
     from hotloop.train.compiling import Compiling
     from hotloop.train.display import Display
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
+    from hotloop.train.task import Plan
 
 
 def begin(settings: Settings, display: Display) -> None:
     """Say, before any work, which settings do nothing."""
     for line in idle.remarks(settings):
         display.say(line)
+
+
+def recipe(settings: Settings, display: Display, components: Sequence[str]) -> tuple[Plan, torch.device]:
+    """Refuse what can be refused before anything is loaded or written, and say which recipe runs where.
+
+    Returns:
+        What is compiled, and the device.
+
+    Raises:
+        ConfigError: a preset, a component or a device that does not exist or cannot be used.
+    """
+    begin(settings, display)
+    chosen = compiling.plan(settings, components)
+    device = environment.choose_device(settings.run.device)
+    compiling.check(chosen, settings.compile, device.type)
+    display.say(f"Recipe {settings.recipe.name} on {machine.device_name(device)} ({device})")
+    return chosen, device
 
 
 def write(start: Start, told: Mapping[str, Sequence[str]], record: RunRecord, display: Display) -> None:
@@ -44,9 +64,9 @@ def write(start: Start, told: Mapping[str, Sequence[str]], record: RunRecord, di
     record.update("told", **{subject: "\n".join(lines).splitlines() for subject, lines in found.items()})
 
 
-def announce(compiling: Compiling, sizes: int, record: RunRecord, display: Display) -> None:
+def announce(compiled: Compiling, sizes: int, record: RunRecord, display: Display) -> None:
     """Say what will run and, where batches have several sizes, what that costs; the latter goes into the record too."""
-    compiling.announce()
-    if word := compiling.on_sizes(sizes):
-        display.say(f"{PREFIX} {word}")
+    compiled.announce()
+    if word := compiled.on_sizes(sizes):
+        display.say(f"{compiling.PREFIX} {word}")
         record.update("told", compile=[word])

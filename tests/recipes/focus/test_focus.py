@@ -136,7 +136,7 @@ def test_each_network_is_compiled_for_training_and_for_inference_apart(tmp_path,
 
 def test_as_shipped_only_the_model_is_compiled():
     settings = configure.load(["recipe=focus", *ON])
-    assert list(focus.compiling.plan(settings, focus.COMPONENTS)) == ["model"]
+    assert list(compiling.plan(settings, focus.COMPONENTS)) == ["model"]
 
 
 def test_cuda_graphs_are_tried_on_a_program_made_anew_and_the_calls_are_counted(tmp_path, train):

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn import functional
 
-from hotloop.measure import machine
 from hotloop.recipes.criteria import baselines, csv_pairs, encoder, icd10, tokenised
-from hotloop.train import checkpoint, compiling, environment, opening
+from hotloop.train import checkpoint, environment, opening
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.export import Made
@@ -52,11 +51,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    opening.begin(settings, display)
-    chosen = compiling.plan(settings, COMPONENTS)
-    device = environment.choose_device(settings.run.device)
-    compiling.check(chosen, settings.compile, device.type)
-    display.say(f"Recipe criteria on {machine.device_name(device)} ({device})")
+    chosen, device = opening.recipe(settings, display, COMPONENTS)
 
     # The data: pairs, and a split that keeps each group on one side.
     split = load_pairs(settings)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from hotloop.errors import ConfigError, DataError
-from hotloop.measure import machine
 from hotloop.recipes.diffusion import autoencoder, encoded, loading, lora, networks, output, tokens
 from hotloop.recipes.diffusion.denoiser import VOCABULARY, Denoiser, mean_square
 from hotloop.recipes.diffusion.noise import Noise, Prediction
@@ -27,7 +26,7 @@ from hotloop.recipes.diffusion.pictures.latents import Latents
 from hotloop.recipes.diffusion.place import Place, told
 from hotloop.recipes.diffusion.sampling import JUDGED, Sampler, prompts_of
 from hotloop.recipes.diffusion.validation import Fixed, MeanError
-from hotloop.train import checkpoint, compiling, dry, environment, opening
+from hotloop.train import checkpoint, dry, environment, opening
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.fit import fit
@@ -73,11 +72,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    opening.begin(settings, display)
-    chosen = compiling.plan(settings, COMPONENTS)
-    device = environment.choose_device(settings.run.device)
-    compiling.check(chosen, settings.compile, device.type)
-    display.say(f"Recipe diffusion on {machine.device_name(device)} ({device})")
+    chosen, device = opening.recipe(settings, display, COMPONENTS)
 
     # The pictures, each with its caption, and a split of them.
     pictures = load_pictures(settings, told("Pictures looked at", display.say))

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.errors import DataError
-from hotloop.measure import machine
 from hotloop.recipes.focus import texts
 from hotloop.recipes.focus.context import BLOCK, Frame
 from hotloop.recipes.focus.program import Controller, Data
 from hotloop.recipes.focus.telling import paces, ways
 from hotloop.recipes.language import Tokens
 from hotloop.step import Workload
-from hotloop.train import compiling, configure, environment, opening
+from hotloop.train import configure, environment, opening
 from hotloop.train.display import Display
 from hotloop.train.export import Made
 from hotloop.train.fit import fit
@@ -66,12 +65,8 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    opening.begin(settings, display)
-    chosen = compiling.plan(settings, COMPONENTS)
-    device = environment.choose_device(settings.run.device)
-    compiling.check(chosen, settings.compile, device.type)
     frame = Frame.of(settings.focus)
-    display.say(f"Recipe focus on {machine.device_name(device)} ({device})")
+    chosen, device = opening.recipe(settings, display, COMPONENTS)
 
     # The data: documents, none of them on both sides, and tokens learnt from the training side alone.
     sides = texts.load(settings)

@@ -141,13 +141,9 @@ class Store:
             self.cache.say(f"Cache of {self.kind}: {text}")
 
     def _open(self) -> None:
-        """Make the folder where it is missing, and say by what it differs from the one that was used last."""
+        """Make the folder where it is missing."""
         document = self.folder / KEY
         if not document.is_file():
-            others = self._others()
-            if others:
-                differing = self._differing(others[0])
-                self._tell(f"a new one, since this is not as it was the last time: {differing}")
             self.folder.mkdir(parents=True, exist_ok=True)
             self._replace(document, lambda path: path.write_text(json.dumps(self.key, indent=1), encoding="utf-8"))
         with contextlib.suppress(OSError):  # a whole store can be read where nothing can be written
@@ -157,15 +153,6 @@ class Store:
         """Return the folders of other stores of this kind, the one used last first."""
         found = [one for one in self.cache.folder.glob(f"{self.kind}-*") if one != self.folder]
         return sorted((one for one in found if (one / KEY).is_file()), key=_used, reverse=True)
-
-    def _differing(self, other: Path) -> str:
-        try:
-            theirs = json.loads((other / KEY).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            theirs = None
-        if not isinstance(theirs, dict):
-            return "something"
-        return ", ".join(name for name in {**theirs, **self.key} if theirs.get(name) != self.key.get(name))
 
     def _path(self, index: int) -> Path:
         return self.folder / f"part-{index:05}.safetensors"
