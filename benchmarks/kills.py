@@ -1,13 +1,17 @@
-"""Kill searches and cross-validations at random moments and see what is lost: ``python -m benchmarks.kills``.
+"""Kill runs, cross-validations and searches at random moments, and see what is lost: ``python -m benchmarks.kills``.
 
-usage: python -m benchmarks.kills [--kills 15] [--what search,folds,kfold,nested] [--storages sqlite,postgresql]
-       [--out FILE]
+usage: python -m benchmarks.kills [--kills 100] [--trials 60] [--what own | search,folds,kfold,nested]
+       [--storages sqlite,postgresql] [--out FILE]
 
-``search``, for SQLite and for a PostgreSQL server of its own: an undisturbed search of tiny runs first, then the same
-with a random sampler (which draws by a trial's number), which is killed with SIGKILL at random moments, the whole of it
-or one of its workers, and started again by the same command until it is done. What it may lose is the running trials'
-time. ``folds`` is the same with a cross-validation in each trial. ``kfold`` is a cross-validation that is killed and
-resumed, ``nested`` one with a search in each fold; `benchmarks.kills_folds` has these two.
+Each is left alone first. Then the same is killed at random moments and started again by the command that goes on with
+it, until it is done, and what it came to is compared: parameters, optimizers, the loss of each step, validations,
+trials, bit by bit.
+
+``own`` kills a program of one's own (`benchmarks.killed_program`), its kills shared among ``hotloop train`` with four
+loaders, ``hotloop kfold`` and ``hotloop hpo``. The others are of the recipe ``criteria``, with so many kills each:
+``search`` on SQLite and on a PostgreSQL server of its own, ``folds`` with a cross-validation in each trial, ``kfold``,
+and ``nested``, which searches in each fold. A search is killed as a whole, its first process alone, or one worker; its
+random sampler draws by a trial's number. `benchmarks.kills_runs` has runs and cross-validations.
 """
 
 from __future__ import annotations
@@ -17,39 +21,43 @@ import contextlib
 import datetime as dt
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.kills_runs import STOPPED, Killed, compare_runs, environment, outcomes, runs, scratch
+
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "tests" / "train"), str(ROOT / "tests" / "search")]
+OWN = {
+    ("train", "plain"): 15, ("train", "plain-worker"): 7, ("train", "stateful"): 15, ("train", "stateful-worker"): 8,
+    ("kfold", "stateful"): 25, ("hpo", "plain"): 30,
+}  # fmt: skip
+"""Of a hundred kills of an own program, those of each row, by what is killed and the program's loader."""
 
 
-def command(folder: Path, study: str, trials: int, storage: str | None, folds: int | None) -> list[str]:
-    from training_fixtures import overrides
-
-    chosen = [one for one in overrides(folder) if not one.startswith("run.folder=")]
-    chosen += [f"kfold.n_splits={folds}"] if folds else []
+def command(killed: Killed, folder: Path, study: str, given: argparse.Namespace, storage: str | None) -> list[str]:
+    """Return the command that begins a search, or goes on with it."""
+    own = ["training.num_epochs=6"]
+    if killed.loader:
+        own = ["training.num_epochs=20", "training.checkpoint_every_steps=50", "hpo.keep_checkpoints=all"]
+    elif killed.what == "folds":
+        own += ["kfold.n_splits=3"]
+    own += [] if killed.loader else ["hpo.space.training.batch_size.choices=[3,4]"]
     return [
-        sys.executable, "-m", "hotloop", "hpo", *chosen, f"hpo.name={study}", f"hpo.folder={folder / study}",
-        f"hpo.n_trials={trials}", "hpo.workers=2", "hpo.sampler=random", "hpo.pruner=none", "hpo.heartbeat_seconds=5",
-        "hpo.space.training.batch_size.choices=[3,4]", "hpo.metric=loss", "hpo.direction=minimize",
-        "training.num_epochs=6",
+        sys.executable, "-m", "hotloop", "hpo", *killed.arguments(folder), *own, f"hpo.name={study}",
+        f"hpo.folder={folder / study}", f"hpo.n_trials={given.trials}", "hpo.workers=2", "hpo.sampler=random",
+        "hpo.pruner=none", "hpo.heartbeat_seconds=5", "hpo.metric=loss", "hpo.direction=minimize",
         *([f"hpo.storage='{storage}'"] if storage else []),
     ]  # fmt: skip
-
-
-def outcomes(attempts: list[dict[str, object]]) -> dict[int, object]:
-    """Return the values and the objective of each trial."""
-    return {one["number"]: [one["values"], one["value"]] for one in attempts if one["state"] == "complete"}
 
 
 def children(pid: int) -> list[int]:
@@ -69,126 +77,155 @@ def under_way(log: Path, process: subprocess.Popen[bytes]) -> bool:
 
 
 def die(process: subprocess.Popen[bytes], chance: random.Random) -> str:
-    """Kill the search as a whole, its first process alone, or one worker."""
+    """Kill the search as a whole, its first process alone, or one worker; or ask the first process to stop."""
     workers = children(process.pid)
-    kind = chance.choice(["all", "all", "supervisor", "worker"])
+    kind = chance.choice(["all", "all", "supervisor", "worker", "SIGTERM"])
     chosen = [process.pid, *workers] if kind == "all" else [process.pid]
     if kind == "worker" and workers:
         chosen = [chance.choice(workers)]
     for pid in chosen:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL)
     return kind if kind != "worker" or workers else "supervisor"
 
 
-def campaign(folder: Path, storage: str | None, folds: int | None, given: argparse.Namespace) -> dict[str, object]:
+def campaign(killed: Killed, given: argparse.Namespace, storage: str | None = None) -> dict[str, object]:
+    """Run the campaign on a search; return its row."""
+    wrong = Counter[str]()
+    with scratch(wrong) as folder:
+        return _campaign(killed, folder, given, storage, wrong)
+
+
+def _campaign(
+    killed: Killed, folder: Path, given: argparse.Namespace, storage: str | None, wrong: Counter[str]
+) -> dict[str, object]:
     from hotloop.train.search import document
 
-    kills, trials = given.kills, given.trials
-    chance, kinds, done_before, lost = random.Random(given.seed), [], {}, 0
+    chance, kinds, done_before = killed.chance, [], {}
     loads = [os.getloadavg()[0]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOTLOOP_CACHE_DIR": ""}
-    undisturbed = folder / "undisturbed"
     with (folder / "undisturbed.txt").open("wb") as log:
         done = subprocess.run(
-            command(folder, "undisturbed", trials, storage, folds), env=environment, stdout=log, stderr=log, check=False
-        )
+            command(killed, folder, "undisturbed", given, storage),
+            env=environment(), stdout=log, stderr=log, check=False,
+        )  # fmt: skip
     assert done.returncode == 0, (folder / "undisturbed.txt").read_text()[-3000:]
-    expected = outcomes(document.refresh(undisturbed)[0]["trials"])
+    alone = document.refresh(folder / "undisturbed")[0]["trials"]
     log = (folder / "log.txt").open("ab")
-    killed = folder / "killed"
     began = time.monotonic()
     starts = 0
     while True:
         starts += 1
         process = subprocess.Popen(
-            command(folder, "killed", trials, storage, folds), env=environment, stdout=log, stderr=log
+            command(killed, folder, "killed", given, storage), env=environment(), stdout=log, stderr=log
         )
-        while len(kinds) < kills and under_way(folder / "log.txt", process):
+        while len(kinds) < killed.kills and under_way(folder / "log.txt", process):
             try:
                 process.wait(chance.uniform(0.0, 6.0))
                 break
             except subprocess.TimeoutExpired:
                 kinds.append(die(process, chance))
-                print(f"{len(kinds)}: {kinds[-1]}", file=sys.stderr, flush=True)
+                print(f"{killed} {len(kinds)}: {kinds[-1]}", file=sys.stderr, flush=True)
             if kinds[-1] != "worker":
                 break
         code = process.wait()
         loads.append(os.getloadavg()[0])
         with contextlib.suppress(Exception):
-            now = outcomes(document.refresh(killed)[0]["trials"])
-            lost += sum(now.get(number) != outcome for number, outcome in done_before.items())
+            now = outcomes(document.refresh(folder / "killed")[0]["trials"])
+            wrong["lost"] += sum(now.get(number) != outcome for number, outcome in done_before.items())
             done_before = now
         if code == 0:
             break
-        assert code == -signal.SIGKILL, f"exit code {code}: {(folder / 'log.txt').read_text()[-2000:]}"
-    found = document.refresh(killed)[0]
-    states: dict[str, int] = {}
-    for one in found["trials"]:
-        states[one["state"]] = states.get(one["state"], 0) + 1
-    complete = [one["number"] for one in found["trials"] if one["state"] == "complete"]
-    ours = outcomes(found["trials"])
+        assert code in STOPPED, f"exit code {code}: {(folder / 'log.txt').read_text()[-2000:]}"
+    found = document.refresh(folder / "killed")[0]["trials"]
+    complete = [one["number"] for one in found if one["state"] == "complete"]
+    ours, expected = outcomes(found), outcomes(alone)
+    wrong["twice"] = len(complete) - len(set(complete))
+    wrong["missing"] = given.trials - len(set(complete))
+    equal = sum(ours.get(number) == one for number, one in expected.items())
+    wrong["other"] = given.trials - equal
+    kept: Counter[str] = Counter()
+    if killed.loader:
+        for one in found:
+            if one["state"] == "complete":
+                theirs = next(each for each in alone if (each["number"], each["state"]) == (one["number"], "complete"))
+                compare_runs(folder_of(folder / "killed", one), folder_of(folder / "undisturbed", theirs), kept)
+        wrong["checkpoints"] = kept["checkpoints"] - kept["checkpoints_equal"]
+        wrong.update(
+            {name: kept[name] for name in kept if name.endswith(("missing", "_twice", "undisturbed", "_rate"))}
+        )
     return {
-        "what": f"a search, {folds} folds a trial" if folds else "a search",
+        "what": str(killed),
         "storage": "postgresql" if storage else "sqlite",
-        "trials": trials,
+        "trials": given.trials,
         "kills": len(kinds),
-        "killed": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
-        "starts": starts,
+        "killed": dict(sorted(Counter(kinds).items())),
+        "begun": starts,
         "seconds": round(time.monotonic() - began, 1),
-        "attempts": len(found["trials"]),
-        "states": states,
-        "finished_trials_lost": lost,
-        "trials_done_twice": len(complete) - len(set(complete)),
-        "trials_missing": trials - len(set(complete)),
-        "trials_equal_to_undisturbed": sum(ours.get(number) == one for number, one in expected.items()),
+        "attempts": len(found),
+        "states": dict(Counter(one["state"] for one in found)),
+        "finished_trials_lost": wrong["lost"],
+        "trials_done_twice": wrong["twice"],
+        "trials_missing": wrong["missing"],
+        "trials_equal_to_undisturbed": equal,
+        **kept,
         "moments": "0 to 6 s after a trial has begun",
         "load_of_the_machine": [round(min(loads), 2), round(max(loads), 2)],
     }
 
 
-def searches(what: str, given: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Run the campaign of searches on each storage."""
-    for kind in given.storages.split(","):
-        with contextlib.ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hotloop-kills-")))
-            storage = None
-            if kind == "postgresql":
-                from search_server import served
+def folder_of(study: Path, attempt: dict[str, object]) -> Path:
+    """Return the folder of an attempt of a study's document."""
+    from hotloop.train.search.study import trial_folder
 
-                storage = stack.enter_context(served()).url
-            yield campaign(folder, storage, 3 if what == "folds" else None, given)
+    return trial_folder(study, int(str(attempt["number"])), int(str(attempt["attempt"])))
+
+
+def rows(what: str, given: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Run the campaigns of a row of the command line."""
+    if what == "own":
+        for (kind, loader), share in OWN.items():
+            killed = Killed(kind, round(given.kills * share / 100), loader, given.seed)
+            yield campaign(killed, given) if kind == "hpo" else runs(killed)
+    elif what in ("kfold", "nested"):
+        yield runs(Killed(what, given.kills, None, given.seed))
+    else:
+        for storage in given.storages.split(","):
+            with contextlib.ExitStack() as stack:
+                url = None
+                if storage == "postgresql":
+                    from search_server import served
+
+                    url = stack.enter_context(served()).url
+                yield campaign(Killed(what, given.kills, None, given.seed), given, url)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=15, help="kills for each row")
-    parser.add_argument("--trials", type=int, default=60)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100, help="kills for each row; those of own are shared among its")
+    parser.add_argument("--trials", type=int, default=60, help="of each search")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--what", default="search,folds,kfold,nested")
+    parser.add_argument("--what", default="own")
     parser.add_argument("--storages", default="sqlite,postgresql")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     import torch
 
-    from benchmarks.kills_folds import cross_validations
     from hotloop.measure import machine
 
-    rows = []
-    for what in given.what.split(","):
-        found = cross_validations(what, given) if what in ("kfold", "nested") else searches(what, given)
-        for row in found:
-            rows.append(row)
-            print(json.dumps(row, indent=2), flush=True)
     result = {
-        "what": "searches and cross-validations killed with SIGKILL at random moments, against the same undisturbed",
+        "what": "runs, cross-validations and searches killed at random moments, against the same undisturbed",
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "command": "python -m benchmarks.kills " + " ".join(sys.argv[1:]),
+        "command": "python -m benchmarks.kills "
+        + " ".join(one for one in sys.argv[1:] if not one.endswith(".json") and one != "--out"),
         "hardware": machine.describe(torch.device("cpu")),
-        "rows": rows,
+        "rows": [],
     }
-    if given.out:
-        given.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    for what in given.what.split(","):
+        for row in rows(what, given):
+            result["rows"].append(row)
+            print(json.dumps(row, indent=2), flush=True)
+            if given.out:
+                given.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

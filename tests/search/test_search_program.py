@@ -196,6 +196,18 @@ def test_a_study_is_read_where_its_program_is_gone(own, tmp_path):
     assert report.build(report.load(tmp_path / "study")).names == ("program.lr", "program.width")
 
 
+@pytest.mark.parametrize("override", ["training.checkpoint_every_steps=5", "~hpo.trial.training"])
+def test_a_study_is_read_as_it_was_begun_where_the_command_took_a_default_out(own, tmp_path, override):
+    settings = prepared(own("make", override))
+    document.write_settings(settings, tmp_path / "study")
+    nested(settings, tmp_path / "study", 1)
+    found, note = document.refresh(tmp_path / "study")
+    assert (found["best"], note) == (0, "")
+    run = configure.load(config=tmp_path / "study" / "trials" / "0000" / "settings.yaml")
+    best, _ = document.write_best(tmp_path / "study", found)
+    assert run.training.checkpoint_every_steps == best.training.checkpoint_every_steps
+
+
 def test_the_command_searches_announces_and_names_the_best(own, tmp_path):
     own("make")
     arguments = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, SearchStoppedError
-from hotloop.train import configure
+from hotloop.train import conf_files, configure
 from hotloop.train.optional import require
 from hotloop.train.search import space
 from hotloop.train.search.storage import default_url, masked
@@ -117,6 +117,15 @@ def write_settings(settings: Settings, folder: Path) -> None:
     _replace(folder / SETTINGS, configure.to_yaml(settings), mode=0o600 if secret else None)
 
 
+def read_settings(folder: Path) -> Settings:
+    """Read the settings that a study was opened with, as they are: what the command took out of a group stays out.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    return configure.from_dict(conf_files.read(folder / SETTINGS))
+
+
 def read(folder: Path) -> dict[str, Any]:
     """Read a study's document.
 
@@ -145,7 +154,7 @@ def refresh(folder: Path) -> tuple[dict[str, Any], str]:
             f"{folder} holds no study: expected the folder of a search, with {SETTINGS} in it; `hotloop hpo` begins "
             "one, and `hotloop hpo best FOLDER` names another"
         )
-    settings = configure.load(config=folder / SETTINGS)
+    settings = read_settings(folder)
     try:
         check_folder(settings, folder)
         study = Study(settings, folder, lambda _: None, since=0)
@@ -183,7 +192,7 @@ def write_best(folder: Path, found: dict[str, Any], number: int | None = None) -
     Raises:
         SearchStoppedError: no trial is complete.
     """
-    settings = best_settings(configure.load(config=folder / SETTINGS), best_values(found, number))
+    settings = best_settings(read_settings(folder), best_values(found, number))
     _replace(folder / BEST, configure.to_yaml(settings))
     return settings, folder / BEST
 
