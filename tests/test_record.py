@@ -436,10 +436,10 @@ def test_a_newer_schema_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.json", b"{", "not a readable run record"),
-        ("a.json", b"\xff\xfe\x00", "not a readable run record"),
-        ("a.json", b"[" * 100_000, "not a readable run record"),
-        ("a.json", b"1" * 10_000, "not a readable run record"),
+        ("a.json", b"{", "no readable run record"),
+        ("a.json", b"\xff\xfe\x00", "no readable run record"),
+        ("a.json", b"[" * 100_000, "no readable run record"),
+        ("a.json", b"1" * 10_000, "no readable run record"),
         ("a.json", b"[]", "expected a JSON object, found list"),
         ("a.json", b"{}", "schema None"),
         ("a.json", b'{"schema": true}', "schema True"),

@@ -44,7 +44,7 @@ def test_searches_are_listed_and_a_study_is_shown(tmp_path):
     a_run(tmp_path / "run")
     assert [one["kind"] for one in json.loads(invoke("list", tmp_path, "--json").stdout)] == ["search"]
     assert "No search below" in invoke("list", tmp_path / "run").stdout
-    with pytest.raises(RecordError, match="cannot be read as the document of a search"):
+    with pytest.raises(RecordError, match="no readable document of a search"):
         invoke("show", tmp_path / "run")
     with pytest.raises(ConfigError, match="expected the folder of one study"):
         invoke("best", tmp_path / "run", tmp_path / "search")

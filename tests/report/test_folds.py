@@ -106,7 +106,7 @@ def test_a_killed_one_is_said_to_be_so():
 
 def test_a_newer_schema_is_refused(tmp_path):
     (tmp_path / "kfold.json").write_text(json.dumps(document(schema=99)))
-    with pytest.raises(RecordError, match="schema 99; this version of hotloop reads up to 1"):
+    with pytest.raises(RecordError, match="schema 99; this version of hotloop reads 1 to 1"):
         folds.load(tmp_path)
     with pytest.raises(RecordError, match="no readable document"):
         folds.load(tmp_path / "nowhere.json")

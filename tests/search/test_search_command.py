@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from hotloop import recipes, record
 from hotloop.cli import app
 from hotloop.errors import ConfigError, DataError, RunPrunedError, SearchStoppedError
+from hotloop.report import study as study_report
 from hotloop.train import configure, start, supervised
 from hotloop.train.search import before, document, supervise
 from hotloop.train.search.study import Study
@@ -92,7 +93,7 @@ def test_a_search_of_real_runs_from_its_command_to_the_final_run(tmp_path, run):
     assert "trial 2" in done.stderr
     assert "hotloop train --config" in done.stdout
     study = tmp_path / "study"
-    found = document.read(study)
+    found = study_report.SCHEMA.load(study)
     assert [one["number"] for one in found["trials"]] == [0, 1, 2]
     by_state = {record.load(study / "trials" / f"{n:04d}")["status"] for n in range(3)}
     assert by_state <= {"finished", "pruned"}
@@ -250,7 +251,9 @@ def test_a_study_can_be_read_from_its_first_moment(compose):
     def tell(what):
         if isinstance(what, SearchBegan):
             folder = Path(compose().hpo.folder)
-            seen.append((document.read(folder)["left"], configure.load(config=folder / "study.yaml").hpo.n_trials))
+            seen.append(
+                (study_report.SCHEMA.load(folder)["left"], configure.load(config=folder / "study.yaml").hpo.n_trials)
+            )
 
     supervise.search(compose(hpo__n_trials=1), tell, "search_objectives:quadratic")
     assert seen == [(1, 1)]

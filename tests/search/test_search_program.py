@@ -193,7 +193,7 @@ def test_what_a_program_raises_for_some_values_fails_those_trials_alone(own, tmp
 def test_a_study_is_read_where_its_program_is_gone(own, tmp_path):
     nested(own("make"), tmp_path / "study", 2)
     (tmp_path / "own.py").unlink()
-    assert report.build(report.load(tmp_path / "study")).names == ("program.lr", "program.width")
+    assert report.build(report.SCHEMA.load(tmp_path / "study")).names == ("program.lr", "program.width")
 
 
 @pytest.mark.parametrize("override", ["training.checkpoint_every_steps=5", "~hpo.trial.training"])
@@ -225,7 +225,7 @@ def test_the_command_searches_announces_and_names_the_best(own, tmp_path):
     best = CliRunner().invoke(app, ["hpo", "best", str(tmp_path / "study"), "--json"])
     assert json.loads(best.stdout)["settings"]["program"]["kind"] == "plain"
     assert start.prepare([], tmp_path / "study" / "best.yaml").settings.program["lr"] == 0.5
-    assert document.read(tmp_path / "study")["space"]["program.width"]["values"] == [8, 16, 32]
+    assert report.SCHEMA.load(tmp_path / "study")["space"]["program.width"]["values"] == [8, 16, 32]
 
 
 def test_what_is_written_on_the_command_line_wins_over_what_a_choice_sets_for_trials():
@@ -254,7 +254,7 @@ def test_several_metrics_have_a_front_of_trials(own, tmp_path):
     grid = ["hpo.space.program.lr.choices=[0.1]", "hpo.space.program.width.choices=[8,16,32,64]", "hpo.also=[min:size]"]
     settings = own("plain", *grid, sampler="grid")
     nested(settings, tmp_path / "study", 9)
-    found = document.read(tmp_path / "study")
+    found = report.SCHEMA.load(tmp_path / "study")
     assert found["front"] == [0, 1, 2]
     assert found["best"] == 2
     assert [one["also"] for one in found["trials"]] == [[8.0], [16.0], [32.0], [64.0]]
@@ -302,5 +302,5 @@ def test_a_misspelt_metric_is_told_with_those_of_the_program_and_kept_as_the_cau
     with pytest.raises(SearchStoppedError, match=said):
         nested(own("make", "hpo.metric=scoer"), tmp_path / "study", 2)
     assert "gives score, size: did you mean score?" in trials(tmp_path / "study")[0]["cause"]
-    (row,) = report.build(report.load(tmp_path / "study")).trials
+    (row,) = report.build(report.SCHEMA.load(tmp_path / "study")).trials
     assert "did you mean score?" in row.cause

@@ -90,6 +90,6 @@ def test_many_trials_do_not_fill_the_page():
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 2, "trials": []}', '{"schema": 1}'])
 def test_what_is_no_study_is_said(tmp_path, text):
     (tmp_path / "study.json").write_text(text)
-    assert study.is_study(tmp_path)
+    assert study.SCHEMA.is_at(tmp_path)
     with pytest.raises(RecordError, match=r"study\.json"):
-        study.load(tmp_path)
+        study.SCHEMA.load(tmp_path)

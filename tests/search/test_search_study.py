@@ -21,6 +21,7 @@ from hotloop.errors import (
     StepLostError,
     TrainingFailedError,
 )
+from hotloop.report import study as study_report
 from hotloop.train import configure, failures
 from hotloop.train.search import document, nested, samplers, space, supervise
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
@@ -85,7 +86,7 @@ def test_a_random_search_draws_by_the_trial_alone(work, open_study, compose, tmp
     settings = compose(hpo__folder=tmp_path / "other", hpo__n_trials=2)
     for trials in (2, 4):
         nested(settings, tmp_path / "other", trials, objectives.quadratic)
-    again = {one["number"]: one["values"] for one in document.read(tmp_path / "other")["trials"]}
+    again = {one["number"]: one["values"] for one in study_report.SCHEMA.load(tmp_path / "other")["trials"]}
     assert again == first
 
 
@@ -339,7 +340,7 @@ def test_a_file_that_is_deleted_takes_no_trial_and_nothing_that_is_known(open_st
     assert study.finish(study.take(), Outcome("complete", 0.75))
     document.write_settings(study.settings, study.folder)
     document.write(study)
-    kept = (study.folder / document.FILE).read_text()
+    kept = (study.folder / study_report.DOCUMENT).read_text()
     for file in (*study.folder.glob("study.db*"), *tmp_path.glob("elsewhere.db*")):
         file.unlink()
     study.storage.patiently = lambda what, say: what()
@@ -350,7 +351,7 @@ def test_a_file_that_is_deleted_takes_no_trial_and_nothing_that_is_known(open_st
     found, note = document.refresh(study.folder)
     assert "put it back" in note
     assert (found["best"], document.best_values(found)) == (0, {})
-    assert (study.folder / document.FILE).read_text() == kept
+    assert (study.folder / study_report.DOCUMENT).read_text() == kept
 
 
 def test_whoever_died_while_taking_leaves_the_trial_open(open_study):
@@ -520,7 +521,7 @@ def test_a_search_by_tpe_draws_by_what_is_in_the_storage_whatever_its_process_kn
     settings = compose(hpo__folder=tmp_path / "other", **named)
     for trials in (2, 3, 5):  # each time as in a process of its own
         nested(settings, tmp_path / "other", trials, objectives.quadratic)
-    assert {one["number"]: one["values"] for one in document.read(tmp_path / "other")["trials"]} == whole
+    assert {one["number"]: one["values"] for one in study_report.SCHEMA.load(tmp_path / "other")["trials"]} == whole
 
 
 @pytest.mark.parametrize(("sampler", "place"), [("tpe", "_search_space"), ("gp", "_intersection_search_space")])

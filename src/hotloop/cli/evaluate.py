@@ -64,7 +64,7 @@ def _study_folder(arguments: list[str]) -> Path | None:
     if wanted and not _values(arguments, "run", "checkpoint"):
         studies = Path("runs").glob(f"*/*/{folds.DOCUMENT}")
         runs = [path.parent for path in sorted(studies, key=lambda path: path.stat().st_mtime)[-1:]]
-    if len(runs) == 1 and folds.is_cross_validation(runs[0]):
+    if len(runs) == 1 and folds.SCHEMA.is_at(runs[0]):
         return runs[0]
     if wanted:
         raise ConfigError(

@@ -99,7 +99,7 @@ def show(study: Named = None, config: Config = None, fast: Fast = False, as_json
     """Show a study: how many trials are over, the best ones, and which settings mattered."""
     folder = _folder(study or [], config, fast=fast)
     refresh_study(folder)
-    view = study_report.build(study_report.load(folder))
+    view = study_report.build(study_report.SCHEMA.load(folder))
     echo_result(view.to_dict(), draw(view), None, as_json=as_json)
 
 

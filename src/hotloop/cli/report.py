@@ -40,10 +40,10 @@ def report(
     """Say what a run ran and why, in the terminal and as one HTML page that works offline."""
     folder = run if run.is_dir() else run.parent
     view: View | FoldsView | StudyView
-    if study.is_study(run):
+    if study.SCHEMA.is_at(run):
         refresh_study(folder)
-        view = study.build(study.load(folder))
-    elif folds.is_cross_validation(run):
+        view = study.build(study.SCHEMA.load(folder))
+    elif folds.SCHEMA.is_at(run):
         view = folds.build(folds.load(run))
     else:
         view = build(record.load(run))

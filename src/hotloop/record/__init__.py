@@ -5,10 +5,11 @@ replaced atomically at most every five seconds (less often if that would cost ov
 the lines are ahead of the document, so `load` prefers them.
 """
 
-from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty, to_json
+from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA, empty
 from hotloop.record.process import this_process, was_killed
 from hotloop.record.reading import Follower, load
-from hotloop.record.writing import ERROR_LENGTH, SNAPSHOT_SECONDS, SNAPSHOT_SHARE, RunRecord, whole
+from hotloop.record.schema import Schema, to_json, whole
+from hotloop.record.writing import ERROR_LENGTH, SNAPSHOT_SECONDS, SNAPSHOT_SHARE, RunRecord
 
 __all__ = [
     "DOCUMENT",
@@ -16,11 +17,12 @@ __all__ = [
     "LINES",
     "LISTS",
     "MAPPINGS",
-    "SCHEMA_VERSION",
+    "SCHEMA",
     "SNAPSHOT_SECONDS",
     "SNAPSHOT_SHARE",
     "Follower",
     "RunRecord",
+    "Schema",
     "empty",
     "load",
     "this_process",

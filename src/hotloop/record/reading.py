@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.errors import RecordError
-from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty
+from hotloop.record.format import DOCUMENT, LINES, SCHEMA, empty
+from hotloop.record.schema import are_objects
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -26,21 +27,11 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
             "`hotloop train` makes one in runs/RECIPE/DATE, Loop(record=FOLDER) in FOLDER"
         )
     try:
-        document = _load_lines(file) if file.suffix == ".jsonl" else _load_document(file)
+        document = _load_lines(file) if file.suffix == ".jsonl" else SCHEMA.load(file)
     except OSError as error:
         raise RecordError(f"{file} cannot be read: {error}") from error
     _check(document, file)
     return document
-
-
-def _load_document(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not a readable run record: {error}") from error
-    if not isinstance(document, dict):
-        raise RecordError(f"{path} is no run record: expected a JSON object, found {type(document).__name__}")
-    return {"advice": [], "told": {}, **document}  # older records of this schema do not have these sections
 
 
 def _load_lines(path: Path) -> dict[str, Any]:
@@ -122,19 +113,6 @@ class Follower:
 
 
 def _check(document: dict[str, Any], path: Path) -> None:
-    schema = document.get("schema")
-    if type(schema) is not int or not 1 <= schema <= SCHEMA_VERSION:
-        raise RecordError(
-            f"{path} has schema {schema!r}; this version of hotloop reads 1 to {SCHEMA_VERSION}: "
-            "is it a run record, and is hotloop up to date?"
-        )
-    wrong = [name for name in LISTS if not _are_objects(document.get(name))]
-    wrong += [name for name in MAPPINGS if not isinstance(document.get(name), dict)]
-    if "components" not in wrong and not _are_objects(list(document["components"].values())):
-        wrong.append("components")
-    if wrong:
-        raise RecordError(f"{path} is no run record: {', '.join(wrong)} missing or of another type")
-
-
-def _are_objects(entries: object) -> bool:
-    return isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+    SCHEMA.check(document, path)
+    if not are_objects(list(document["components"].values())):
+        raise RecordError(f"{path} is no {SCHEMA.name}: components missing or of another type")

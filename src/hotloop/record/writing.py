@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 from hotloop.errors import ConfigError, RunPrunedError
-from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty, to_json
+from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA, empty
 from hotloop.record.process import this_process
 from hotloop.record.reading import load
+from hotloop.record.schema import to_json, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -93,7 +94,7 @@ class RunRecord:
         """Lines that the disk has not taken yet."""
         if known and not has_lines:
             self._write_line({"set": self.document})
-        started = {"schema": SCHEMA_VERSION, "status": "running", "finished": None, "error": None}
+        started = {"schema": SCHEMA.version, "status": "running", "finished": None, "error": None}
         now, starts = time.time(), self._head.get("starts") or 0
         created, last = self._head["created"] or now, self._head.get("updated") or now
         idle = (self._head.get("idle_seconds") or 0.0) + max(0.0, now - last)
@@ -276,31 +277,6 @@ class RunRecord:
             self.finish("pruned", str(error))
         else:
             self.finish("failed", f"{type(error).__name__}: {error}")
-
-
-@contextlib.contextmanager
-def whole(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Write a file, and its folder, so that the file is always a whole one: the former or the new.
-
-    Args:
-        path: of the file.
-        durable: wait for the disk, so that this holds after a power cut as well.
-
-    Raises:
-        OSError: it cannot be written; the former stays.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            yield file
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def _mend_torn_tail(lines: Path) -> bool:

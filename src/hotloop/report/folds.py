@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotloop import record
@@ -20,7 +18,9 @@ if TYPE_CHECKING:
     from hotloop.report.occurrences import Tone
 
 DOCUMENT = "kfold.json"
-SCHEMA_VERSION = 1
+SCHEMA = record.Schema(
+    "document of a cross-validation", DOCUMENT, 1, lists=("folds", "contents"), mappings=("settings", "metrics")
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,42 +115,16 @@ class FoldsView:
         return dataclasses.asdict(self)
 
 
-def is_cross_validation(path: Path) -> bool:
-    """Return whether a path is a cross-validation's folder, or its document."""
-    return (path / DOCUMENT).is_file() or (path.name == DOCUMENT and path.is_file())
-
-
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a cross-validation's document from its folder, or by its own name.
 
     Raises:
         RecordError: it cannot be read, is of another kind, or of a newer schema.
     """
-    path = Path(path)
-    path = path / DOCUMENT if path.is_dir() else path
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is no readable document of a cross-validation: {error}") from error
-    if not isinstance(document, dict) or not _is_whole(document):
-        raise RecordError(f"{path} is no document of a cross-validation: expected the one that hotloop kfold wrote")
-    if document["schema"] > SCHEMA_VERSION:
-        raise RecordError(
-            f"{path} has schema {document['schema']}; this version of hotloop reads up to {SCHEMA_VERSION}"
-        )
+    document = SCHEMA.load(path)
+    if not all(type(fold.get("fold")) is int for fold in document["folds"]):
+        raise RecordError(f"{path} is no {SCHEMA.name}: expected a number of each fold")
     return document
-
-
-def _is_whole(document: Mapping[str, Any]) -> bool:
-    folds, contents = document.get("folds"), document.get("contents")
-    return (
-        type(document.get("schema")) is int
-        and isinstance(folds, list)
-        and all(isinstance(fold, dict) and type(fold.get("fold")) is int for fold in folds)
-        and isinstance(contents, list)
-        and all(isinstance(content, dict) for content in contents)
-        and all(isinstance(document.get(name), dict) for name in ("settings", "metrics"))
-    )
 
 
 def build(document: Mapping[str, Any]) -> FoldsView:

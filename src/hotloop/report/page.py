@@ -10,18 +10,19 @@ import functools
 import hashlib
 import importlib.resources
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 from markupsafe import Markup
 
+from hotloop import record
 from hotloop.report import text
 from hotloop.report.view import View, build
 from hotloop.version import __version__
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from hotloop.report.folds import FoldsView
@@ -43,13 +44,8 @@ def write_html(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Pat
 
 def write_view(view: View | FoldsView | StudyView, path: Path) -> Path:
     """Write the page of a run, a cross-validation or a search, as `write_html` does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(render(view), encoding="utf-8", errors="replace", newline="\n")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with record.whole(path, durable=False, shared=True) as file:
+        file.write(render(view).encode("utf-8", "replace"))
     return path
 
 

@@ -69,7 +69,7 @@ class Row:
 
 def kind_of(folder: Path) -> str:
     """Return what a folder holds, by the names of its files."""
-    if folds.is_cross_validation(folder):
+    if folds.SCHEMA.is_at(folder):
         return FOLDS
     if any((folder / name).is_file() for name in (study.DOCUMENT, STUDY_SETTINGS)):
         return SEARCH
@@ -109,7 +109,7 @@ def read(folder: Path) -> Row:
         if kind == FOLDS:
             return _folds(folder, folds.load(folder))
         if kind == SEARCH:
-            return _search(folder, study.load(folder))
+            return _search(folder, study.SCHEMA.load(folder))
         if kind == RUN:
             return row(folder, record.load(folder))
     except RecordError as error:

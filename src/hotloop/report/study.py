@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hotloop.errors import RecordError
+from hotloop import record
 from hotloop.report import parallel
 from hotloop.report.charts import LINES_PER_CHART, Chart
 from hotloop.report.series import Line
@@ -16,12 +15,11 @@ from hotloop.report.text import count, figure, line, moment, number, seconds, te
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from hotloop.report.occurrences import Tone
 
 DOCUMENT = "study.json"
-SCHEMA_VERSION = 1
+SCHEMA = record.Schema("document of a search", DOCUMENT, 1, lists=("trials",))
 ROWS = 2000
 """Trials that the page lists at most: the best and the last."""
 
@@ -110,28 +108,6 @@ class StudyView:
         plain = dataclasses.asdict(dataclasses.replace(self, charts=(), parallel=None))
         del plain["charts"], plain["parallel"]
         return plain
-
-
-def is_study(path: Path) -> bool:
-    """Return whether a path is a search's folder, or its document."""
-    return path.name == DOCUMENT or (path / DOCUMENT).is_file()
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Read a search's document.
-
-    Raises:
-        RecordError: it cannot be read, or is none of this version.
-    """
-    path = path if path.name == DOCUMENT else path / DOCUMENT
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path} cannot be read as the document of a search: {error}") from error
-    known = isinstance(document, dict) and document.get("schema") == SCHEMA_VERSION
-    if not known or not isinstance(document.get("trials"), list):
-        raise RecordError(f"{path} is no document of a search that this version of hotloop reads")
-    return dict(document)
 
 
 def build(document: Mapping[str, Any]) -> StudyView:

@@ -111,7 +111,7 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
             cannot be resumed.
     """
     if resumed := configure.resumed(overrides, config):
-        return _resume(resumed, overrides, config) if report.is_cross_validation(resumed) else None
+        return _resume(resumed, overrides, config) if report.SCHEMA.is_at(resumed) else None
     settings = program.filled(configure.load(overrides, config))
     kfold = settings.kfold
     if kfold.n_splits is None or (kfold.fold is not None and kfold.inner_trials is None):

@@ -72,8 +72,7 @@ class State:
         """Write the document; where that fails, say so once and go on."""
         self.document["updated"] = time.time()
         try:
-            with record.whole(self.folder / report.DOCUMENT) as file:
-                file.write(record.to_json(self.document).encode("ascii"))
+            report.SCHEMA.write(self.folder, self.document)
         except OSError as error:
             if not self._warned:
                 self._warned = True
@@ -89,7 +88,6 @@ def begin(settings: Settings, contents: Sequence[Sides], which: Iterable[int]) -
         which: the folds that are run.
     """
     return {
-        "schema": report.SCHEMA_VERSION,
         "recipe": settings.recipe.name,
         "created": time.time(),
         "starts": 0,

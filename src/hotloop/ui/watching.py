@@ -193,7 +193,7 @@ def _shown(path: Path, process: processes.Process | None, follower: record.Follo
             document = folds.load(path)
             view = folds.build(document)
         elif kind == runs.SEARCH:
-            document = study.load(path)
+            document = study.SCHEMA.load(path)
             view = study.build(document)
         elif kind == runs.RUN:
             document = follower.look()

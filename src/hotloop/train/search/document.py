@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotloop.errors import ConfigError, SearchStoppedError
+from hotloop import record
+from hotloop.errors import ConfigError, RecordError, SearchStoppedError
+from hotloop.report import study as report
 from hotloop.train import conf_files, configure
 from hotloop.train.optional import require
 from hotloop.train.search import space
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from hotloop.train.settings import Settings
 
-SCHEMA_VERSION = 1
-FILE, BEST, SETTINGS = "study.json", "best.yaml", "study.yaml"
+BEST, SETTINGS = "best.yaml", "study.yaml"
 EVERY_SECONDS = 5.0
 _ENOUGH = 4
 """Complete trials from which importances are estimated."""
@@ -37,7 +36,6 @@ def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
     searched = space.parse(settings).searched
     best = study.best(attempts)
     return {
-        "schema": SCHEMA_VERSION,
         "kind": "study",
         "name": study_name(settings),
         "storage": study.storage.shown,
@@ -70,11 +68,11 @@ def write(study: Study, *, importances: bool = True) -> dict[str, Any]:
     try:
         found = build(study, importances=importances)
     except study.storage.errors:
-        return read(study.folder) if (study.folder / FILE).is_file() else {}
+        return report.SCHEMA.load(study.folder) if report.SCHEMA.is_at(study.folder) else {}
     with contextlib.suppress(OSError):
-        _replace(study.folder / FILE, json.dumps(found, allow_nan=False))
+        report.SCHEMA.write(study.folder, found, shared=True)
         if found["best"] is not None:
-            _replace(study.folder / BEST, configure.to_yaml(best_settings(study.settings, best_values(found))))
+            _write(study.folder / BEST, best_settings(study.settings, best_values(found)))
     return found
 
 
@@ -86,8 +84,8 @@ def check_folder(settings: Settings, folder: Path) -> None:
         SearchStoppedError: its document has trials, and SQLite's file is gone; a new one would have them run again.
     """
     try:
-        found = read(folder)
-    except ConfigError:
+        found = report.SCHEMA.load(folder)
+    except RecordError:
         return  # nothing is there, or nothing that anybody can read
     if found["name"] != study_name(settings):
         raise ConfigError(
@@ -100,8 +98,9 @@ def check_folder(settings: Settings, folder: Path) -> None:
     same = own or (url.startswith("sqlite:///") and found["storage"] == masked(url))
     if same and found["trials"] and not file.is_file():
         raise SearchStoppedError(
-            f"{file} is not there any more, and has the {len(found['trials'])} trials that {folder / FILE} tells of: "
-            "put it back, and the same command goes on; or search anew in another folder, hpo.folder=..."
+            f"{file} is not there any more, and has the {len(found['trials'])} trials that "
+            f"{folder / report.DOCUMENT} tells of: put it back, and the same command goes on; or search anew in "
+            "another folder, hpo.folder=..."
         )
 
 
@@ -111,10 +110,9 @@ def write_settings(settings: Settings, folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     url = settings.hpo.storage
     secret = url is not None and masked(url) != url
-    _replace(folder / SETTINGS, configure.to_yaml(settings), mode=0o600 if secret else None)
+    _write(folder / SETTINGS, settings, mode=0o600 if secret else None)
 
 
 def read_settings(folder: Path) -> Settings:
@@ -126,28 +124,12 @@ def read_settings(folder: Path) -> Settings:
     return configure.from_dict(conf_files.read(folder / SETTINGS))
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """Read a study's document.
-
-    Raises:
-        ConfigError: there is none, or it cannot be read.
-    """
-    try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{folder} holds no study that can be read ({error}): expected the folder of a search"
-        ) from error
-    if not isinstance(found, dict) or found.get("kind") != "study" or found.get("schema") != SCHEMA_VERSION:
-        raise ConfigError(f"{folder / FILE} is no study of a version that this hotloop reads")
-    return found
-
-
 def refresh(folder: Path) -> tuple[dict[str, Any], str]:
     """Bring a study's document up to date with its storage, and give it with a note where that was not possible.
 
     Raises:
         ConfigError: the folder holds no study.
+        RecordError: its storage is gone, and its document cannot be read.
     """
     if not (folder / SETTINGS).is_file():
         raise ConfigError(
@@ -159,7 +141,7 @@ def refresh(folder: Path) -> tuple[dict[str, Any], str]:
         check_folder(settings, folder)
         study = Study(settings, folder, lambda _: None, since=0)
     except SearchStoppedError as error:
-        found = read(folder)
+        found = report.SCHEMA.load(folder)
         return found, f"As of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found['written']))}: {error}"
     try:
         return write(study), ""
@@ -193,7 +175,7 @@ def write_best(folder: Path, found: dict[str, Any], number: int | None = None) -
         SearchStoppedError: no trial is complete.
     """
     settings = best_settings(read_settings(folder), best_values(found, number))
-    _replace(folder / BEST, configure.to_yaml(settings))
+    _write(folder / BEST, settings)
     return settings, folder / BEST
 
 
@@ -236,12 +218,6 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _replace(path: Path, text: str, mode: int | None = None) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        if mode is not None:
-            part.touch(mode)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+def _write(path: Path, settings: Settings, mode: int | None = None) -> None:
+    with record.whole(path, shared=True, mode=mode) as file:
+        file.write(configure.to_yaml(settings).encode())

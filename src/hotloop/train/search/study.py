@@ -7,6 +7,7 @@ decides about the next trial is kept in a process, so any of them may die at any
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -321,13 +322,8 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
     """Keep an outcome where it is found again if its worker dies, or the storage is away; a full disk keeps none."""
-    part = folder / f"{OUTCOME}.part"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(dataclasses.asdict(outcome)), encoding="utf-8")
-        part.replace(folder / OUTCOME)
-    except OSError:
-        part.unlink(missing_ok=True)
+    with contextlib.suppress(OSError), record.whole(folder / OUTCOME, durable=False) as file:
+        file.write(json.dumps(dataclasses.asdict(outcome)).encode())
 
 
 def read_outcome(folder: Path) -> Outcome | None:
