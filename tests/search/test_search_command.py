@@ -137,7 +137,7 @@ def test_a_record_of_a_pruned_run_says_so(tmp_path):
     assert found["metrics"]
 
 
-OWN = ["recipe=program.py:make", "hpo.space.training.num_epochs.int=[1,3]"]
+OWN = ["recipe=program.py:make", "hpo.metric=score", "hpo.space.training.num_epochs.int=[1,3]"]
 
 
 @pytest.mark.parametrize(
@@ -149,15 +149,21 @@ OWN = ["recipe=program.py:make", "hpo.space.training.num_epochs.int=[1,3]"]
         (["hpo.storage=nonsense"], r"hpo\.storage"),
         (["hpo.n_trials=0"], "at least 1"),
         (["run.folder=x"], r"hpo\.folder"),
-        (["recipe=program.py:make"], r"hpo\.space is empty: .*training\.num_epochs"),
+        (["recipe=program.py:make", "hpo.metric=score"], r"hpo\.space is empty: .*training\.num_epochs"),
         (
-            ["recipe=program.py:make", "hpo.space.training.learning_rate.log=[1e-5,1e-3]"],
+            [OWN[0], "hpo.metric=score", "hpo.space.training.learning_rate.log=[1e-5,1e-3]"],
             r"hpo\.space\.training\.learning_rate: a program of your own has no training\.learning_rate: it has training",
         ),
         (
-            [*OWN, "hpo.metric=mishits", "recipe.goal=min:mishits"],
-            r"would maximize mishits: set hpo\.direction=minimize",
+            [*OWN, "hpo.metric=mishits", "hpo.direction=maximize", "recipe.goal=min:mishits"],
+            r"would maximize mishits: set hpo\.direction=minimize, or leave it out",
         ),
+        (
+            [OWN[0], OWN[2]],
+            r"hpo\.metric is not set, and recipe=.*program\.py:make has no goal: .* recipe\.goal=max:accuracy",
+        ),
+        ([OWN[0], OWN[2], "recipe.goal=accuracy"], r"recipe\.goal='accuracy': expected max:<metric>"),
+        ([OWN[0], OWN[2], "recipe.goal=max:a", "hpo.also=[min:a]"], r"hpo\.also='min:a': .* not hpo\.metric again"),
         ([*OWN, "hpo.trial.data.sample_size=9"], r"hpo\.trial\.data\.sample_size: a program of your own has no data"),
         (["best"], r"runs/criteria/search holds no study"),
         (["best", "recipe=digits", "hpo.name=mine"], r"runs/digits/mine holds no study"),
@@ -198,7 +204,7 @@ def test_fast_says_what_it_changes(tmp_path, run, monkeypatch):
     assert [one.hpo.name for one in seen] == ["fast", "fast"]
 
 
-@pytest.mark.parametrize("choice", [["focus"], ["program.py:make", "hpo.space.training.num_epochs.int=[1,3]"]])
+@pytest.mark.parametrize("choice", [["focus"], ["program.py:make", *OWN[1:]]])
 def test_fast_goes_with_recipes_that_read_no_sample(run, monkeypatch, tmp_path, choice):
     seen = []
     monkeypatch.chdir(tmp_path)

@@ -55,6 +55,11 @@ PROGRAM = """
         return made(lr)
 
 
+    def silent(lr: float = 0.01):
+        made_ = made(lr)
+        return hotloop.Workload(made_.model, made_.optimizer, made_.step, made_.batches)
+
+
     def fails_when_wide(width: int = 8):
         if width > 8:
             raise ValueError("planted: too wide")
@@ -69,7 +74,8 @@ def own(tmp_path):
     file.write_text(textwrap.dedent(PROGRAM))
 
     def settings(function, *overrides, sampler="random"):
-        given = [f"hpo.folder={tmp_path / 'study'}", f"hpo.sampler={sampler}", "hpo.pruner=none", "hpo.metric=score"]
+        given = [f"hpo.folder={tmp_path / 'study'}", f"hpo.sampler={sampler}", "hpo.pruner=none"]
+        given += [] if any(one.startswith("recipe.goal=") for one in overrides) else ["hpo.metric=score"]
         return configure.load_search([f"{file}:{function}", *given, *overrides])
 
     return settings
@@ -91,6 +97,32 @@ def test_a_search_is_declared_where_the_parameter_is(own):
     assert set(kinds(more)) == {"program.lr", "program.width", "program.kind", "training.num_epochs"}
     once = prepared(own("make"))
     assert prepared(once) == once
+
+
+@pytest.mark.parametrize(
+    ("overrides", "objective"),
+    [
+        (["recipe.goal=max:score"], {"score": "maximize"}),
+        (["recipe.goal=min:size"], {"size": "minimize"}),
+        (["recipe.goal=min:size", "hpo.metric=size"], {"size": "minimize"}),
+        (["recipe.goal=min:size", "hpo.metric=score"], {"score": "maximize"}),
+        (["recipe.goal=min:size", "hpo.also=[max:score]"], {"size": "minimize", "score": "maximize"}),
+    ],
+)
+def test_a_search_is_for_the_goal_unless_it_names_another_metric(own, overrides, objective):
+    settings = prepared(own("make", *overrides))
+    before.check(settings)
+    assert settings.hpo.objectives == objective
+    assert prepared(settings) == settings
+
+
+def test_a_program_without_metrics_ends_the_search_before_a_step(own, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"hpo\.metric=score: recipe=.*own\.py:silent has no metrics: give its Workload"
+    ):
+        nested(prepared(own("silent", "hpo.space.program.lr.log=[0.001,1]")), tmp_path / "study", 2)
+    assert [one["state"] for one in trials(tmp_path / "study").values()] == ["interrupted"]
+    assert not list((tmp_path / "study").rglob("record.json*"))
 
 
 def test_a_width_is_compiled_anew_and_a_rate_is_not(own):

@@ -157,7 +157,9 @@ def test_trials_have_their_own_settings_and_the_final_run_does_not(tmp_path):
         trial.settings_of(settings, {"training.batch_size": 0}, tmp_path)
 
 
-@pytest.mark.parametrize(("recipe", "metric"), [("digits", "maximize accuracy"), ("language", "minimize loss")])
+@pytest.mark.parametrize(
+    ("recipe", "metric"), [("criteria", "maximize f1"), ("digits", "maximize accuracy"), ("language", "minimize loss")]
+)
 def test_a_recipe_brings_its_objective_along(recipe, metric):
     for more in ([], ["hpo=fast"]):
         hpo = configure.load([f"recipe={recipe}", *more]).hpo

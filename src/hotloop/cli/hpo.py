@@ -138,7 +138,7 @@ def _search(overrides: list[str], config: Path | None, asked: Printed) -> None:
         echo_outcome(checked, asked)
         return
     maximize = hpo.towards == "maximize"
-    progress = live.Progress(hpo.folder, hpo.metric, hpo.n_trials, hpo.workers, maximize=maximize)
+    progress = live.Progress(hpo.folder, next(iter(hpo.objectives)), hpo.n_trials, hpo.workers, maximize=maximize)
     if asked.quiet:
         ended = supervise.search(settings, lambda _: None)
     else:

@@ -76,15 +76,6 @@ def fold_of(settings: Settings) -> Fold | None:
 
 
 def goal_of(settings: Settings) -> Goal | None:
-    """Read ``recipe.goal``.
-
-    Raises:
-        ConfigError: it is not of the form ``max:accuracy``.
-    """
-    given = settings.recipe.goal
-    if given is None:
-        return None
-    direction, _, metric = given.partition(":")
-    if direction not in ("max", "min") or not metric.strip():
-        raise ConfigError(f"recipe.goal={given!r}: expected max:<metric> or min:<metric>, such as max:accuracy")
-    return Goal(metric.strip(), maximize=direction == "max")
+    """Return what ``recipe.goal`` says; None where it says nothing."""
+    wanted = settings.recipe.wanted
+    return Goal(wanted[0], maximize=wanted[1] == "maximize") if wanted else None

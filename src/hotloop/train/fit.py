@@ -57,9 +57,15 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         display: prints the run.
 
     Raises:
-        ConfigError: the task does not fit its checkpoint, or another process trains in the folder.
+        ConfigError: the task does not fit its checkpoint, has no metrics where a search judges it by one, or another
+            process trains in the folder.
         TrainingFailedError: the run cannot go on (NaN, memory); the message says why and how to resume.
     """
+    if start.within.metric and task.workload.metrics is None:
+        raise ConfigError(
+            f"{start.within.metric}: recipe={task.name} has no metrics: give its Workload metrics=, a function that "
+            "returns figures of the model"
+        )
     write_settings(start, task.files)
     display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
     with closing.reported(start, display):

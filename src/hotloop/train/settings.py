@@ -24,6 +24,20 @@ class RecipeSettings(Group):
     name: str
     goal: str | None = None
 
+    @property
+    def wanted(self) -> tuple[str, Literal["maximize", "minimize"]] | None:
+        """What a program's best validation is: a metric, and what is done with it."""
+        towards, _, metric = (self.goal or "").partition(":")
+        return (metric.strip(), "maximize" if towards == "max" else "minimize") if self.goal else None
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse a goal that cannot be read."""
+        towards, _, metric = (self.goal or "").partition(":")
+        if self.goal is not None and (towards not in ("max", "min") or not metric.strip()):
+            raise ConfigError(f"recipe.goal={self.goal!r}: expected max:<metric> or min:<metric>, such as max:accuracy")
+        return self
+
 
 class ColumnSettings(Group):
     """How the columns of a CSV are called."""
@@ -197,7 +211,7 @@ class HpoSettings(Group):
     n_trials: int = Field(ge=1)
     workers: int = Field(ge=1)
     timeout_seconds: float | None = Field(gt=0)
-    metric: str
+    metric: str | None
     direction: Literal["maximize", "minimize"] | None
     also: tuple[str, ...] = ()
     sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
@@ -214,7 +228,7 @@ class HpoSettings(Group):
     @property
     def towards(self) -> Literal["maximize", "minimize"]:
         """What is done with the metric: as ``direction`` says, or as its name does."""
-        low = any(word in self.metric.lower() for word in LOW_IS_GOOD)
+        low = any(word in (self.metric or "").lower() for word in LOW_IS_GOOD)
         return self.direction or ("minimize" if low else "maximize")
 
     @property
@@ -222,7 +236,8 @@ class HpoSettings(Group):
         """What is done with each metric: with ``metric`` first, and with those of ``also``."""
         words = {"max": "maximize", "min": "minimize"}
         further = (one.partition(":") for one in self.also)
-        return {self.metric: self.towards, **{metric: words[wanted] for wanted, _, metric in further}}
+        own = {self.metric: self.towards} if self.metric else {}
+        return {**own, **{metric: words[wanted] for wanted, _, metric in further}}
 
     @model_validator(mode="after")
     def check(self) -> Self:

@@ -31,6 +31,7 @@ class Within:
 
     Args:
         validated: hears of each validation, and may end the run by raising `RunPrunedError`.
+        metric: the setting and the metric that the whole is judged by, where validations have to give one.
         runs: how many runs of about this length, this one included, will use what is compiled in it: the folds that are
             left, or the trials of a search that will share it. What a compile may cost follows from it.
         study: the name of the search, or of the cross-validation on its own: loggers nest its runs below it.
@@ -41,6 +42,7 @@ class Within:
     """
 
     validated: Listener = _nothing
+    metric: str | None = None
     runs: float = 1.0
     study: str | None = None
     trial: int | None = None

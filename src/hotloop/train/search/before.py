@@ -68,10 +68,9 @@ def _check_direction(settings: Settings) -> None:
     Raises:
         ConfigError: it is so.
     """
-    goal, hpo = settings.recipe.goal, settings.hpo
-    wanted, _, metric = (goal or "").partition(":")
-    meant = {"max": "maximize", "min": "minimize"}.get(wanted)
-    if metric == hpo.metric and meant and meant != hpo.towards:
+    wanted, hpo = settings.recipe.wanted, settings.hpo
+    if wanted and wanted[0] == hpo.metric and wanted[1] != hpo.towards:
         raise ConfigError(
-            f"recipe.goal={goal}, and this search would {hpo.towards} {hpo.metric}: set hpo.direction={meant}"
+            f"recipe.goal={settings.recipe.goal}, and this search would {hpo.towards} {hpo.metric}: set "
+            f"hpo.direction={wanted[1]}, or leave it out"
         )

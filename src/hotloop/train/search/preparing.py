@@ -11,6 +11,7 @@ from hotloop.train.nested import merge, nested
 from hotloop.train.schema import members, nearest
 from hotloop.train.search import space
 from hotloop.train.search.given import grid
+from hotloop.train.search.trial import changed
 from hotloop.train.settings import GROUP
 
 if TYPE_CHECKING:
@@ -24,13 +25,16 @@ if TYPE_CHECKING:
 def prepared(settings: Settings) -> Settings:
     """Return the settings of a search as its study keeps them; those that are prepared already as they are.
 
+    A metric that nobody names is that of ``recipe.goal``, and a direction that nobody names is the goal's.
     A program's own settings are filled in, and so is the space that its annotations declare (``hotloop.Search``), where
     ``hpo.space`` does not name the setting. A grid has no more trials than combinations. With several
     metrics nothing is pruned.
 
     Raises:
-        ConfigError: listing what cannot be used in ``hpo.space``, ``hpo.trial`` or ``hpo.enqueue``.
+        ConfigError: listing what cannot be used in ``hpo.space``, ``hpo.trial`` or ``hpo.enqueue``, or that nothing
+            names a metric.
     """
+    settings = _with_objective(settings)
     if ":" in settings.recipe.name:
         from hotloop.train import program  # noqa: PLC0415 - a program brings torch, and a recipe of ours does not
 
@@ -45,6 +49,18 @@ def prepared(settings: Settings) -> Settings:
     first, most = len(settings.hpo.enqueue), settings.hpo.n_trials
     trials = first + sum(1 for _ in itertools.islice(grid(searched, settings), max(0, most - first)))
     return space.with_hpo(settings, n_trials=min(most, trials))
+
+
+def _with_objective(settings: Settings) -> Settings:
+    hpo, wanted = settings.hpo, settings.recipe.wanted
+    if hpo.metric is None and wanted is None:
+        raise ConfigError(
+            f"hpo.metric is not set, and recipe={settings.recipe.name} has no goal: name one of the metrics that its "
+            "validations give, such as hpo.metric=accuracy, or a goal, such as recipe.goal=max:accuracy"
+        )
+    if wanted is None or hpo.metric not in (None, wanted[0]):
+        return settings
+    return changed(settings, {"hpo.metric": wanted[0], "hpo.direction": hpo.direction or wanted[1]})
 
 
 def _with_program(settings: Settings, own: Program) -> Settings:

@@ -147,6 +147,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
 
     within = Within(
         validated=validated,
+        metric=f"hpo.metric={hpo.metric}",
         runs=asked.runs * folds - (fold or 0),
         study=study_name(settings),
         trial=asked.number,
