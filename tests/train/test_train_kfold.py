@@ -335,7 +335,7 @@ def test_a_disk_that_is_full_is_told_once_and_stops_nothing(run, monkeypatch, ca
         return whole(path, **more)
 
     whole = record.whole
-    monkeypatch.setattr(record, "whole", full)
+    monkeypatch.setattr("hotloop.record.schema.whole", full)
     assert run(training__max_steps=1).status == "finished"
     assert capsys.readouterr().out.count("kfold.json cannot be written: [Errno 28] No space left on device") == 1
 

@@ -147,6 +147,10 @@ def test_written_settings_are_read_back_as_they_were(tmp_path):
     [
         ("training.num_epoch=3", "unknown setting training.num_epoch: did you mean training.num_epochs"),
         ("num_epochs=3", "did you mean training.num_epochs"),
+        (
+            "hpo.spce.training.learning_rate.log=[1,2]",
+            "unknown setting hpo.spce.training.learning_rate.log: did you mean hpo.space.training.learning_rate.log?",
+        ),
         ("use_torch_compile=true", "did you mean training.optimization.use_torch_compile"),
         ("compile.components.model.trainin=none", "did you mean compile.components.model.training"),
         ("data=cvs", "data=cvs: no such choice; did you mean csv"),

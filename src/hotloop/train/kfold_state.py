@@ -88,6 +88,7 @@ def begin(settings: Settings, contents: Sequence[Sides], which: Iterable[int]) -
         which: the folds that are run.
     """
     return {
+        "schema": report.SCHEMA.version,
         "recipe": settings.recipe.name,
         "created": time.time(),
         "starts": 0,

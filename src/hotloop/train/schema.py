@@ -228,7 +228,14 @@ def unknown(model: Any, path: str, prefix: str = "", also: Iterable[str] = ()) -
         return f"{model.__name__} has no {path}: it has {there}"
     beside = at(model, parent) if parent else None
     within = names(beside.kind, f"{parent}.") if beside and beside.is_group else ()
-    return f"unknown setting {prefix}{path}: {nearest(path, {*names(model), *within, *also}, prefix=prefix)}"
+    known = {*names(model), *within, *also}
+    parts = path.split(".")
+    cuts = (".".join(parts[:end]) for end in range(1, len(parts)))
+    first = next((cut for cut in cuts if at(model, cut) is None), None)  # a misspelt group, with what is below it
+    for near in difflib.get_close_matches(first, known, n=1) if first else ():
+        if at(model, fixed := near + path.removeprefix(first or "")) is not None:
+            return f"unknown setting {prefix}{path}: did you mean {prefix}{fixed}?"
+    return f"unknown setting {prefix}{path}: {nearest(path, known, prefix=prefix)}"
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 3, prefix: str = "") -> str:
@@ -244,6 +251,12 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3, prefix: str = ""
         return f"did you mean {' or '.join(prefix + one for one in near[:count])}?"
     few = len(known) <= 12 or prefix  # noqa: PLR2004 - as many as a line holds
     return f"expected one of {', '.join(prefix + one for one in known)}" if few else "docs/settings.md lists all"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Say, behind a colon, which known name may be meant; nothing where none is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def is_model(kind: Any) -> bool:

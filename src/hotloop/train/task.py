@@ -17,6 +17,7 @@ from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import arguments
 from hotloop.train import checkpoint, sharding
 from hotloop.train.ranks import Ranks
+from hotloop.train.schema import meant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -287,7 +288,7 @@ class Task:
         if self.goal is not None and self.goal.metric not in metrics:
             raise ConfigError(
                 f"recipe.goal names {self.goal.metric!r}; the metrics of recipe={self.name} are "
-                f"{', '.join(metrics) or 'none'}"
+                f"{', '.join(metrics) or 'none'}{meant(self.goal.metric, metrics)}"
             )
 
     def load_models(self, weights: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ class PlotPages:
     def plots(self, request: Request) -> Response:
         """Show the frame of the page, whose script asks for the figures."""
         name, path = self.site.run_named(request.query_params)
-        if not installed() or not study.is_study(path):
+        if not installed() or not study.SCHEMA.is_at(path):
             raise LookupError(name)
         version = importlib.metadata.version("plotly")
         answer = self.site.show(request, "plots.html.j2", name=name, plotly=version)
@@ -54,7 +54,7 @@ class PlotPages:
     def figures(self, request: Request) -> Response:
         """Return the figures of a search as JSON, made once for each state of it."""
         _, path = self.site.run_named(request.query_params)
-        if not installed() or not study.is_study(path):
+        if not installed() or not study.SCHEMA.is_at(path):
             raise LookupError(path)
         there = (path / study.DOCUMENT).stat()
         key = (path, there.st_mtime_ns, there.st_size)

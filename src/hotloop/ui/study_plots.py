@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
     import optuna  # noqa: PLC0415 - optional, and not in the server
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    document = study.load(folder)
+    document = study.SCHEMA.load(folder)
     made = again(document)
     print(json.dumps([*_figures(made, _shown(document.get("metric")))]))  # noqa: T201 - its answer
 

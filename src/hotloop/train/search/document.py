@@ -36,6 +36,7 @@ def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
     searched = space.parse(settings).searched
     best = study.best(attempts)
     return {
+        "schema": report.SCHEMA.version,
         "kind": "study",
         "name": study_name(settings),
         "storage": study.storage.shown,

@@ -233,10 +233,12 @@ def _leaves(model: Any, given: Any, prefix: str, problems: list[str]) -> Iterato
         if value is None and schema.at(Settings, name):
             continue
         if schema.at(model, name) is None:
-            problems.append(f"hpo.space.{name}: {schema.unknown(model, name)}")
+            own = {f"{GROUP}.{name}"} if GROUP in model.model_fields and "." not in name else ()
+            problems.append(f"hpo.space.{name}: {schema.unknown(model, name, also=own)}")
         elif not isinstance(value, Mapping):
             problems.append(
                 f"hpo.space.{name}={value!r}: expected {{log: [low, high]}}, {{choices: [...]}} or the like"
+                f"{schema.meant(str(key), _WORDS)}"
             )
         elif _is_within(name, _NOT_SEARCHED):
             problems.append(f"hpo.space.{name}: this says what the search is, and cannot vary in it")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import importlib
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import SearchStoppedError
 from hotloop.train import checkpoint, configure
 from hotloop.train.nested import put
+from hotloop.train.schema import meant
 from hotloop.train.search import space
 from hotloop.train.search.storage import masked
 from hotloop.train.within import Within
@@ -121,11 +121,6 @@ def folds_of(settings: Settings) -> list[dict[str, Any]]:
     return []
 
 
-def _meant(missing: str, metrics: Iterable[str]) -> str:
-    near = difflib.get_close_matches(missing, metrics, n=1)
-    return f": did you mean {near[0]}?" if near else ""
-
-
 def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = None, folds: int = 1) -> list[float]:
     """Train once, as the trial's run or as that of one of its folds, and return the metrics of its best validation."""
     from rich.console import Console  # noqa: PLC0415 - only a process that runs trials loads torch
@@ -139,7 +134,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
         if missing := next((one for one in hpo.objectives if one not in metrics), None):
             raise SearchStoppedError(
                 f"hpo.{'metric' if missing == hpo.metric else 'also'}={missing}: a validation of recipe "
-                f"{settings.recipe.name} gives {', '.join(metrics) or 'no metrics'}{_meant(missing, metrics)}"
+                f"{settings.recipe.name} gives {', '.join(metrics) or 'no metrics'}{meant(missing, metrics)}"
             )
         found.append([float(metrics[one]) for one in hpo.objectives])
         if fold is None:
