@@ -19,8 +19,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
+import importlib.metadata
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -208,16 +210,17 @@ def main() -> None:
     parser.add_argument("--storages", default="sqlite,postgresql")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    import torch
-
-    from hotloop.measure import machine
-
+    packages = ("torch", "torchdata", "optuna", "hotloop")
     result = {
         "what": "runs, cross-validations and searches killed at random moments, against the same undisturbed",
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "command": "python -m benchmarks.kills "
         + " ".join(one for one in sys.argv[1:] if not one.endswith(".json") and one != "--out"),
-        "hardware": machine.describe(torch.device("cpu")),
+        "hardware": f"{os.cpu_count()} CPU cores",
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in packages},
+        },
         "rows": [],
     }
     for what in given.what.split(","):

@@ -93,6 +93,10 @@ def test_a_search_is_declared_where_the_parameter_is(own):
     assert kinds(own("make")) == {"program.lr": "log", "program.width": "choices"}
     other = own("make", "hpo.space.program.lr.choices=[0.1,0.2]", "hpo.space.program.width=null")
     assert kinds(other) == {"program.lr": "choices"}
+    for out in ("hpo.space.program.width=null", "~hpo.space.program.width"):
+        assert set(kinds(own("make", out))) == {"program.lr"}
+    for out in ("hpo.space.program=null", "~hpo.space.program"):
+        assert set(kinds(own("make", out, "hpo.space.training.num_epochs.int=[1,3]"))) == {"training.num_epochs"}
     more = own("make", "hpo.space.program.kind.choices=[plain,deep]", "hpo.space.training.num_epochs.int=[1,3]")
     assert set(kinds(more)) == {"program.lr", "program.width", "program.kind", "training.num_epochs"}
     once = prepared(own("make"))
@@ -139,6 +143,17 @@ def test_a_width_is_compiled_anew_and_a_rate_is_not(own):
         ("make", "hpo.space.program.kind.choices=[flat]", "hpo.space.program.kind.choices: program.kind='flat': expected plain or deep"),
         ("plain", "hpo.space.program.lr.logg=[1,2]", "hpo.space.program.lr.logg=[1, 2]: expected {log: [low, high]}, {choices: [...]} or the like: did you mean log?"),
         ("make", "hpo.space.program.width.choises=[1,2]", "or the like: did you mean choices?"),
+        ("make", "hpo.trial.width=1", "hpo.trial.width: unknown setting width: did you mean program.width?"),
+        (
+            "make",
+            "hpo.space.program.lr={log: [0.1, 1], when: {program.kidn: deep}}",
+            "hpo.space.program.lr.when: unknown setting program.kidn: did you mean program.kind?",
+        ),
+        (
+            "make",
+            "hpo.space.program.lr={log: [0.1, 1], when: {program.kind: flat}}",
+            "hpo.space.program.lr.when: program.kind='flat': expected plain or deep",
+        ),
         ("make", "hpo.space.width.choices=[1,2]", "hpo.space.width: unknown setting width: did you mean program.width?"),
         ("make", "hpo.trial.program.widht=3", "hpo.trial: unknown setting program.widht: did you mean program.width?"),
         ("make", "hpo.trial.program.width=x", "hpo.trial: program.width='x': expected an integer"),
@@ -151,7 +166,7 @@ def test_a_width_is_compiled_anew_and_a_rate_is_not(own):
 )  # fmt: skip
 def test_what_cannot_be_searched_is_told_before_a_trial(own, function, override, said):
     with pytest.raises(ConfigError) as caught:
-        prepared(own(function, override))
+        before.check(prepared(own(function, override)))
     assert said in str(caught.value)
 
 

@@ -76,6 +76,9 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
     composed = compose(overrides, config)
     named_keys = (text.partition("=")[0].strip().lstrip("+~") for text in overrides)
     keys = [one for one in named_keys if "." in one]  # the others are choices
+    for text in overrides:  # what a program declares is not there yet to be taken out
+        if text.startswith(f"~hpo.space.{GROUP}"):
+            nested.put(composed["hpo"]["space"], text.removeprefix("~hpo.space."), None)
     for key in keys:
         for part, at in (("trial", composed["hpo"]["trial"]), ("space", composed["hpo"]["space"])):
             named = f"hpo.{part}.{key}"

@@ -65,8 +65,9 @@ def _with_objective(settings: Settings) -> Settings:
 
 def _with_program(settings: Settings, own: Program) -> Settings:
     declared = [(f"{GROUP}.{one.name}", one.search.to_dict()) for one in own.parameters if one.search]
-    named = {name for name, _ in _named(settings.hpo.space)}
-    missing = nested({name: given for name, given in declared if name not in named})
+    named = dict(_named(settings.hpo.space))
+    out = [name for name, given in named.items() if given is None]  # a setting, or a whole group of them
+    missing = nested({name: given for name, given in declared if name not in named and not space.is_within(name, out)})
     settings = space.with_hpo(settings, space=merge(dict(settings.hpo.space), missing))
     searched = [one for one in space.parse(settings).searched if one.name.startswith(f"{GROUP}.")]
     wrong = [text for one in searched for text in _wrong(one, own)]
@@ -93,6 +94,10 @@ def _wrong(one: Searched, own: Program) -> Iterator[str]:
         return
     for value in one.values:
         yield from (f"{label}.{one.kind}: {text}" for text in own.problems(nested({bare: value})))
+    for name, allowed in one.when.items():
+        for value in allowed if name.startswith(f"{GROUP}.") else ():
+            under = nested({name.removeprefix(f"{GROUP}."): value})
+            yield from (f"{label}.when: {text}" for text in own.problems(under))
 
 
 def _enqueued(settings: Settings, searched: tuple[Searched, ...]) -> Iterator[str]:

@@ -68,8 +68,8 @@ class Searched:
     @property
     def changes_code(self) -> bool:
         """Whether each of its values is compiled anew."""
-        is_rate = self.kind == "log" and _is_within(self.name, (GROUP,))
-        return _is_within(self.name, CHANGES_CODE) and not is_rate
+        is_rate = self.kind == "log" and is_within(self.name, (GROUP,))
+        return is_within(self.name, CHANGES_CODE) and not is_rate
 
     def distinct(self) -> int | None:
         """Count its values; None where there is no end of them."""
@@ -163,7 +163,7 @@ def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
     """Walk nested settings, such as ``hpo.trial``, as dotted names and values."""
     for key, value in given.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and (_is_group(name) or _is_within(name, (GROUP,))):
+        if isinstance(value, Mapping) and (_is_group(name) or is_within(name, (GROUP,))):
             yield from flat(value, f"{name}.")
         else:
             yield name, value
@@ -188,7 +188,7 @@ def check_trial(settings: Settings) -> None:
     problems = []
     for name, value in flat(settings.hpo.trial):
         if schema.at(type(settings), name) is None:
-            problems.append(f"hpo.trial.{name}: {schema.unknown(type(settings), name)}")
+            problems.append(f"hpo.trial.{name}: {_unknown(type(settings), name)}")
         elif name.split(".", 1)[0] in ("hpo", "recipe") or name in ("run.folder", "run.resume"):
             problems.append(f"hpo.trial.{name}: a trial cannot have another one than its search")
         elif wrong := schema.problem(Settings, name, value):
@@ -233,16 +233,15 @@ def _leaves(model: Any, given: Any, prefix: str, problems: list[str]) -> Iterato
         if value is None and schema.at(Settings, name):
             continue
         if schema.at(model, name) is None:
-            own = {f"{GROUP}.{name}"} if GROUP in model.model_fields and "." not in name else ()
-            problems.append(f"hpo.space.{name}: {schema.unknown(model, name, also=own)}")
+            problems.append(f"hpo.space.{name}: {_unknown(model, name)}")
         elif not isinstance(value, Mapping):
             problems.append(
                 f"hpo.space.{name}={value!r}: expected {{log: [low, high]}}, {{choices: [...]}} or the like"
                 f"{schema.meant(str(key), _WORDS)}"
             )
-        elif _is_within(name, _NOT_SEARCHED):
+        elif is_within(name, _NOT_SEARCHED):
             problems.append(f"hpo.space.{name}: this says what the search is, and cannot vary in it")
-        elif name == GROUP or (_is_within(name, (GROUP,)) and not set(map(str, value)) & set(_WORDS)):
+        elif name == GROUP or (is_within(name, (GROUP,)) and not set(map(str, value)) & set(_WORDS)):
             yield from _leaves(model, value, f"{name}.", problems)
         elif not _is_group(name):
             yield name, value
@@ -250,6 +249,12 @@ def _leaves(model: Any, given: Any, prefix: str, problems: list[str]) -> Iterato
             problems.append(f"hpo.space.{name}: a group of settings; expected one of them, such as {_first(name)}")
         else:
             yield from _leaves(model, value, f"{name}.", problems)
+
+
+def _unknown(model: Any, name: str) -> str:
+    """Say what may be meant by an unknown name: a program's setting, too, without its group."""
+    own = {f"{GROUP}.{name}"} if GROUP in model.model_fields and "." not in name else ()
+    return schema.unknown(model, name, also=own)
 
 
 def with_hpo(settings: Settings, **changed: Any) -> Settings:
@@ -379,7 +384,8 @@ def value_of(name: str, chosen: Mapping[str, Any], settings: Settings) -> Any:
     return value
 
 
-def _is_within(name: str, groups: Sequence[str]) -> bool:
+def is_within(name: str, groups: Sequence[str]) -> bool:
+    """Return whether a name is one of some groups and settings, or below one of them."""
     return any(name == one or name.startswith(f"{one}.") for one in groups)
 
 
