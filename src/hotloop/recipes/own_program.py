@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from hotloop.errors import ConfigError
 from hotloop.train import environment, folds, program
 from hotloop.train.folds import Side, Sides, sides_of
 from hotloop.train.task import Goal
