@@ -26,7 +26,10 @@ class KnownProbe:
         pass
 
     def answer(self):
-        components = {"diffusion": ["unet", "text_encoder", "vae", "loss"], "digits": ["model", "loss"]}
+        components = {
+            "diffusion": ["unet", "text_encoder", "text_encoder_2", "vae", "loss"],
+            "digits": ["model", "loss"],
+        }
         return {"device": "cpu", "missing": MISSING, "components": components, "error": ""}
 
 

@@ -13,7 +13,7 @@ from run_folders import a_run
 from hotloop.train import configure, grammar
 from hotloop.ui import compilation, drafts, fields, processes
 
-PARTS = ["unet", "text_encoder", "vae", "loss"]
+PARTS = ["unet", "text_encoder", "text_encoder_2", "vae", "loss"]
 USUAL = {"recipe": "diffusion"}
 
 PROGRAM = '''
@@ -132,7 +132,7 @@ def test_a_range_that_is_taken_out_of_a_search_is_out():
 
 def test_by_default_the_unet_alone_is_switched_on():
     assert {one.name: one.on for one in compilation.parts(draft().base, PARTS)} == {
-        "unet": True, "text_encoder": False, "vae": False, "loss": False,
+        "unet": True, "text_encoder": False, "text_encoder_2": False, "vae": False, "loss": False,
     }  # fmt: skip
 
 

@@ -170,10 +170,9 @@ def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
             return found
 
         def text(loader: Any, part: str) -> Any:
+            # Adapters name another model, which transformers would load instead.
             if (Path(name) / part / ADAPTER).exists():
-                raise ConfigError(
-                    _adapters(name, part)
-                )  # they name another model, which transformers would load instead
+                raise ConfigError(_adapters(name, part))
             # The attention is said here, since a model's configuration may name a kernel of the hub, which is code.
             found = weights(loader, part, dtype=torch.float32, attn_implementation="sdpa")
             if hasattr(found, "peft_config"):
