@@ -117,7 +117,7 @@ OPTIMIZERS = {
     "sgd-nesterov": lambda ps: torch.optim.SGD(ps, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-4),
     "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-3),
     "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=1e-2),
-    "adam-fused": lambda ps: torch.optim.Adam(ps, lr=1e-3, fused=True),
+    "adam-fused": lambda ps: torch.optim.Adam(ps, lr=2e-4, fused=True),
 }
 PRECISIONS = ("float32", "float32", "bf16-autocast", "float32", "bf16", "float64", "float32")
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,12 +86,15 @@ class Recorded:
     Args:
         optimizer: an optimizer that is `recordable`; its state must exist, so it has stepped before.
         device: the device on which it is recorded.
+        rate: how a learning rate that is no tensor of the device is written there.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, device: torch.device, rate: Callable[[float], float] = float
+    ) -> None:
         self.optimizer = optimizer
         self._rates = [
-            rate if self._on(device, rate := group["lr"]) else torch.full((), float(rate), device=device)
+            given if self._on(device, given := group["lr"]) else torch.full((), rate(float(given)), device=device)
             for group in optimizer.param_groups
         ]
         self._last = [float(group["lr"]) for group in optimizer.param_groups]
@@ -146,6 +150,18 @@ class Recorded:
         finally:
             for group, values in zip(self.optimizer.param_groups, before, strict=True):
                 group.update({key: values[key] for key in ("lr", *asked)})
+
+
+def furthest_rounded(rate: float) -> float:
+    """Return the float32 next to a learning rate that is further from it; the rate itself where it is a float32.
+
+    A recording reads the rate as a float32, eager as Python's float. Which of the two neighbours a kernel's arithmetic
+    comes to depends on the step, so two runs may agree by luck with the nearer one.
+    """
+    near = torch.tensor(rate, dtype=torch.float32)
+    if near.item() == rate:
+        return rate
+    return torch.nextafter(near, torch.tensor(math.inf if near.item() < rate else -math.inf)).item()
 
 
 def rounded_scalars(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from hotloop.step.audit.averaged_model import answered
 from hotloop.step.calls.call_key import Regions, shared
 from hotloop.step.capture.inputs import Inputs
 from hotloop.step.capture.invariants import Change, Frozen
-from hotloop.step.capture.optimizers import Recorded, move_step_counts
+from hotloop.step.capture.optimizers import Recorded, furthest_rounded, move_step_counts
 from hotloop.step.capture.results import Results
 from hotloop.step.guard.compare import Watch
 from hotloop.step.state.storages import Memory
@@ -310,11 +310,14 @@ def _inside(program: Program, seen: AuditFindings, outside: set[str]) -> dict[st
 
 @contextlib.contextmanager
 def recorded_kernels(program: Program, seen: AuditFindings, outside: set[str]) -> Iterator[None]:
-    """Let optimizers step in the block by the kernels that a recording of the step has."""
+    """Let optimizers step in the block by the kernels that a recording of the step has, as far from eager as these are.
+
+    A learning rate is rounded to float32 in a recording, here to the float32 that is further from it.
+    """
     prepare(program, seen, outside)
     with contextlib.ExitStack() as stack:
         for optimizer in _inside(program, seen, outside).values():
-            stack.enter_context(Recorded(optimizer, program.device).on_device())
+            stack.enter_context(Recorded(optimizer, program.device, furthest_rounded).on_device())
         yield
 
 
