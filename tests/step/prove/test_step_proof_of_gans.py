@@ -60,10 +60,22 @@ def pictures(run):
     """A DCGAN, with the biases before BatchNorm that `nn.Conv2d` has unless they are left out."""
     made = nn.Sequential(
         *(nn.ConvTranspose2d(10, 16, 4), nn.BatchNorm2d(16), nn.ReLU()),
-        *(nn.ConvTranspose2d(16, 8, 4, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 1, 4, 2, 1), nn.Tanh()),
+        *(
+            nn.ConvTranspose2d(16, 8, 4, 2, 1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.ConvTranspose2d(8, 1, 4, 2, 1),
+            nn.Tanh(),
+        ),
     )
     judge = nn.Sequential(
-        *(nn.Conv2d(1, 8, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(8, 16, 4, 2, 1), nn.BatchNorm2d(16), nn.LeakyReLU(0.2)),
+        *(
+            nn.Conv2d(1, 8, 4, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(8, 16, 4, 2, 1),
+            nn.BatchNorm2d(16),
+            nn.LeakyReLU(0.2),
+        ),
         *(nn.Conv2d(16, 1, 4), nn.Flatten(0)),
     )
     of_judge, of_made = (
