@@ -28,14 +28,18 @@ PROGRAM = """
     import hotloop
 
 
-    def make(batch: int = 4, shuffle: bool = False, share: bool = True, *, fabric: Fabric | None = None):
+    def make(
+        batch: int = 4, shuffle: bool = False, share: bool = True, lr: float = 0.05, *,
+        fabric: Fabric | None = None, fold: hotloop.Fold | None = None,
+    ):
         fabric = fabric or Fabric(accelerator="cpu", devices=1)
         x = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
         y = x.sum(1, keepdim=True)
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5 * shuffle), torch.nn.Linear(8, 1))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
         net, stepping = fabric.setup(model, optimizer)
-        loader = DataLoader(TensorDataset(x, y), batch_size=batch, shuffle=shuffle)
+        train = fold.split(32)[0] if fold else list(range(32))
+        loader = DataLoader(TensorDataset(x[train], y[train]), batch_size=batch, shuffle=shuffle)
         loader = fabric.setup_dataloaders(loader) if share else loader
         steps = 0
         if "PIDS" in os.environ:
@@ -179,6 +183,34 @@ def test_a_run_whose_process_was_killed_or_stopped_is_resumed_bit_for_bit(given,
         assert losses(tmp_path / name) == losses(tmp_path / "whole")
     said = train(f"run.resume={tmp_path / 'whole'}", "run.devices=1", code=2)
     assert "run.devices cannot change while a run is resumed" in said
+
+
+@pytest.mark.campaign
+def test_each_fold_is_of_two_processes(given, tmp_path):
+    folds = [*given, "kfold.n_splits=2", "training.num_epochs=1"]
+    hotloop_command("kfold", *folds, "program.batch=8", f"run.folder={tmp_path / 'one'}")
+    hotloop_command("kfold", *folds, "run.devices=2", f"run.folder={tmp_path / 'two'}")
+    for fold in ("fold-0", "fold-1"):
+        assert losses(tmp_path / "two" / fold) == pytest.approx(losses(tmp_path / "one" / fold), rel=1e-5)
+
+
+@pytest.mark.campaign
+def test_each_trial_is_of_two_processes_and_all_of_them_end_where_it_is_pruned(given, tmp_path):
+    search = [
+        "hpo.metric=error",
+        "hpo.n_trials=3",
+        "hpo.pruner=median",
+        "hpo.startup_trials=1",
+        f"hpo.folder={tmp_path / 's'}",
+    ]
+    rates = [
+        "hpo.space.program.lr={choices: [0.05, 0.001, 0.02]}",
+        "hpo.enqueue=[{program.lr: 0.05}, {program.lr: 0.001}]",
+    ]
+    said = hotloop_command("hpo", *given, "run.devices=2", *search, *rates)
+    assert "trial 0 complete" in said
+    assert "trial 1 pruned" in said
+    assert "Search finished" in said
 
 
 @pytest.mark.campaign

@@ -50,6 +50,14 @@ WRONG = {
     "run's type": (lambda model, optimizer: hotloop.Loop(model, optimizer, run=None), "run None: expected 'auto'"),
     "total_steps": (lambda model, optimizer: hotloop.Loop(model, optimizer, total_steps=0), "total_steps 0"),
     "total_steps' type": (lambda model, optimizer: hotloop.Loop(model, optimizer, total_steps=1e5), "total_steps"),
+    "a workload itself": (
+        lambda model, optimizer: hotloop.Loop(model, optimizer, workload=parts),
+        "workload of type function: expected the name of a function .* workload='train.py:make'",
+    ),
+    "a workload without a function": (
+        lambda model, optimizer: hotloop.Loop(model, optimizer, workload="train.py"),
+        "workload 'train.py': expected FILE.py:function or module:function, such as",
+    ),
     "a workload that is no file": (
         lambda model, optimizer: hotloop.Loop(model, optimizer, workload="nowhere.py:make"),
         "workload 'nowhere.py:make': there is no file",

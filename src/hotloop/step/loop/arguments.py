@@ -58,8 +58,12 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
     tier_of_setting(run)
     if total_steps is not None and (not _is_whole(total_steps) or total_steps < 1):
         raise ConfigError(f"total_steps {total_steps!r}: expected a whole number of 1 or more, or None")
-    if workload is not None and (not isinstance(workload, str) or ":" not in workload):
-        raise ConfigError(f"workload {workload!r}: expected 'file.py:make' or 'module:make', or None")
+    if workload is not None and not isinstance(workload, str):
+        raise ConfigError(
+            f"workload of type {type(workload).__name__}: expected the name of a function that returns a "
+            "hotloop.Workload, as text, such as workload='train.py:make'; the background compile calls it in a process "
+            "of its own"
+        )
     if workload is not None:
         check_name(workload)
     if record is not None and not isinstance(record, str | os.PathLike | RunRecord):
@@ -105,7 +109,9 @@ def check_name(name: str) -> None:
     """Raise `ConfigError` for a factory whose file, module or function is missing, without running its file."""
     place, _, function = name.rpartition(":")
     if not place or not function:
-        raise ConfigError(f"workload {name!r}: expected FILE.py:function or module:function")
+        raise ConfigError(
+            f"workload {name!r}: expected FILE.py:function or module:function, such as workload='train.py:make'"
+        )
     path = existing(place, name) if place.endswith(".py") else _module_file(place, name)
     if path is None:
         return
@@ -117,7 +123,10 @@ def check_name(name: str) -> None:
     words |= {getattr(node, "name", "") or "" for node in ast.walk(tree)}  # functions, classes, names of imports
     words |= {getattr(node, "asname", "") or "" for node in ast.walk(tree)}
     if function not in words and words.isdisjoint({"*", "__getattr__"}):
-        raise ConfigError(f"workload {name!r}: {path} has no function {function!r}")
+        raise ConfigError(
+            f"workload {name!r}: {path} has no function {function!r}; name one that returns a hotloop.Workload, or "
+            "leave workload out"
+        )
 
 
 def _module_file(module: str, name: str) -> Path | None:

@@ -95,7 +95,8 @@ class Loop:
             LMDB) are open in the workers as well. Leave ``batches`` out for such a data set.
         shapes: how many sizes of batches were chosen beforehand (pictures by aspect ratio): each of up to eight has
             code, and a recording, of its own, however seldom it comes. They are those of ``batches``.
-        workload: ``module:function`` or ``file.py:function`` that makes the program anew, for the background compile.
+        workload: the name of a function that returns a `Workload`, ``"train.py:make"`` or ``"module:make"``. Background
+            compiles call it in their own process; without it, what cannot be pickled is compiled in this one.
         sentinel: the share of time that it may cost to run a compiled or captured step eagerly as well, now and then,
             and compare; 0 or None for none.
         checks: ``"keep"`` captures no step that holds a check of a library that reads on the host only to raise
