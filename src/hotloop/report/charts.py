@@ -63,7 +63,8 @@ class Chart:
 
     def to_json(self) -> dict[str, Any]:
         """Return the chart as JSON data, its numbers with the digits that a screen can show."""
-        data = dataclasses.asdict(self)
+        data = dict(vars(self))  # its columns are long: they are copied once, below
+        data |= {name: [dataclasses.asdict(one) for one in data[name]] for name in ("marks", "bands")}
         data["columns"] = [[None if value is None else float(f"{value:.6g}") for value in c] for c in self.columns]
         data["steps"] = [int(step) if step.is_integer() else step for step in self.steps]
         return data

@@ -157,7 +157,7 @@ def _below(folder: Path, deepest: int) -> Iterator[Path]:
 def row(folder: Path, document: Mapping[str, Any]) -> Row:
     """Return the row of a run by its record's document."""
     settings = dict(flat(document["settings"]))
-    measured, steps = document["measurements"], Steps.read(document["steps"])
+    measured = document["measurements"]
     metrics = [MetricRow.of(one) for one in metric_lines(document["metrics"])]
     validation = [one for one in metrics if one.split == "validation"] or metrics
     goal = settings.get("recipe.goal") or measured.get("goal")
@@ -170,7 +170,7 @@ def row(folder: Path, document: Mapping[str, Any]) -> Row:
         chosen = choose(entries, key=lambda one: number(one[wanted]) or 0.0)
         best, at = number(chosen[wanted]), number(chosen.get("step"))
     last = document["steps"][-1] if document["steps"] else {}
-    done = number(measured.get("steps_done")) or number(last.get("step")) or len(steps.entries)
+    done = number(measured.get("steps_done")) or number(last.get("step")) or len(Steps.read(document["steps"]).entries)
     tiers = [last.get("running"), *(one.get("running") for one in document["components"].values())]
     tier = next((one for one in tiers if one), "")
     figures = {one.name: _at(document["metrics"], one.name, at, one.last) for one in validation}

@@ -127,8 +127,8 @@ class Steps:
 
     def not_finite(self, key: str) -> list[float]:
         """Return the steps whose value was NaN or infinite."""
-        words = {"nan", "inf", "-inf"}
-        return [step for step, entry in zip(self.numbers, self.entries, strict=True) if str(entry.get(key)) in words]
+        values = ((step, entry.get(key)) for step, entry in zip(self.numbers, self.entries, strict=True))
+        return [step for step, value in values if _is_not_finite(value)]
 
     def bands(self, key: str = "running") -> list[Band]:
         """Group successive steps that ran the same way.
@@ -136,7 +136,8 @@ class Steps:
         A run that alternates all the time would fill the page: then each stretch of a fixed width gets the label that
         most of its steps have.
         """
-        labels = [text(entry[key]) if entry.get(key) is not None else "" for entry in self.entries]
+        known: dict[Any, str] = {None: ""}  # a long run has few labels
+        labels = [_label(entry.get(key), known) for entry in self.entries]
         if sum(a != b for a, b in itertools.pairwise(labels)) >= BANDS:
             width = -(-len(labels) // BANDS)
             parts = [labels[start : start + width] for start in range(0, len(labels), width)]
@@ -158,3 +159,19 @@ def aligned(lines: Sequence[Line]) -> tuple[list[float], list[list[float | None]
         known = dict(zip(line.steps, line.values, strict=True))
         columns.append([known.get(step) for step in axis])
     return axis, columns
+
+
+def _label(value: Any, known: dict[Any, str]) -> str:
+    """Return a label as text, made once for each."""
+    if value is not None and type(value) is not str:
+        return text(value)
+    if value not in known:
+        known[value] = text(value)
+    return known[value]
+
+
+def _is_not_finite(value: Any) -> bool:
+    """Return whether a value is NaN or infinite, as a number or in the record's words for it."""
+    if type(value) is float:  # a record has hundreds of thousands of them
+        return not math.isfinite(value)
+    return isinstance(value, str) and value in ("nan", "inf", "-inf")

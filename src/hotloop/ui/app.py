@@ -87,7 +87,7 @@ def routes(site: Site) -> list[Route]:
         "/": lambda request: RedirectResponse("/runs"),  # noqa: ARG005 - whoever asks
         "/static/{name}": _static,
         "/runs": run.runs, "/runs/table": run.table, "/runs/news": run.list_news, "/runs/queue": queue.part,
-        "/run": run.run, "/run/head": run.head, "/run/part": run.part, "/run/news": run.run_news,
+        "/run": run.run, "/run/head": run.head, "/run/now": run.now, "/run/part": run.part, "/run/news": run.run_news,
         "/run/charts": run.charts, "/run/sample": run.sample, "/run/report": run.report, "/run/settings": run.settings,
         "/run/usage": run.usage, "/run/plots": plot.plots, "/run/plots/figures": plot.figures,
         "/plotly.js": plot.script,

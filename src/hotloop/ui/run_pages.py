@@ -16,6 +16,7 @@ from hotloop.report.text import text
 from hotloop.ui import compiles, places, processes, usage
 from hotloop.ui.plot_pages import installed
 from hotloop.ui.run_acts import FORMATS, STUDY, going_on
+from hotloop.ui.watching import REQUEST_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,6 +108,17 @@ class RunPages:
         shown = self.site.watching.run(path)
         return self.site.part(request, shown, "run_head.html.j2", lambda: {"name": name, **self._of_run(path, shown)})
 
+    def now(self, request: Request) -> Response:
+        """Show all parts of a run's page at once, as they are now: the head, and the others beside it."""
+        name, path = self.site.run_named(request.query_params)
+        shown = self.site.watching.run(path)
+        parts = _PARTS.get(shown.row.kind, {}) if shown.view else {}
+        return self.site.part(
+            request, shown, "run_now.html.j2",
+            lambda: {"name": name, "parts": parts, **self._members(path), **self._of_run(path, shown)},
+            self._state(path),
+        )  # fmt: skip
+
     def part(self, request: Request) -> Response:
         """Show one part of a run's page as it is now; nothing where the run has no such part, or not yet."""
         name, path = self.site.run_named(request.query_params)
@@ -178,6 +190,7 @@ class RunPages:
         """Return the charts of a run as JSON, thinned to what a screen can show."""
         _, path = self.site.run_named(request.query_params)
         shown = self.site.watching.run(path)
+        shown.seconds += REQUEST_SECONDS
         if "charts" not in shown.parts:
             spent, charts = time.thread_time(), shown.view.charts if shown.view else ()
             shown.parts["charts"] = bytes(JSONResponse([chart.to_json() for chart in charts]).body)

@@ -19,7 +19,7 @@ from hotloop.ui.probe import Probe
 from hotloop.ui.queue import Queue
 from hotloop.ui.security import FORM
 from hotloop.ui.usage import Gpus
-from hotloop.ui.watching import Watching
+from hotloop.ui.watching import REQUEST_SECONDS, Watching
 from hotloop.version import __version__
 
 if TYPE_CHECKING:
@@ -62,13 +62,17 @@ class Site:
         html = _environment().get_template(template).render(version=__version__, **common, **values)
         return HTMLResponse(html.encode("utf-8", "replace"), status)
 
-    def part(self, request: Request, shown: Shown, template: str, values: Callable[[], dict[str, Any]]) -> HTMLResponse:
-        """Return a part of a run's page, rendered once for all who watch the run."""
-        if template not in shown.parts:
+    def part(
+        self, request: Request, shown: Shown, template: str, values: Callable[[], dict[str, Any]], state: str = ""
+    ) -> HTMLResponse:
+        """Return a part of a run's page, rendered once for all who watch the run; anew where its state is another."""
+        key = template + state
+        shown.seconds += REQUEST_SECONDS
+        if key not in shown.parts:
             spent = time.thread_time()
-            shown.parts[template] = bytes(self.show(request, template, **values()).body)
+            shown.parts[key] = bytes(self.show(request, template, **values()).body)
             shown.seconds += time.thread_time() - spent
-        return HTMLResponse(shown.parts[template])
+        return HTMLResponse(shown.parts[key])
 
     def run_named(self, values: Mapping[str, str]) -> tuple[str, Path]:
         """Return the name and the folder of the run that a request is about.

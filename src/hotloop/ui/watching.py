@@ -32,8 +32,10 @@ KEPT = 8
 """Runs whose documents are kept in memory, which can be a hundred megabytes each."""
 MEMBERS = 200
 """Folds or trials that a page lists at most: the last."""
-SHARE = 0.04
+SHARE = 0.008
 """Share of a core that showing a run may take while it trains: the longer its record, the rarer its page is renewed."""
+REQUEST_SECONDS = 0.001
+"""Of the processor to answer one request of a page that is followed, beside what is rendered for it."""
 LEAST_SECONDS = 2.0
 WHOLE_SECONDS = 5.0
 """For searches and cross-validations, which change more slowly and have many files."""

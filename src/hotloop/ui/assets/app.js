@@ -35,29 +35,32 @@ document.addEventListener("htmx:sseMessage", (event) => { if (event.detail.type 
 follow();
 
 /* A part that is replaced keeps what a person opened, searched for and chose in it. */
-let kept = null;
-document.addEventListener("htmx:beforeSwap", (event) => {
+const kept = new WeakMap();
+function keep(event) {
   const part = event.detail.target, ids = (found) => [...part.querySelectorAll(found)];
-  kept = {
+  kept.set(part, {
     open: new Map(ids("details[id]").map((one) => [one.id, one.open])),
     typed: new Map(ids("[data-filter]").map((one) => [one.dataset.filter, one.value])),
     chosen: new Map(ids("select[id][data-keep]").map((one) => [one.id, one.value])),
     checked: new Set(ids("input[type=checkbox]:checked").map((one) => one.value)),
     scrolled: new Map(ids("details[id] .log").map((one) => [one.parentElement.id, one.scrollTop + one.clientHeight < one.scrollHeight - 4 ? one.scrollTop : null])),
     focus: part.contains(document.activeElement) && document.activeElement.id,
-  };
-});
-document.addEventListener("htmx:afterSwap", (event) => {
-  const part = event.detail.target;
+  });
+}
+function bringBack(event) {
+  const part = event.detail.target, was = kept.get(part);
+  if (!was) return;  // it is told once for each thing in a part
   settle(part);
-  if (!kept) return;
-  part.querySelectorAll("details[id]").forEach((one) => { if (kept.open.has(one.id)) one.open = kept.open.get(one.id); });
-  part.querySelectorAll("[data-filter]").forEach((one) => { if (kept.typed.get(one.dataset.filter)) { one.value = kept.typed.get(one.dataset.filter); one.dispatchEvent(new Event("input")); } });
-  part.querySelectorAll("select[id][data-keep]").forEach((one) => { if (kept.chosen.has(one.id)) one.value = kept.chosen.get(one.id); });
-  part.querySelectorAll("input[type=checkbox]").forEach((one) => { if (kept.checked.has(one.value)) one.checked = true; });
-  part.querySelectorAll("details[id] .log").forEach((one) => { const at = kept.scrolled.get(one.parentElement.id); one.scrollTop = at ?? one.scrollHeight; });
-  if (kept.focus) document.getElementById(kept.focus)?.focus();
-});
+  kept.delete(part);
+  part.querySelectorAll("details[id]").forEach((one) => { if (was.open.has(one.id)) one.open = was.open.get(one.id); });
+  part.querySelectorAll("[data-filter]").forEach((one) => { if (was.typed.get(one.dataset.filter)) { one.value = was.typed.get(one.dataset.filter); one.dispatchEvent(new Event("input")); } });
+  part.querySelectorAll("select[id][data-keep]").forEach((one) => { if (was.chosen.has(one.id)) one.value = was.chosen.get(one.id); });
+  part.querySelectorAll("input[type=checkbox]").forEach((one) => { if (was.checked.has(one.value)) one.checked = true; });
+  part.querySelectorAll("details[id] .log").forEach((one) => { const at = was.scrolled.get(one.parentElement.id); one.scrollTop = at ?? one.scrollHeight; });
+  if (was.focus) document.getElementById(was.focus)?.focus();
+}
+for (const name of ["htmx:beforeSwap", "htmx:oobBeforeSwap"]) document.addEventListener(name, keep);
+for (const name of ["htmx:afterSwap", "htmx:oobAfterSwap"]) document.addEventListener(name, bringBack);
 
 function settle(part) {
   if (window.hotloopCharts) part.querySelectorAll("[data-filter]").forEach(window.hotloopCharts.filter);
