@@ -80,7 +80,7 @@ def test_runs_that_are_compared_are_followed(person, runs):
     for name, one in written.items():
         one.append("steps", {"step": 1, "seconds": 1.0, "loss": 1.0, "running": "eager", "name": name})
     person.goto(at(person.base, "/compare?run=a&run=b"))
-    steps = person.locator("tr", has=person.get_by_role("rowheader", name="steps", exact=True)).locator("td")
+    steps = person.locator("tr", has=person.get_by_role("rowheader", name="Steps", exact=True)).locator("td")
     expect(steps).to_have_text(["1", "1"])
     expect(person.locator(".uplot")).to_have_count(2)
     for number in range(2, 6):

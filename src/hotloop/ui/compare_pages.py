@@ -11,7 +11,7 @@ from hotloop.report import runs
 from hotloop.report.charts import Chart
 from hotloop.report.series import Line
 from hotloop.report.text import line, quantity, text, words
-from hotloop.ui.watching import LEAST_SECONDS
+from hotloop.ui.watching import LEAST_SECONDS, LOOK_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ class ComparePages:
         found = [path for _, path in self._named(request)]
 
         def pause() -> float:
-            return max([LEAST_SECONDS, *(self.site.watching.run(path).pause for path in found)])
+            return min(LOOK_SECONDS, max(LEAST_SECONDS, *(self.site.watching.run(path).pause for path in found)))
 
         return self.site.news(lambda: [self.site.watching.run(path).serial for path in found], pause)
 
@@ -68,7 +68,7 @@ class ComparePages:
         differ = {key: list(map(text, values)) for key, values in other.items()}
         rows = [(shown.status, shown.row) for _, shown in found]
         facts = [{"status": status, "ran": row.tier, "steps": row.steps, **row.figures} for status, row in rows]
-        figures = {key: [quantity(key, each) for each in row] for key, row in _beside(facts).items()}
+        figures = {words(key): [quantity(key, each) for each in row] for key, row in _beside(facts).items()}
         return {"names": [name for name, _ in found], "differ": differ, "figures": figures}
 
     def _charts(self, request: Request) -> list[Chart]:

@@ -30,6 +30,8 @@ _WATCHED = (
 _DEEPEST = 6
 _FRESH_SECONDS = 1.0
 """How old a look at the folder may be."""
+_SHARE = 0.005
+"""Share of a core that looks at the folder may take: one with thousands of runs is looked at more rarely."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,20 +53,23 @@ class Places:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._lock = threading.Lock()
-        self._seen: tuple[float, list[Place]] = (-_FRESH_SECONDS, [])
+        self._again = 0.0
+        self._found: list[Place] = []
 
     def all(self) -> list[Place]:
         """Return every run, the last changed first. Links are not followed."""
         with self._lock:
-            if time.monotonic() - self._seen[0] >= _FRESH_SECONDS:
-                found = sorted(self._below(self.root, _DEEPEST), key=lambda one: one.changed, reverse=True)
-                self._seen = (time.monotonic(), found)
-            return self._seen[1]
+            if time.monotonic() >= self._again:
+                spent = time.thread_time()
+                self._found = sorted(self._below(self.root, _DEEPEST), key=lambda one: one.changed, reverse=True)
+                spent = time.thread_time() - spent
+                self._again = time.monotonic() + max(_FRESH_SECONDS, spent / _SHARE)
+            return self._found
 
     def forget(self) -> None:
         """Look anew at the next question: a run was made or deleted."""
         with self._lock:
-            self._seen = (-_FRESH_SECONDS, [])
+            self._again = 0.0
 
     def find(self, name: str) -> Path:
         """Return the folder of a run by its name.

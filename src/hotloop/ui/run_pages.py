@@ -16,7 +16,7 @@ from hotloop.report.text import text
 from hotloop.ui import compiles, places, processes, usage
 from hotloop.ui.plot_pages import installed
 from hotloop.ui.run_acts import FORMATS, STUDY, going_on
-from hotloop.ui.watching import REQUEST_SECONDS
+from hotloop.ui.watching import LOOK_SECONDS, REQUEST_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,7 +181,7 @@ class RunPages:
         watching = self.site.watching
 
         def pause() -> float:
-            return watching.run(path).pause if path.is_dir() else GONE_SECONDS
+            return min(LOOK_SECONDS, watching.run(path).pause) if path.is_dir() else GONE_SECONDS
 
         seen = request.query_params.get("seen")
         return self.site.news(lambda: self._state(path), pause, seen)

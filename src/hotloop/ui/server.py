@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import platform
 import socket
@@ -60,8 +62,15 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of the command
                 server_header=False,
             )
         )  # fmt: skip
+        logging.getLogger("uvicorn.error").addFilter(_is_no_end)
         with _opened(url) if browser and _has_browser() else contextlib.nullcontext():
             server.run(sockets=[listening])
+
+
+def _is_no_end(record: logging.LogRecord) -> bool:
+    """Return whether a line of the log is no news of an answer that Ctrl-C has cut off: that is what it is for."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, asyncio.CancelledError) and "graceful shutdown" not in record.getMessage()
 
 
 def is_local(host: str) -> bool:

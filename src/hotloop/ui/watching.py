@@ -32,11 +32,13 @@ KEPT = 8
 """Runs whose documents are kept in memory, which can be a hundred megabytes each."""
 MEMBERS = 200
 """Folds or trials that a page lists at most: the last."""
-SHARE = 0.008
+SHARE = 0.006
 """Share of a core that showing a run may take while it trains: the longer its record, the rarer its page is renewed."""
-REQUEST_SECONDS = 0.001
-"""Of the processor to answer one request of a page that is followed, beside what is rendered for it."""
+REQUEST_SECONDS = 0.0025
+"""Of the processor to answer one request of a page that is followed, beside what is rendered for it: on busy cores."""
 LEAST_SECONDS = 2.0
+LOOK_SECONDS = 5.0
+"""How rarely a run is asked for whether it ended, however rarely its page is renewed."""
 WHOLE_SECONDS = 5.0
 """For searches and cross-validations, which change more slowly and have many files."""
 
@@ -159,7 +161,8 @@ class Watching:
     @property
     def list_pause(self) -> float:
         """How many seconds should pass before the list is looked at again."""
-        return max([LEAST_SECONDS, *(one.pause for _, one in list(self._rows.values()) if one.process is not None)])
+        pauses = [one.pause for _, one in list(self._rows.values()) if one.process is not None]
+        return min(LOOK_SECONDS, max([LEAST_SECONDS, *pauses]))
 
     def row(self, path: Path) -> Shown:
         """Return a run without its view: what lists show."""
