@@ -1,5 +1,9 @@
-"""Make the pictures in docs/ui.md: ``python tests/ui/ui_screenshots.py``. It trains a small model for half a minute."""
+"""Make the pictures of docs/ui.md: ``python tests/ui/ui_screenshots.py``. It trains a small model for half a minute."""
 
+import io
+import json
+import math
+import random
 import re
 import sys
 import tempfile
@@ -10,18 +14,21 @@ from browser import browser, server
 from PIL import Image
 from playwright.sync_api import expect
 
+sys.path.append(str(Path(__file__).parents[1] / "report"))
+from run_folders import a_study
+
 DOCS = Path(__file__).parents[2] / "docs"
 SETTINGS = {
     "diffusion.width": "16", "diffusion.autoencoder_steps": "20", "diffusion.sample_every": "100", "diffusion.sample_steps": "4",
     "diffusion.samples": "2", "training.max_steps": "300", "training.batch_size": "16", "data.sample_size": "512", "name": "tiny",
 }  # fmt: skip
+WIDE, NARROW = {"width": 1360, "height": 940}, {"width": 390, "height": 844}
 
 
 def main():
     expect.set_options(timeout=180_000)
     with tempfile.TemporaryDirectory() as place, server(Path(place) / "runs") as (_, url), browser() as chromium:
-        page = chromium.new_page(viewport={"width": 1360, "height": 940})
-        page.goto(url)
+        page = person(chromium, url, WIDE, "light")
         page.goto(urllib.parse.urljoin(url, "/training?recipe=diffusion"))
         page.click("#advanced > summary")
         page.click("#group-data > summary")
@@ -30,24 +37,91 @@ def main():
         page.check("#mode-auto")
         expect(page.locator("#command")).to_contain_text("auto")
         page.evaluate("document.getElementById('advanced').scrollIntoView()")
-        take(page, "ui-training.png")
+        keep("ui-training.png", [taken(page)], (1020, 705))
         page.click("#start")
         expect(page.locator(".uplot").first).to_be_visible()
-        expect(page.locator("#head .progress")).to_contain_text(re.compile(r"[5-9]\d%"))
-        take(page, "ui-run.png")
+        expect(page.locator("#head .progress")).to_contain_text(re.compile(r"[3-9]\d%"))
+        keep("ui-run.png", [taken(page)], (1020, 705))
+        searched(Path(place) / "runs" / "digits" / "search")
+        narrow(chromium, url)
+        page.goto(urllib.parse.urljoin(url, "/run?run=digits/search"))
+        expect(page.locator(".uplot").first).to_be_visible()
+        page.evaluate("document.getElementById('importances').scrollIntoView()")
+        keep("ui-search.png", [taken(page)], (1020, 705))
+        page.goto(urllib.parse.urljoin(url, "/run?run=diffusion/tiny"))
         expect(page.locator("#status")).to_have_text("finished")
 
 
-def take(page, name):
-    """Write what is in the window as a small picture of few colours."""
-    file = DOCS / name
-    page.screenshot(path=file)
-    with Image.open(file) as picture:
-        small = (
-            picture.convert("RGB")
-            .resize((1020, 705), Image.Resampling.LANCZOS)
-            .quantize(128, Image.Quantize.MAXCOVERAGE)
+def searched(folder, many=40):
+    """Write the document of a search, as if it had been made."""
+    rng = random.Random(0)
+    space = {
+        "training.learning_rate": {"kind": "log", "values": [1e-5, 1e-1], "step": None, "when": None},
+        "digits.width": {"kind": "range", "values": [16, 256], "step": None, "when": None},
+        "training.scheduler": {
+            "kind": "choices",
+            "values": ["cosine", "linear", "constant"],
+            "step": None,
+            "when": None,
+        },
+    }
+    trials = []
+    for place in range(many):
+        rate, width = 10 ** rng.uniform(-5, -1), rng.randint(16, 256)
+        scheduler = rng.choice(["cosine", "linear", "constant"])
+        value = 0.93 - 0.08 * abs(math.log10(rate) + 2.7) + width / 5000 + rng.uniform(-0.01, 0.01)
+        chosen = {"training.learning_rate": rate, "digits.width": width, "training.scheduler": scheduler}
+        reports = [[epoch, value * (1 - 0.6**epoch)] for epoch in range(1, 7)]
+        trials.append(
+            {"number": place, "state": "complete", "value": value, "values": chosen, "reports": reports, "seconds": 4.0}
         )
+    a_study(folder)
+    found = json.loads((folder / "study.json").read_text())
+    best = max(trials, key=lambda one: one["value"])["number"]
+    more = {"space": space, "trials": trials, "best": best, "n_trials": many, "direction": "maximize", "sampler": "tpe"}
+    shares = {"training.learning_rate": 0.81, "digits.width": 0.15, "training.scheduler": 0.04}
+    (folder / "study.json").write_text(json.dumps({**found, **more, "importances": shares}))
+
+
+def narrow(chromium, url):
+    """Take the list, a run and the form on a narrow screen: by day and by night."""
+    found = []
+    for path, scheme in (
+        ("/runs", "light"),
+        ("/run?run=diffusion/tiny", "dark"),
+        ("/training?recipe=diffusion", "light"),
+    ):
+        page = person(chromium, url, NARROW, scheme)
+        page.goto(urllib.parse.urljoin(url, path))
+        if path.startswith("/run?"):
+            expect(page.locator(".uplot").first).to_be_visible()
+        found.append(taken(page))
+        page.context.close()
+    keep("ui-narrow.png", found, (1020, 736))
+
+
+def person(chromium, url, size, scheme):
+    page = chromium.new_context(viewport=size, color_scheme=scheme).new_page()
+    page.set_default_timeout(180_000)
+    page.goto(url)
+    page.wait_for_url("**/runs")
+    return page
+
+
+def taken(page):
+    """Return what is in the window."""
+    return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+
+
+def keep(name, pictures, size):
+    """Write pictures side by side as a small file of few colours."""
+    whole = Image.new("RGB", (sum(one.width for one in pictures), pictures[0].height))
+    for place, one in enumerate(pictures):
+        whole.paste(one, (place * one.width, 0))
+    file = DOCS / name
+    small = whole.resize(size, Image.Resampling.LANCZOS).quantize(
+        160, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE
+    )
     small.save(file, optimize=True)
     sys.stdout.write(f"{file.name}: {file.stat().st_size:,} bytes\n")
 

@@ -62,6 +62,8 @@ def nth(value: float) -> str:
 
 def seconds(value: float) -> str:
     """Return a duration: 850 µs, 12.3 ms, 3.21 s, 4 min 05 s, 2 h 03 min."""
+    if not value:
+        return "0 s"
     for below, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (60.0, 1.0, "s")):
         if abs(value) < below:
             return f"{figure(value * scale, 3)} {unit}"
