@@ -41,6 +41,7 @@ def main():
         page.click("#start")
         expect(page.locator(".uplot").first).to_be_visible()
         expect(page.locator("#head .progress")).to_contain_text(re.compile(r"[3-9]\d%"))
+        page.wait_for_timeout(4000)  # the curves come behind the head
         keep("ui-run.png", [taken(page)], (1020, 705))
         searched(Path(place) / "runs" / "digits" / "search")
         narrow(chromium, url)
