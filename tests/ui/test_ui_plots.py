@@ -97,7 +97,7 @@ def test_a_document_that_cannot_be_read_says_so(client, root):
     (root / "search" / "study.json").write_text("{}")
     answer = client.get("/run/plots/figures?run=search")
     assert answer.status_code == 409
-    assert "no document of a search" in answer.text
+    assert "is it a document of a search" in answer.text
 
 
 def test_without_plotly_our_own_plots_stay(client, root, monkeypatch):
