@@ -258,6 +258,7 @@ def test_each_component_is_switched_on_its_own(train, name):
     assert (told["graph_breaks"], told["recompiles"]) == (0, 0)
 
 
+@pytest.mark.campaign
 def test_all_four_compiled_train_as_eager_does(tmp_path, train):
     texts = [f"diffusion.train_{name}=true" for name in TEXTS]
     on = [f"compile.components.{name}.training=aot_eager" for name in TEXTS]
