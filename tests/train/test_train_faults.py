@@ -271,7 +271,7 @@ def test_what_an_earlier_start_did_twice_is_listed_once(tmp_path, train, monkeyp
 # -- torn files -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kept", [0, 100, 0.5, -3])
+@pytest.mark.parametrize("kept", [0, 1, 40, 100, 0.5, -3])
 def test_torn_settings_are_told_and_never_taken_for_others(tmp_path, train, monkeypatch, caplog, kept):
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setattr(fit._Fitting, "step", lambda *_: (_ for _ in ()).throw(RuntimeError))
@@ -290,6 +290,16 @@ def test_torn_settings_are_told_and_never_taken_for_others(tmp_path, train, monk
     assert "the file is torn" in caplog.text
     assert "The settings in" in caplog.text
     assert configure.load([], settings).training.max_steps == 3
+
+
+def test_settings_that_lost_their_beginning_are_torn_as_well(tmp_path, train, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(fit._Fitting, "step", lambda *_: (_ for _ in ()).throw(RuntimeError))
+        train()
+    settings = tmp_path / "run" / "settings.yaml"
+    settings.write_text(settings.read_text().partition("\n")[2])
+    with pytest.raises(ConfigError, match="the file is torn"):
+        start.prepare([f"run.resume={tmp_path / 'run'}"])
 
 
 NINE = ",".join(["x"] * 9)

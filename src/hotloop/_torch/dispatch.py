@@ -32,6 +32,9 @@ def observing(
 
     Compiled code runs in it as it does outside: the mode counts as one of torch's own modes, which dynamo ignores.
 
+    An operator of higher order (``torch.cond``) comes as an operation, and so does each operation in the functions that
+    it calls.
+
     Raises:
         CapabilityMissingError: this torch has no dispatch modes.
     """
@@ -46,6 +49,8 @@ def _observer_of(mode_class: Any) -> Any:
     """Return the class of modes that hand each operation to their ``handle``."""
 
     class Observer(mode_class):  # type: ignore[misc]  # the class is torch's, found at run time
+        supports_higher_order_operators = True  # else torch raises at the first of them, and the program ends
+
         @classmethod
         def is_infra_mode(cls) -> bool:
             return True
@@ -55,6 +60,8 @@ def _observer_of(mode_class: Any) -> Any:
         try:
             if operation.namespace == "profiler":  # record_function's marks are no work
                 return operation(*args, **(kwargs or {}))
+            if is_higher_order(operation):
+                args = tuple(_observed(value, mode) for value in args)
             return mode.handle(operation, args, kwargs or {})
         finally:
             set_tracer(before)
@@ -66,16 +73,37 @@ def _observer_of(mode_class: Any) -> Any:
     return Observer
 
 
+def _observed(value: Any, mode: Any) -> Any:
+    """Return an argument of an operator of higher order; a function that the operator calls is observed as well.
+
+    torch takes the mode away while the operator runs. An operation among the arguments stays: the operator asks for
+    its schema.
+    """
+    if isinstance(value, torch.Tensor | torch._ops.OperatorBase) or not callable(value):  # noqa: SLF001 - in the ledger
+        return value
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return value(*args, **kwargs)
+
+    return call
+
+
+def is_higher_order(operation: Any) -> bool:
+    """Return whether an operation is one that calls functions, such as ``torch.cond``: it has no schema."""
+    return bool(operation.namespace == "higher_order")
+
+
 @functools.lru_cache(_KINDS)
 def name_of(operation: Any) -> str:
     """Return ``namespace.name`` of an operation, without its overload."""
-    return str(operation.overloadpacket)
+    return f"higher_order.{operation.name()}" if is_higher_order(operation) else str(operation.overloadpacket)
 
 
 @functools.lru_cache(_KINDS)
 def argument_names(operation: Any) -> tuple[str, ...]:
     """Return the names of an operation's arguments, in order."""
-    return tuple(argument.name for argument in operation._schema.arguments)  # noqa: SLF001 - in the ledger
+    return () if is_higher_order(operation) else tuple(one.name for one in operation._schema.arguments)  # noqa: SLF001 - in the ledger
 
 
 def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
@@ -103,7 +131,7 @@ def _written_places(operation: Any) -> tuple[tuple[int, str], ...]:
     """Return place and name of each argument that an operation writes into."""
     return tuple(
         (index, argument.name)
-        for index, argument in enumerate(operation._schema.arguments)  # noqa: SLF001 - in the ledger
+        for index, argument in enumerate(() if is_higher_order(operation) else operation._schema.arguments)  # noqa: SLF001 - in the ledger
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 
@@ -111,6 +139,8 @@ def _written_places(operation: Any) -> tuple[tuple[int, str], ...]:
 @functools.lru_cache(_KINDS)
 def is_random(operation: Any) -> bool:
     """Return whether an operation draws random numbers for some arguments (see `draws_random`)."""
+    if is_higher_order(operation):  # checkpoints in compiled code: such an operator runs another one that draws
+        return "rng_state" in name_of(operation)
     return torch.Tag.nondeterministic_seeded in operation.tags
 
 
@@ -144,23 +174,6 @@ def is_torchs(generator: torch.Generator) -> bool:
     """Return whether a generator is one of torch's own: of the host, or of a GPU."""
     streams: tuple[Any, ...] = (torch.default_generator, *torch.cuda.default_generators)
     return any(generator._cdata == stream._cdata for stream in streams)  # type: ignore[attr-defined]  # noqa: SLF001 - in the ledger
-
-
-def host_read(operation: Any, args: tuple[Any, ...]) -> str:
-    """Return, in the user's terms, why Python waits for the result of an operation; empty where it does not."""
-    name = name_of(operation)
-    if name in ("aten._local_scalar_dense", "aten.is_nonzero", "aten.equal"):
-        return "a value is read on the host: .item(), float(), print, or a branch on a tensor"
-    masked = name in ("aten.index", "aten.index_put") and any(
-        index.dtype in (torch.bool, torch.uint8) for index in tensors_in(*args[1:2])
-    )
-    selecting = ("aten.nonzero", "aten.masked_select")
-    sized = ("aten._unique2", "aten.unique_dim", "aten.unique_consecutive", "aten._coalesce")
-    if name in (*selecting, *sized) or (masked and name == "aten.index"):
-        selects = name in selecting or masked
-        instead = " (torch.where, or a weight of 0 for what is left out, keeps the size)" if selects else ""
-        return f"the size of a result depends on the data: {name.removeprefix('aten.')}{instead}"
-    return ""
 
 
 def user_place() -> tuple[str, int] | None:

@@ -19,7 +19,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hotloop._torch.attention import FusedDropout, drops_inside, run_recorded, takes_position
-from hotloop._torch.dispatch import argument_names, draws_random, name_of, observing, tensors_in, written_by
+from hotloop._torch.dispatch import (
+    argument_names,
+    draws_random,
+    is_higher_order,
+    name_of,
+    observing,
+    tensors_in,
+    written_by,
+)
 from hotloop._torch.thread_patch import replaced
 
 if TYPE_CHECKING:
@@ -119,6 +127,8 @@ class _Wide:
 
     def operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation."""
+        if is_higher_order(operation):
+            raise NotRepeatableError(f"torch.{operation.name()} has no form in {self.name}")
         if _draws(operation, args, kwargs):
             return self._draw(operation, args, kwargs)
         if name_of(operation).startswith(("aten._amp_", "aten._fused_")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hotloop import events as ev
 from hotloop.diagnose.argument_checks import OF_DISTRIBUTIONS, UNCHECKED
 from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
+from hotloop.diagnose.sized_results import remedy_of
 from hotloop.diagnose.switches import switch_at
 from hotloop.diagnose.words import several, times
 
@@ -62,13 +63,13 @@ class HostSync(Rule):
                 **case.place(event),
                 milliseconds=None if event.seconds is None else event.seconds * 1e3,
                 times=len(group),
-                change=self.change(event.reason),
+                change=self.change(event.reason, event.source),
             )
 
-    def change(self, reason: str) -> str:
+    def change(self, reason: str, source: str) -> str:
         """Return what to change, by who reads the value: a GradScaler, a package, or the user's own line."""
         if IN_A_SCALER in reason:
             return SCALED
         if "an installed package" in reason:
             return f"{spared_by(reason)}; hotloop.Loop says whether it keeps the step from being captured"
-        return self.problem().change
+        return remedy_of(reason, source) or self.problem().change

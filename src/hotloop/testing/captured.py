@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.dispatch import host_read, observing, tensors_in
+from hotloop._torch.dispatch import name_of, observing, tensors_in
+from hotloop._torch.host_reads import host_read
 from hotloop.interrupts import uninterrupted
 from hotloop.step.capture import engines
 from hotloop.step.state.storages import in_place
@@ -116,7 +117,7 @@ class Tape:
         Raises:
             CaptureForbiddenError: Python waits for its result.
         """
-        if why := host_read(operation, args):
+        if why := host_read(operation, args, kwargs):
             raise CaptureForbiddenError(f"operation not permitted while a step is captured: {why}")
         result = operation(*args, **kwargs)
         kept = {name: _memory_of(value) for name, value in kwargs.items()}
@@ -135,9 +136,19 @@ class Tape:
                     again = operation(*args, **kwargs)
                 for old, new in zip(made, tensors_in(again), strict=True):
                     for ours, theirs in zip(_dense_parts(old), _dense_parts(new), strict=True):
+                        _check_size(operation, ours, theirs)
                         if ours.data_ptr() != theirs.data_ptr():
                             with _inference(ours.is_inference()):  # outside, torch forbids the write
                                 ours.copy_(theirs)
+
+
+def _check_size(operation: Any, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Refuse a result of another size than the recorded one: what follows was recorded for that."""
+    if ours.shape != theirs.shape:
+        raise CaptureForbiddenError(
+            f"the size of a result depends on the data: {name_of(operation)} gave {list(ours.shape)} when the step was "
+            f"captured, and {list(theirs.shape)} later"
+        )
 
 
 def _inference(on: bool) -> contextlib.AbstractContextManager[Any]:
@@ -157,4 +168,8 @@ def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()  # noqa: SLF001 - the public ones need a coalesced tensor
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return (tensor,)

@@ -91,24 +91,26 @@ def _shipped(path: Any) -> dict[str, Any]:
     return _mapping(path.read_text(encoding="utf-8"))
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Read a YAML file of settings.
+def read(path: Path, *, of_run: bool = False) -> dict[str, Any]:
+    """Read a YAML file of settings; ``of_run``: a run wrote it into its folder, so its first and last line are known.
 
     Raises:
         ConfigError: it cannot be read, is torn, is no mapping, or its aliases make more of it than settings are.
     """
     yaml = require("yaml", "Reading settings")
     try:
-        return _mapping(path.read_text(encoding="utf-8"))
+        return _mapping(path.read_text(encoding="utf-8"), of_run=of_run)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path} cannot be read as YAML: {error}") from error
 
 
-def _mapping(text: str) -> dict[str, Any]:
+def _mapping(text: str, *, of_run: bool = False) -> dict[str, Any]:
     """Read a YAML text, checked before anything is made of it."""
     import yaml  # noqa: PLC0415 - optional, its presence is checked by the caller
 
-    if not text.strip() or (text.startswith(BEGIN) and not text.endswith(f"{END}\n")):
+    first = text.partition("\n")[0]
+    begun = of_run or first == BEGIN or BEGIN.startswith(text.strip())  # a cut first line is a comment, and no settings
+    if begun and not (first == BEGIN and text.endswith(f"\n{END}\n")):
         raise ConfigError("the file is torn, as a full disk or a power cut leaves it: its end is missing")
     loader = _loader()
     depth = 0

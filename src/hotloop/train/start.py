@@ -190,7 +190,7 @@ def _check_recipe(folder: Path, path: Path, settings: Settings) -> None:
     if not (folder / SETTINGS).is_file():
         return
     try:
-        there = dict(leaves(conf_files.read(folder / SETTINGS))).get("recipe.name")
+        there = dict(leaves(conf_files.read(folder / SETTINGS, of_run=True))).get("recipe.name")
     except ConfigError as error:
         _log.warning("%s. The settings in %s are used, and written there anew.", error, path)
         return
@@ -205,6 +205,7 @@ def _died_early(folder: Path, changed: Sequence[str]) -> Start | None:
     """Begin a run again that left its settings and no checkpoint; None where that is not so."""
     if not (folder / SETTINGS).is_file() or any((folder / checkpoint.FOLDER).glob("*.pt")):
         return None
+    conf_files.read(folder / SETTINGS, of_run=True)  # of a torn file the rest would come from the defaults
     settings = program.filled(configure.load(changed, folder / SETTINGS))
     return Start(_with_run(settings, folder=str(folder)), folder)
 

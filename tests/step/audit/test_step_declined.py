@@ -122,10 +122,20 @@ READS = {
 }
 
 
+SIZED = {
+    nonzero: "do it in the data loader",
+    masked: "torch.where(mask, x, 0)",
+    selecting: "torch.where(mask, x, 0)",
+    unique: "do it in the data loader",
+}
+"""What is said of those whose result has no fixed size: nobody can read that outside of the step."""
+
+
 @pytest.mark.parametrize("loss_of", READS, ids=lambda one: one.__name__)
 def test_a_value_that_python_waits_for_declines_with_the_line(both, loss_of):
     reason, source = READS[loss_of]
-    told = both.declines(declining(using(loss_of)), reason=reason, source=source, hint="outside the step")
+    hint = SIZED.get(loss_of, "outside the step")
+    told = both.declines(declining(using(loss_of)), reason=reason, source=source, hint=hint)
     assert told.line
 
 

@@ -158,7 +158,86 @@ def experts(followed):
     )
 
 
+def of_rows(loss_of):
+    """Make a program of a loss of a small model, its rows and their labels."""
+
+    def program(followed):
+        model = nn.Linear(4, 3)
+
+        def batch():
+            return torch.randn(8, 4), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])[torch.randperm(8)]
+
+        return model, lambda x, y: loss_of(model(x), y, followed), batch
+
+    program.__name__ = loss_of.__name__
+    return program
+
+
+@of_rows
+def encoded_in_ones(logits, y, followed):
+    ones = (y[..., None] == torch.arange(3, device=y.device)).to(logits.dtype) if followed else F.one_hot(y, 3)
+    return (logits - ones).square().mean()
+
+
+@of_rows
+def encoded_in_so_many_ones(logits, y, followed):
+    ones = (y[..., None] == torch.arange(3, device=y.device)).to(logits.dtype) if followed else F.one_hot(y)
+    return (logits - ones).square().mean()
+
+
+@of_rows
+def chosen_by_a_mask(logits, y, followed):
+    mask = y > 0
+    if followed:
+        return torch.where(mask[:, None], logits, 0).square().sum() / mask.sum()
+    return logits[mask].square().sum() / mask.sum()
+
+
+@of_rows
+def selected_by_a_mask(logits, y, followed):
+    mask = (y > 0)[:, None]
+    return (logits * mask if followed else logits.masked_select(mask)).square().sum()
+
+
+@of_rows
+def chosen_by_places(logits, y, followed):
+    if followed:
+        return (logits * (y > 0).to(logits.dtype)[:, None]).square().sum()
+    return logits[(y > 0).nonzero()[:, 0]].square().sum()
+
+
+@of_rows
+def repeated(logits, y, followed):
+    sizes = {"output_size": 15} if followed else {}
+    return logits.repeat_interleave(y + 1, 0, **sizes).square().mean()
+
+
+@of_rows
+def counted(logits, y, followed):
+    if followed:
+        counts = torch.zeros(3, device=y.device).index_add_(0, y, torch.ones(len(y), device=y.device))
+    else:
+        counts = torch.bincount(y, minlength=3)
+    return (logits * counts).square().mean()
+
+
+@of_rows
+def decided(logits, y, followed):
+    one, other = torch.square, torch.abs
+    if followed:
+        return torch.where(y[0] > 0, one(logits), other(logits)).mean()
+    return torch.cond(y[0] > 0, one, other, (logits,)).mean()
+
+
 REMEDIES = {
+    encoded_in_ones: ("a value is read on the host", "torch.arange(n, device=y.device)).to(x.dtype)"),
+    encoded_in_so_many_ones: ("a value is read on the host", "torch.arange(n, device=y.device)).to(x.dtype)"),
+    chosen_by_a_mask: ("depends on the data: index", "torch.where(mask, x, 0)"),
+    selected_by_a_mask: ("depends on the data: masked_select", "or x times the mask"),
+    chosen_by_places: ("depends on the data: nonzero", "weight them instead by (condition).to(x.dtype)"),
+    repeated: ("depends on the data: repeat_interleave", "by output_size="),
+    counted: ("depends on the data: bincount", "index_add_(0, y, torch.ones("),
+    decided: ("the host reads a value to decide what runs: torch.cond", "torch.where(condition, a, b)"),
     uncertain: ("in torch/nn/functional.py:", "gaussian_nll_loss"),
     packed: ("in torch/nn/modules/rnn.py:", "torch.gather"),
     averaged: ("in torch/nn/modules/batchnorm.py:", "momentum"),

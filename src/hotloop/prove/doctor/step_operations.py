@@ -22,8 +22,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hotloop import events as ev
 from hotloop._torch.autograd import in_backward
-from hotloop._torch.dispatch import host_read, name_of, observing, tensors_in
+from hotloop._torch.dispatch import name_of, observing, tensors_in
 from hotloop._torch.frames import shown, stack_of
+from hotloop._torch.host_reads import host_read
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER
 
@@ -148,10 +149,10 @@ class EagerObserver(StepObserver):
         On a CPU nothing waits, so reads by an optimizer, which keeps its step count on the host, do not count.
         """
         if self._device.type == "cpu":
-            return "" if self._stepping else host_read(operation, args)
+            return "" if self._stepping else host_read(operation, args, kwargs)
         if not any(tensor.device.type == self._device.type for tensor in tensors_in(*args, *kwargs.values())):
             return ""  # every tensor is on the host already
-        if reason := host_read(operation, args):
+        if reason := host_read(operation, args, kwargs):
             return reason
         name = name_of(operation)
         if name == "aten.copy_":

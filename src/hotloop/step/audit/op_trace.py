@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import inspect
+import linecache
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from hotloop._torch.checks import checks_surrounded
 from hotloop._torch.dispatch import (
     draws_random,
     drops_in_rnn,
-    host_read,
+    is_higher_order,
     name_of,
     observing,
     tensors_in,
@@ -30,12 +30,15 @@ from hotloop._torch.fake import version_of
 from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import first_after_step, ours
+from hotloop._torch.host_reads import host_read
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
+from hotloop.diagnose.sized_results import remedy_of
 from hotloop.interrupts import interruptible
 from hotloop.step.audit.averaged_model import answered
 from hotloop.step.audit.layouts import not_strided
 from hotloop.step.audit.listener import Listener
+from hotloop.step.audit.silent_reads import silent_reads
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.storages import Memory
 
@@ -64,11 +67,14 @@ _MATRIX_PRODUCTS = frozenset(
 _MOVE_IT_OUT = "move it out of the step: return the tensor, and read it outside the step, every so many steps"
 _COPY_IT_OUT = "return the tensor, and copy it outside the step"
 _READ_ON_HOST = "a value is read on the host"
-_SILENT_READS = {"__repr__": "print", "tolist": "tolist", "numpy": "numpy", "__array__": "numpy"}
-"""Methods of a tensor that read it, and what their user knows them as."""
 _INTO_IT = "write into the memory that it has: tensor.data.copy_(...), .mul_(), .clamp_()"
 _MAKE_IT = "make it on the device (torch.full, arange, zeros with device=...), or before the first step"
 _COPIES = ("aten._to_copy", "aten.copy_")
+_CALLS_FUNCTIONS = "an operator of torch's that calls functions runs uncompiled, and no recording is sure of it"
+_COMPILE_IT = (
+    "compile the function that calls it (flex_attention = torch.compile(flex_attention)), or train in a compiled tier "
+    'without a graph: run="full"'
+)
 _MOVE_IT = (
     "move it to the device before the first step (register_buffer moves with its module), or pass it as an argument"
 )
@@ -223,8 +229,11 @@ class OpTrace:
     def _look_before(self, operation: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._stepping_now:  # a captured optimizer is told to stay on the device, another runs outside
             return
-        if why := host_read(operation, args):
+        if why := host_read(operation, args, kwargs):
             self._obstacle(why, _MOVE_IT_OUT, among=self.seen.checks if self._checking else self.seen.obstacles)
+        elif is_higher_order(operation):
+            writes = name.endswith("_mutation")  # into its arguments; it has no schema that says into which
+            self._obstacle(f"{_CALLS_FUNCTIONS}: {operation.name()}", _COMPILE_IT, not_repeatable=writes)
         elif self._device.type != "cpu" and name in _COPIES and self._leaves(name, args, kwargs):
             self._obstacle("a tensor is copied to the host", _COPY_IT_OUT)
         if draws_random(operation, args, kwargs):
@@ -299,6 +308,8 @@ class OpTrace:
             # Nobody can move a library's line: its argument is named, and the line of the program that calls it.
             reason, place = f"{reason} (in {(library := shown(stack.reader))}, which it calls)", own
             hint = spared_by(library) if hint in (_MOVE_IT_OUT, _COPY_IT_OUT) else hint
+        elif place is not None:
+            hint = remedy_of(reason, linecache.getline(*place)) or hint
         found = self.seen.obstacles if among is None else among
         file, line = place or (None, None)
         if all((one.file, one.line) != (file, line) for one in found):
@@ -317,7 +328,7 @@ class OpTrace:
         ]
         try:
             checks = checks_surrounded(self._in_check) if self._listener.skips_checks else contextlib.nullcontext()
-            with self._hearing(), replaced(torch.random, "fork_rng", self._forking), checks:
+            with silent_reads(self._reads), replaced(torch.random, "fork_rng", self._forking), checks:
                 yield
         finally:
             for handle in handles:
@@ -336,22 +347,11 @@ class OpTrace:
 
         return forked
 
-    @contextlib.contextmanager
-    def _hearing(self) -> Iterator[None]:
-        """Note what reads tensors past the dispatcher: printing turns it off, the others look at a CPU's memory."""
-        with contextlib.ExitStack() as stack:
-            for name, by in _SILENT_READS.items():
-                stack.enter_context(replaced(torch.Tensor, name, functools.partial(self._listening, by)))
-            yield
-
-    def _listening(self, by: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            elsewhere = tensor.device.type != self._device.type and _memory(tensor) not in self._inputs
-            if not self._stepping_now and not elsewhere:
-                self._obstacle(f"{_READ_ON_HOST} ({by})", _MOVE_IT_OUT)
-            return real(tensor, *args, **kwargs)
-
-        return read
+    def _reads(self, tensor: torch.Tensor, by: str) -> None:
+        """Hear of a tensor that is read past the dispatcher."""
+        elsewhere = tensor.device.type != self._device.type and _memory(tensor) not in self._inputs
+        if not self._stepping_now and not elsewhere:
+            self._obstacle(f"{_READ_ON_HOST} ({by})", _MOVE_IT_OUT)
 
     def _stepping(self, name: str) -> Callable[..., None]:
         def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -7,6 +7,7 @@ closure and globals. Objects that the step makes for itself do not count.
 from __future__ import annotations
 
 import contextlib
+import dis
 import enum
 import functools
 import inspect
@@ -35,9 +36,12 @@ if TYPE_CHECKING:
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared as strings, thousands of times
 _SKIPPED = (
     os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep,  # noqa: PTH120
-    *(f"{_TORCH}{name}" for name in ("optim/", "autograd/", "nn/modules/module.py", "nn/parameter.py", "_", "utils/")),
+    *(
+        f"{_TORCH}{name}"
+        for name in ("optim/", "autograd/", "nn/modules/module.py", "nn/parameter.py", "_", "utils/", "fx/")
+    ),
     "<frozen",
-    *(str(one.__file__) for one in (contextlib, enum, inspect, typing)),
+    *(str(one.__file__) for one in (contextlib, dis, enum, inspect, typing)),
 )
 """Files whose code reads what is looked at as what it is."""
 _FRAMEWORKS = ("/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/transformers/trainer")

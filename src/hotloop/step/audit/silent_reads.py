@@ -1,0 +1,42 @@
+"""Hears what reads tensors past the dispatcher: printing turns it off, the others look at a CPU's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.dlpack
+
+from hotloop._torch.thread_patch import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_READERS: tuple[tuple[Any, str, str], ...] = (
+    (torch.Tensor, "__repr__", "print"),
+    (torch.Tensor, "tolist", "tolist"),
+    (torch.Tensor, "numpy", "numpy"),
+    (torch.Tensor, "__array__", "numpy"),
+    (torch.Tensor, "__dlpack__", "dlpack"),
+    (torch.utils.dlpack, "to_dlpack", "dlpack"),
+)
+"""Functions that read a tensor, where they are, and what their user knows them as."""
+
+
+@contextlib.contextmanager
+def silent_reads(note: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
+    """Call ``note`` with each tensor that such a function reads in the block, and with what the user calls it."""
+
+    def listening(by: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            note(tensor, by)
+            return real(tensor, *args, **kwargs)
+
+        return read
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, by in _READERS:
+            stack.enter_context(replaced(owner, name, functools.partial(listening, by)))
+        yield
