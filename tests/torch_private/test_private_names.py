@@ -120,6 +120,7 @@ def examples():
     torch.compile(layer, backend=backend)(torch.ones(1, 2))
     return {
         "Module": layer,
+        "Function": torch.compile(lambda x: x, backend="eager"),
         "Tensor": layer.weight,
         "Optimizer": torch.optim.SGD(layer.parameters()),
         "GraphModule": traced[0],

@@ -79,7 +79,7 @@ def _observed(value: Any, mode: Any) -> Any:
     torch takes the mode away while the operator runs. An operation among the arguments stays: the operator asks for
     its schema.
     """
-    if isinstance(value, torch.Tensor | torch._ops.OperatorBase) or not callable(value):  # noqa: SLF001 - in the ledger
+    if isinstance(value, torch.Tensor) or not callable(value) or hasattr(value, "_schema"):
         return value
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -68,6 +68,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "nn.Module.compile sets it, but only with torch's own callable, and offers no way to take it off",
     ),
     (
+        "Function._torchdynamo_orig_callable",
+        "tells what torch.compile() made of a function: it has no wrapper with `_orig_mod` as a module has",
+        "is_compiled and status call such a function eager",
+    ),
+    (
         "Module._call_impl",
         "the module's call with its hooks, as eager runs it; traced from a root function of our own",
         "nothing can be compiled in place",

@@ -143,6 +143,11 @@ def root_name(function_name: str | None) -> str | None:
     return function_name.removeprefix(_PREFIX).partition("_")[2]
 
 
+def is_compiled_function(function: Any) -> bool:
+    """Return whether ``torch.compile(function)`` made a function, or a method."""
+    return getattr(function, "_torchdynamo_orig_callable", None) is not None
+
+
 def get_entry(module: torch.nn.Module) -> Callable[..., Any] | None:
     """Return the function that a module's call is routed to, or None where it runs eager."""
     return module._compiled_call_impl  # noqa: SLF001 - in the ledger

@@ -85,8 +85,9 @@ class Workload:
         Raises:
             ConfigError: a model is no ``nn.Module``, or an optimizer no ``torch.optim.Optimizer``.
         """
-        state = tuple(self.state) if isinstance(self.state, list | tuple) else (self.state,)
-        return Holdings(self.models(), optimizers_of(self.optimizer), state)
+        state = () if self.state is None else self.state
+        others = tuple(state) if isinstance(state, list | tuple) else (state,)
+        return Holdings(self.models(), optimizers_of(self.optimizer), others)
 
     def read(self) -> Iterator[Any]:
         """Yield the batches of one pass, as they are read."""

@@ -32,6 +32,8 @@ YES = {
     "a function": lambda: hotloop.compile(torch.square, "aot_eager"),
     "torch's wrapper": lambda: torch.compile(model(), backend="eager"),
     "torch's compile in place": compiled_by_its_user,
+    "torch's compiled function": lambda: torch.compile(lambda x: x + 1, backend="eager"),
+    "torch's compiled method": lambda: torch.compile(model().forward, backend="eager"),
 }
 NO = {
     "plain": model,

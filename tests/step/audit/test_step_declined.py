@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from step_programs import GRAPH, PROVING, Classifier, batches
 from torch import nn
 from torch.nn import functional as F
+from torch.utils import dlpack
 from torch.utils.checkpoint import checkpoint
 
 import hotloop
@@ -90,6 +92,16 @@ def to_numpy(logits, y):
     return F.cross_entropy(logits, y) * (1 + float(weight) / 8)
 
 
+def through_dlpack(logits, y):
+    weight = np.from_dlpack(logits.detach().cpu()).max()
+    return F.cross_entropy(logits, y) * (1 + float(weight) / 8)
+
+
+def as_a_capsule(logits, y):
+    weight = dlpack.from_dlpack(dlpack.to_dlpack(logits.detach().cpu())).max().clone()
+    return F.cross_entropy(logits, y) * (1 + weight / 8)
+
+
 def nonzero(logits, y):
     rows = (y > 0).nonzero().flatten()
     return F.cross_entropy(logits[rows], y[rows])
@@ -115,6 +127,8 @@ READS = {
     branching: ("read on the host", "if loss > 1.5"),
     to_numpy: ("", "numpy()"),
     listing: ("read on the host (tolist)", "tolist()"),
+    through_dlpack: ("", "np.from_dlpack"),
+    as_a_capsule: ("", "to_dlpack("),
     nonzero: ("depends on the data: nonzero", "nonzero()"),
     masked: ("depends on the data: index", "logits[chosen]"),
     selecting: ("depends on the data: masked_select", "masked_select"),

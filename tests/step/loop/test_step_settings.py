@@ -115,6 +115,12 @@ def test_wrong_arguments_are_refused_by_name(what):
         make(*parts())
 
 
+def test_no_state_may_be_said_by_none():
+    model, optimizer = parts()
+    hotloop.Loop(model, optimizer, run="eager", state=None).close()
+    assert hotloop.Workload(model, optimizer, lambda x: x, [], state=None).holdings().state == ()
+
+
 def test_an_optimizer_of_another_model_is_told(caplog):
     (model, _), (_, optimizer) = parts(), parts()
     hotloop.Loop(model, optimizer, run="eager").close()

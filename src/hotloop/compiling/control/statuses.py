@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.module import get_entry
+from hotloop._torch.module import get_entry, is_compiled_function
 from hotloop.compiling.apply.targets import Target, compiled_by_torch, components_of, entry_points, without_wrappers
 from hotloop.compiling.control.component import CompiledFunction, Entry
 from hotloop.compiling.control.component_status import ComponentStatus, State, Status
@@ -35,7 +35,7 @@ def status(model: Any) -> Status:
         elif isinstance(part, torch.nn.Module):
             statuses.update(_module_status(name, part, f"{name}." if target.kind != "module" else ""))
         else:
-            statuses[name] = _other_status(name, "eager")
+            statuses[name] = _other_status(name, AS_GIVEN if is_compiled_function(part) else "eager")
     return Status(statuses, target.skipped, "\n".join(_hints(target, statuses)))
 
 
@@ -43,10 +43,11 @@ def is_compiled(model: Any) -> bool:
     """Return whether a compile is in force on a model or a part of it: hotloop's, called yet or not, or torch's own.
 
     For code that asks for ``model._orig_mod`` or ``OptimizedModule``, the wrapper of ``torch.compile``. `compile` makes
-    none: the model is itself. A model that runs eager, since its compile failed or was taken off, is not compiled.
+    none: the model is itself. A model that runs eager, since its compile failed or was taken off, is not compiled. A
+    function counts as well.
 
     Args:
-        model: anything that `compile` takes or returns.
+        model: anything that `compile` or ``torch.compile`` takes or returns.
     """
     return any(one.state != "eager" for one in status(model).components.values())
 

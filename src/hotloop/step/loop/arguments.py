@@ -68,6 +68,7 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
         check_name(workload)
     if record is not None and not isinstance(record, str | os.PathLike | RunRecord):
         raise ConfigError(f"record {record!r}: expected a folder, a RunRecord, or None")
+    state = () if state is None else state
     others = tuple(state) if isinstance(state, list | tuple) else (state,)
     if any(isinstance(other, bool | int | float | str | bytes) or other is None for other in others):
         raise ConfigError(f"state {state!r}: expected objects that a step changes: a GradScaler, an EMA, a module")

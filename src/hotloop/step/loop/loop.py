@@ -80,7 +80,7 @@ class Loop:
     Args:
         model: a module, a sequence of them, or a mapping of names to them.
         optimizer: an optimizer, or a sequence or mapping of them; none where the step updates by hand.
-        state: anything else that the step changes: GradScaler, EMA, a second model.
+        state: anything else that the step changes: GradScaler, EMA, a second model; None for nothing.
         run: ``"auto"``; a tier (``"eager+graph"``); or a preset, by name or a `hotloop.Preset` with options of your
             own, whose name may end in ``+graph``. A model that is compiled already is taken as given.
         total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
