@@ -8,12 +8,16 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.ledger import capability, private, private_or
 from hotloop._torch.settings import caching_apart
+
+if TYPE_CHECKING:
+    import types
 
 Compiler = Callable[[Any, Any], Callable[..., Any]]
 
@@ -97,6 +101,28 @@ def cpp_compilers() -> list[str]:
         return []
     named = getattr(getattr(private_or("torch._inductor:config", None), "cpp", None), "cxx", None)
     return [name for name in (named if isinstance(named, list | tuple) else [named]) if isinstance(name, str)]
+
+
+def compilers_awaited() -> set[int]:
+    """Return the processes that Inductor or Triton started in this process, and that one of its threads waits for.
+
+    A compiler that a script replaces itself by (``exec``) keeps its number, and nothing else of what it was.
+    """
+    found = set()
+    for innermost in sys._current_frames().values():  # noqa: SLF001 - Python documents it
+        frame: types.FrameType | None = innermost
+        child: Any = None
+        while frame is not None:
+            if frame.f_code.co_filename == subprocess.__file__:
+                variables = frame.f_locals
+                child = variables.get("process", variables.get("self", child))
+            elif child is not None:
+                by = str(frame.f_globals.get("__name__"))
+                if isinstance(child, subprocess.Popen) and by.startswith(("torch._inductor.", "triton.")):
+                    found.add(child.pid)
+                child = None
+            frame = frame.f_back
+    return found
 
 
 @functools.cache

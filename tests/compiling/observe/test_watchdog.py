@@ -1,5 +1,6 @@
 """A compiler that hangs is ended, and nothing else is: its compile fails with a reason, and the run goes on."""
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -106,6 +107,35 @@ def test_a_chosen_compiler_is_known_by_its_command(where, monkeypatch):
     mine = {101: Process("python", "S", ME, 0, command="python /opt/wrap.py a.cpp -o a.so")}
     assert looks(mine) == {101: {101}}
     assert looks({101: Process("python", "S", ME, 0, command="python train.py")}) == {}
+
+
+@pytest.mark.parametrize("by", ["run", "check_output", "check_call"])
+@pytest.mark.parametrize(("module", "known"), [("torch._inductor.cpp_builder", True), ("my_training", False)])
+def test_what_inductor_waits_for_is_a_compiler_whatever_it_has_become(module, known, by):
+    """A script in the place of a compiler may ``exec`` another program: nothing of its command is left."""
+    place = {"__name__": module, "call": getattr(subprocess, by)}
+    exec("def build():\n    call(['sleep', '1000'])", place)
+
+    def build():
+        with contextlib.suppress(subprocess.CalledProcessError):
+            place["build"]()
+
+    waiting = threading.Thread(target=build)
+    waiting.start()
+    try:
+        while not (mine := [n for n, it in watchdog.processes().items() if (it.parent, it.name) == (ME, "sleep")]):
+            time.sleep(0.01)
+        (child,) = mine
+        until = time.monotonic() + 60
+        while known and backends.compilers_awaited() != {child}:
+            assert time.monotonic() < until
+        assert backends.compilers_awaited() == ({child} if known else set())
+    finally:
+        os.kill(child, signal.SIGKILL)
+        waiting.join()
+    table = {child: Process("sleep", "S", ME, 0)}
+    dog = Watchdog(600.0)
+    assert [dog.hanging(table, None, {child}) for _ in range(11)][-1] == {child: table}
 
 
 def test_inductors_pool_is_judged_as_one_and_stays_itself():
@@ -315,11 +345,11 @@ def run(tmp_path, preset, **environment):
     return done.stdout
 
 
-def sleeping(tmp_path):
+def sleeping(tmp_path, how=""):
     """Make a C++ compiler that answers what it is asked about itself, and sleeps when it has to compile."""
     path = tmp_path / "my-c++"
     real = shutil.which("g++")
-    path.write_text(f'#!/bin/sh\ncase "$*" in *--version*|*-print*|*-E*) exec {real} "$@";; esac\nsleep 100000\n')
+    path.write_text(f'#!/bin/sh\ncase "$*" in *--version*|*-print*|*-E*) exec {real} "$@";; esac\n{how} sleep 100000\n')
     path.chmod(0o755)
     return str(path)
 
@@ -337,6 +367,13 @@ def test_a_worker_of_inductors_that_hangs_is_ended_and_started_anew(tmp_path):
 def test_a_cpp_compiler_that_sleeps_for_ever_is_ended(threads, tmp_path):
     said = run(tmp_path, "default", CXX=sleeping(tmp_path), TORCHINDUCTOR_COMPILE_THREADS=threads)
     assert said.startswith("aot_eager ['my-c++ hung: no processor time for 3 s")
+
+
+@pytest.mark.inductor
+@pytest.mark.campaign
+def test_a_cpp_compiler_that_became_another_program_is_ended_too(tmp_path):
+    said = run(tmp_path, "default", CXX=sleeping(tmp_path, "exec"), TORCHINDUCTOR_COMPILE_THREADS="1")
+    assert said.startswith("aot_eager ['sleep hung: no processor time for 3 s")
 
 
 @pytest.mark.inductor

@@ -1,7 +1,8 @@
 """Ends compilers that hang, so that their compile fails and the run goes on; only where there is a /proc (Linux).
 
 A compiler is judged with all processes that it started: it hangs if they used next to no processor time for as long as
-`limit` says. Judged are compilers that this process started, and the workers of Inductor's pool while they have jobs.
+`limit` says. Judged are compilers that this process started, known by their name or by a thread of Inductor's or
+Triton's that waits for them, and the workers of Inductor's pool while they have jobs.
 No other process is ever ended, and nothing is raised into a thread. So a compile that hangs within Python is not ended,
 but told with its place; and a compiler that computes for ever is waited for.
 """
@@ -20,10 +21,13 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from hotloop._torch.backends import cpp_compilers, working_pool
+from hotloop._torch.backends import compilers_awaited, cpp_compilers, working_pool
 from hotloop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _log = logging.getLogger("hotloop")
 _LOOKS = 10
@@ -115,7 +119,7 @@ class Watchdog:
 
     def _look(self) -> None:
         pool = working_pool()
-        for root, hanging in self.hanging(processes(), pool).items():
+        for root, hanging in self.hanging(processes(), pool, compilers_awaited()).items():
             name = "Inductor's pool of compile workers" if root == pool else hanging[root].name
             said = f"{name} hung: no processor time for {self._seconds:g} s (HOTLOOP_COMPILE_TIMEOUT)"
             _log.warning("%s; it is ended (process %d)", said, root)
@@ -136,8 +140,15 @@ class Watchdog:
             ", called from ".join(f"{place.filename}:{place.lineno} ({place.name})" for place in stack) or "its end",
         )
 
-    def hanging(self, found: dict[int, Process], pool: int | None) -> dict[int, dict[int, Process]]:
+    def hanging(
+        self, found: dict[int, Process], pool: int | None, awaited: Collection[int] = ()
+    ) -> dict[int, dict[int, Process]]:
         """Return the compilers that hang, after one more look at all processes.
+
+        Args:
+            found: all processes.
+            pool: the process that Inductor's compile workers descend from, while they have jobs.
+            awaited: processes that Inductor waits for, whatever their names are.
 
         A compiler comes with all that it started. Inductor's pool is judged as one, since a worker without a job is
         idle by right; it starts new workers for those that were ended.
@@ -145,7 +156,9 @@ class Watchdog:
         before, self._seen = self._seen, {}
         hanging = {}
         for root, process in found.items():
-            if process.parent != os.getpid() or not (root == pool or self._is_compiler(process)):
+            # "Z": it has ended, and nobody has asked for its exit code.
+            compiles = root in awaited or self._is_compiler(process)
+            if process.parent != os.getpid() or process.state == "Z" or not (root == pool or compiles):
                 continue
             members = [root]
             for member in members:  # which grows meanwhile
@@ -161,8 +174,6 @@ class Watchdog:
         return hanging
 
     def _is_compiler(self, process: Process) -> bool:
-        if process.state == "Z":  # it has ended, and nobody has asked for its exit code
-            return False
         command = f" {process.command} "
         return bool(_COMPILER.fullmatch(process.name)) or any(f" {chosen} " in command for chosen in self._chosen)
 
