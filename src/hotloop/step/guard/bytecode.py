@@ -87,8 +87,8 @@ def names_of(code: types.CodeType, *, own: bool = True) -> Names:
     # Its own name, as no code names the methods that Python calls: ``forward``, ``__call__``, operators.
     loose = {code.co_name, *(part for part in parts if part.isidentifier())}
     words = frozenset(loose.union(code.co_names))
-    if not own:
-        return Names(words, own=False)
+    if not own:  # a config's may give another attribute in the place of the one that is asked for
+        return Names(words, own=False, computed=code.co_name == "__getattribute__")
     steps = list(dis.get_instructions(code))
     outside = {step.argval for step in steps if step.opname in _GLOBALS}
     imported = [

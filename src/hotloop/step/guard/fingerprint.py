@@ -253,7 +253,7 @@ def is_plain(value: Any, owner: type, depth: int = 0) -> bool:
 
     Caches, locks, handles and other objects are not, but for those of the owner's own class: settings within settings.
     """
-    if isinstance(value, (*SCALARS, torch.Tensor)) or number_of(value) is not None:
+    if isinstance(value, (*SCALARS, torch.Tensor)) or number_of(value) is not None or is_array(value):
         return True
     if depth >= _NESTED:
         return False

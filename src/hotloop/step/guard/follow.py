@@ -13,6 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from hotloop._torch import hooks
 from hotloop._torch.graphs import is_own_file
@@ -34,13 +35,16 @@ if TYPE_CHECKING:
 
     from hotloop.step.guard.read_set import Holder
 
-_CHAIN, _LIBRARYS_CHAIN = 12, 3
-"""Attributes of attributes that one piece of code is taken to read, of the program's own and of a library."""
+_CHAIN, _LIBRARYS_CHAIN, _MOST_ITEMS = 12, 3, 1000
+"""Attributes of attributes that one piece of code is taken to read, of the program's own and of a library; items of a
+container of a library's, at most, whose attributes count where a method of theirs runs."""
 NEVER_FOLLOWED: frozenset[type] = frozenset({*SCALARS, types.CodeType, types.FrameType, object})
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, property, functools.cached_property)
 _HOLD_ITEMS = (list, tuple, dict, set, frozenset, collections.deque, collections.abc.MappingView)
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 """Modules whose parts are read as the items of a container are, without a name."""
+_NEVER_NEW = (torch.nn.Module, LRScheduler)
+"""Hardly a step makes these: one that a library hands over was there before it."""
 _GLOBALS = (*SCALARS, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 """What the program's own code may find changed in a library's module: settings, functions in place of others."""
 _OF_THE_LOOP = "hotloop.step."
@@ -209,7 +213,7 @@ class Follower:
             met.add(place)
             if (known := self.labels.get(place)) is not None:
                 self.follow(value, known[1], names)
-            elif isinstance(value, torch.nn.Module) or (isinstance(value, torch.Tensor) and _is_parameter(value)):
+            elif isinstance(value, _NEVER_NEW) or (isinstance(value, torch.Tensor) and _is_parameter(value)):
                 self.follow(value, f"a {kind.__name__}", names)
             elif isinstance(value, types.ModuleType):
                 self.module_reads(value, value.__name__, names)
@@ -263,7 +267,7 @@ class Follower:
             holder.read |= {word: f"{label}.{word}" for word in names.words - holder.read.keys()}
             holder.every |= names.computed
         else:
-            holder.kept |= names.words
+            holder.kept |= names.words | wanted
         for key in list(wanted):
             item, counts = fields[key], holder.counts(key)
             if counts:
@@ -350,7 +354,9 @@ def _is_followed(value: Any) -> bool:
     """Return whether the attributes count that a library's code reads of an object."""
     if isinstance(value, torch.optim.Optimizer):
         return is_users_class(type(value))
-    return isinstance(value, torch.nn.Module | torch.distributions.Distribution) or is_users_object(value)
+    if isinstance(value, dict | list | tuple | collections.deque):  # for what they hold
+        return len(value) <= _MOST_ITEMS
+    return isinstance(value, (*_NEVER_NEW, torch.distributions.Distribution)) or is_users_object(value)
 
 
 def _is_parameter(value: torch.Tensor) -> bool:

@@ -137,6 +137,7 @@ class Holder:
             return False
         # What torch's classes keep for themselves, their own code changes: a fused optimizer has a flag.
         torchs = key.startswith("_") and self.kind.__module__.startswith("torch.")
+        torchs = torchs and not issubclass(self.kind, torch.optim.lr_scheduler.LRScheduler)
         if issubclass(self.kind, torch.optim.Optimizer) and not self.optimizer and (torchs or key in _OPTIMIZERS):
             return False
         if issubclass(self.kind, torch.Tensor) and is_mark(key):

@@ -44,6 +44,8 @@ _SKIPPED = (
     *(str(one.__file__) for one in (contextlib, dis, enum, inspect, typing)),
 )
 """Files whose code reads what is looked at as what it is."""
+_SCHEDULERS = str(torch.optim.lr_scheduler.__file__)
+"""Beside torch's optimizers, whose files are not followed: what a scheduler keeps is compared nowhere else."""
 _FRAMEWORKS = ("/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/transformers/trainer")
 """In the files of trainers: what they keep is known to go on outside the step."""
 _READ_BY_NAME = frozenset(map(id, (getattr, hasattr, setattr, vars, dir)))
@@ -124,8 +126,9 @@ class Recorder:
     def began(self, code: CodeType, frame: FrameType) -> bool:
         """Hear of a function that begins, or of a generator that goes on; return whether what it reads may count."""
         names = self._names(code)
-        if names is None and self._is_property(code, frame):
-            names = names_of(code, own=False)
+        if names is None and self.reads.failed is None and self._is_property(code, frame):
+            owner = code.co_varnames[0]
+            self._carefully(self._followed.meet, frame.f_locals[owner], names_of(code).by(owner))
         if names is not None and self.reads.failed is None:
             self._carefully(self._frame, code, frame, names)
         return names is not None or _is_frameworks(code)
@@ -135,14 +138,17 @@ class Recorder:
         return self._names(code) is not None or _is_frameworks(code)
 
     def _is_property(self, code: CodeType, frame: FrameType) -> bool:
-        """Return whether code of a trainer gives the program's own code an attribute: ``hparams`` is ``_hparams``."""
-        if not _is_frameworks(code):
+        """Return whether code of a trainer gives the program's own code an attribute: ``hparams`` is ``_hparams``.
+
+        It may ask another such property in turn: a module's ``current_epoch`` is its trainer's.
+        """
+        if not _is_frameworks(code) or not code.co_argcount or frame.f_back is None:
             return False
-        caller = frame.f_back and self._names(frame.f_back.f_code)
-        if caller is None or not caller.own:
+        owner = type(frame.f_locals.get(code.co_varnames[0]))
+        if not isinstance(inspect.getattr_static(owner, code.co_name, None), property):
             return False
-        owner = type(frame.f_locals.get(code.co_varnames[0])) if code.co_varnames else object
-        return isinstance(inspect.getattr_static(owner, code.co_name, None), property)
+        caller = self._names(frame.f_back.f_code)
+        return caller.own if caller is not None else self._is_property(frame.f_back.f_code, frame.f_back)
 
     def returned(self, code: CodeType, frame: FrameType, value: Any) -> None:
         """Hear of a function that ends: what it returns is read by the code that has called it."""
@@ -197,7 +203,7 @@ class Recorder:
             file = code.co_filename
             own = code in self._followed.steps or self._followed.is_own(file)
             own = own or (file.startswith("<") and not file.startswith("<frozen"))  # made of a text
-            skipped = file.startswith(_SKIPPED) or _is_frameworks(code)
+            skipped = (file.startswith(_SKIPPED) and file != _SCHEDULERS) or _is_frameworks(code)
             found = self._codes[id(code)] = code, names_of(code, own=own) if own or not skipped else None
         return found[1]
 
