@@ -253,8 +253,10 @@ def is_plain(value: Any, owner: type, depth: int = 0) -> bool:
 
     Caches, locks, handles and other objects are not, but for those of the owner's own class: settings within settings.
     """
-    if isinstance(value, (*SCALARS, torch.Tensor)) or number_of(value) is not None or is_array(value):
+    if isinstance(value, (*SCALARS, torch.Tensor)) or number_of(value) is not None:
         return True
+    if is_array(value):
+        return not getattr(getattr(value, "dtype", None), "hasobject", False)
     if depth >= _NESTED:
         return False
     if isinstance(value, dict):

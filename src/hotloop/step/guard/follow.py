@@ -63,6 +63,7 @@ class Follower:
     Attributes:
         labels: objects that were there before the step, and what leads to them: kept while it runs.
         steps: the code of the step itself, of which names say nothing.
+        made: identities of objects that the step has made. All others are those that a library keeps somewhere.
         is_static: functions that are met count as if they ran: they may do so in compiled code, where nobody hears it.
     """
 
@@ -71,6 +72,7 @@ class Follower:
         self.labels: dict[int, tuple[Any, str]] = {id(one): (one, "") for one in ignore}
         self.steps: set[CodeType] = set()
         self.is_static = False
+        self.made: set[int] = set()
         self._ignored = frozenset(self.labels)
         self._done: set[tuple[int, Names]] = set()
         self._functions: dict[CodeType, dict[int, tuple[types.FunctionType, str]]] = {}
@@ -135,9 +137,10 @@ class Follower:
         own = self.is_own(file) if file else module.__name__ not in sys.builtin_module_names
         if names.own and self._once(module, names):
             fields = vars(module)
+            pythons = module.__name__.partition(".")[0] in sys.stdlib_module_names
             holder = self.reads.holder(fields, fields, "")
             for key in names.words & fields.keys():
-                if own or isinstance(fields[key], _GLOBALS):
+                if own or isinstance(fields[key], _GLOBALS) or (not pythons and _holds_settings(fields[key])):
                     self._variable(holder, key, f"{name}.{key}", names.by(key), inside)
 
     def function(self, function: types.FunctionType, label: str) -> None:
@@ -219,6 +222,8 @@ class Follower:
                 self.module_reads(value, value.__name__, names)
             elif _holds_items(value):
                 waiting += [(item, names) for item in gc.get_referents(value) if type(item) not in NEVER_FOLLOWED]
+            elif names.own and place not in self.made and is_users_object(value) and kind.__weakrefoffset__:
+                self.follow(value, f"a {kind.__name__}", names)  # that of one that is gone by the end does not count
             elif is_users_object(value):
                 fields = {**slots_view(value, slots_of(type(value))), **getattr(value, "__dict__", {})}
                 waiting += [(fields[key], names.by(key)) for key in names.words & fields.keys()]
@@ -357,6 +362,11 @@ def _is_followed(value: Any) -> bool:
     if isinstance(value, dict | list | tuple | collections.deque):  # for what they hold
         return len(value) <= _MOST_ITEMS
     return isinstance(value, (*_NEVER_NEW, torch.distributions.Distribution)) or is_users_object(value)
+
+
+def _holds_settings(value: Any) -> bool:
+    """Return whether a global of a library's module counts where the program's own code reads it there."""
+    return isinstance(value, dict | list) or is_users_object(value)
 
 
 def _is_parameter(value: torch.Tensor) -> bool:

@@ -32,6 +32,8 @@ _OURS = "_hotloop"
 """What hotloop itself notes on a module begins so, and comes and goes with a tier."""
 _OPTIMIZERS = (EVERY_OPTIMIZERS | {"zero_grad"}) - {"defaults"}
 """Attributes of optimizers that are looked at as what they are, and one that others wrap."""
+_MOST_ITEMS = 200
+"""Objects in a list of a library's, at most, that are compared."""
 
 
 class View(collections.abc.Mapping[str, Any]):
@@ -147,7 +149,8 @@ class Holder:
         if key not in self.kept or torchs:
             return False
         value = self.fields.get(key, ABSENT)
-        return is_plain(value, self.kind) or (not key.startswith("_") and is_users_object(value))
+        items = value if isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS else (value,)
+        return is_plain(value, self.kind) or (not key.startswith("_") and all(map(is_users_object, items)))
 
     def _counts_of_module(self, key: str) -> bool:
         if self.fields is not getattr(self.owner, "__dict__", None):  # one of its tables

@@ -209,6 +209,8 @@ class Recorder:
 
     def _frame(self, code: CodeType, frame: FrameType, names: Names) -> None:
         values = self._values(code, frame)
+        if code.co_name == "__init__" and not getattr(made := values.get(code.co_varnames[0]), "__dict__", None):
+            self._followed.made.add(id(made))
         if not names.own:
             for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]:
                 self._followed.meet(values.get(name), names)
