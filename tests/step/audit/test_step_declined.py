@@ -102,6 +102,10 @@ def as_a_capsule(logits, y):
     return F.cross_entropy(logits, y) * (1 + weight / 8)
 
 
+def splitting(logits, y):
+    return F.cross_entropy(logits, y) + sum(one.sum() for one in torch.tensor_split(logits, y[:1].cpu())) / 64
+
+
 def nonzero(logits, y):
     rows = (y > 0).nonzero().flatten()
     return F.cross_entropy(logits[rows], y[rows])
@@ -129,6 +133,7 @@ READS = {
     listing: ("read on the host (tolist)", "tolist()"),
     through_dlpack: ("", "np.from_dlpack"),
     as_a_capsule: ("", "to_dlpack("),
+    splitting: ("", "tensor_split"),
     nonzero: ("depends on the data: nonzero", "nonzero()"),
     masked: ("depends on the data: index", "logits[chosen]"),
     selecting: ("depends on the data: masked_select", "masked_select"),

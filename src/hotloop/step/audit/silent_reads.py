@@ -36,7 +36,17 @@ def silent_reads(note: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
 
         return read
 
+    def splitting(real: Callable[..., Any]) -> Callable[..., Any]:
+        def split(*args: Any, **kwargs: Any) -> Any:
+            for places in (one for one in (*args[1:], *kwargs.values()) if isinstance(one, torch.Tensor)):
+                note(places, "tensor_split by a tensor")
+            return real(*args, **kwargs)
+
+        return split
+
     with contextlib.ExitStack() as stack:
+        for owner in (torch.Tensor, torch):  # reads where to split, if a tensor says it
+            stack.enter_context(replaced(owner, "tensor_split", splitting))
         for owner, name, by in _READERS:
             stack.enter_context(replaced(owner, name, functools.partial(listening, by)))
         yield
