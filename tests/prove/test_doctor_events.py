@@ -12,6 +12,7 @@ from hotloop.diagnose.host_sync import IN_A_SCALER
 from hotloop.prove.doctor import step_operations
 from hotloop.prove.doctor.examining import examine
 from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts, busy_event, kernel_intervals
+from hotloop.prove.doctor.switches import Switches
 
 PROGRAMS = Path(__file__).with_name("doctor_programs.py")
 
@@ -152,6 +153,14 @@ def test_settings_that_the_program_leaves_changed_name_the_line(events, line_of)
     assert (found["before"], found["after"], found["by"]) == ("0", "2", "doctor_programs")
     inside = events("grad_left_off", ev.SettingSwitched)
     assert [(one["setting"], one["line"]) for one in inside] == [("backends.cudnn.benchmark", line_of("CUDNN"))]
+
+
+def test_settings_are_asked_without_being_traced():
+    """``torch.cond`` compiles itself at its first call, whatever Python runs meanwhile included."""
+    torch._dynamo.reset()
+    with Switches("a step", None):
+        found = torch.cond(torch.ones(()) > 0, torch.sin, torch.cos, (torch.ones(2),))
+    assert torch.equal(found, torch.ones(2).sin())
 
 
 def test_a_framework_that_switches_tf32_on_is_named_and_the_program_itself_is_not(tmp_path, monkeypatch):

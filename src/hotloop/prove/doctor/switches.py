@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from hotloop import events as ev
+from hotloop._torch.dynamo import never_trace, set_tracer
 from hotloop._torch.graphs import is_user_file
 from hotloop.cache.ambient import torch_settings
 
@@ -96,7 +97,11 @@ class Switches:
         if called.__name__ == "_set_grad_enabled":  # by each no_grad block, a thousand times in a factory
             self._places[_GRAD] = _Place.of(frame, self._phase)
             return
-        now = _settings()
+        before = set_tracer(None)  # torch may be tracing the step (torch.cond compiles itself), and must not trace this
+        try:
+            now = _settings()
+        finally:
+            set_tracer(before)
         for name, value in now.items():
             if value != self._latest.get(name):
                 self._places[name] = _Place.of(frame, self._phase)
@@ -106,6 +111,8 @@ class Switches:
         if place.file is None or self._own is None or "site-packages" in place.file:
             return False
         return Path(place.file).resolve().is_relative_to(self._own)
+
+    never_trace(_called)
 
 
 def _settings() -> dict[str, Any]:
