@@ -1,11 +1,12 @@
 """Rows of runs, cross-validations and searches: what a list says of whole, torn, killed and foreign folders."""
 
 import json
+import shutil
 
 import pytest
 from run_folders import a_cross_validation, a_run, a_study
 
-from hotloop.record import this_process
+from hotloop.record import RunRecord, this_process
 from hotloop.report import runs
 
 
@@ -27,6 +28,21 @@ def test_a_run_that_goes_on_and_one_whose_process_is_gone(tmp_path):
     assert str(this_process()["pid"]) in lines
     (folder / "record.jsonl").write_text(lines.replace(f'"pid": {this_process()["pid"]}', '"pid": 4194305'))
     assert runs.read(folder).status == "killed"
+
+
+def test_a_cross_validation_is_judged_by_what_its_folds_are_judged_by(tmp_path):
+    folder = a_cross_validation(tmp_path / "kf")
+    found = json.loads((folder / "kfold.json").read_text())
+    found["metrics"]["best"] = {"loss": {"mean": 0.3}, **found["metrics"]["best"]}
+    (folder / "kfold.json").write_text(json.dumps(found))
+    for number in (0, 1):  # the goal is the recipe's own, which only measurements name
+        shutil.rmtree(folder / f"fold-{number}")
+        written = RunRecord(folder / f"fold-{number}")
+        written.update("measurements", goal="max:accuracy")
+        written.append("metrics", {"step": 1, "split": "validation", "loss": 0.3, "accuracy": 0.8})
+        written.finish()
+    row = runs.read(folder)
+    assert (row.metric, row.best) == ("accuracy", 0.8)
 
 
 def test_cross_validations_and_searches_are_one_row_and_their_members_another_list(tmp_path):

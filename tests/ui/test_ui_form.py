@@ -119,6 +119,35 @@ def test_each_component_has_a_switch_and_a_mode_of_its_own():
     assert off.values()["compile"]["components"]["unet"]["training"] == "none"
 
 
+def test_what_is_to_be_done_is_given_only_the_groups_that_it_uses():
+    typed = {"kfold.n_splits": "2", "hpo.n_trials": "7"}
+    once = draft(**typed)
+    assert (once.command, once.errors) == ("hotloop train recipe=diffusion", {})
+    assert "cross-validation" in once.notes["kfold.n_splits"]
+    assert draft(verb="kfold", **typed).command == "hotloop kfold recipe=diffusion kfold.n_splits=2"
+    inner = draft(verb="kfold", **typed, **{"kfold.inner_trials": "3"})
+    assert "hpo.n_trials=7" in inner.command  # each fold searches
+    assert not draft(**{"hpo.n_trials": "many"}).errors
+
+
+def test_the_settings_of_a_fold_are_those_of_a_cross_validation(client, root):
+    folder = a_run(root / "fold-1")
+    settings = configure.load(["recipe=digits", "kfold.n_splits=2", "kfold.fold=1"])
+    (folder / "settings.yaml").write_text(configure.to_yaml(settings))
+    assert "hotloop kfold recipe=digits kfold.n_splits=2 kfold.fold=1" in client.get("/training?from=fold-1").text
+
+
+def test_a_setting_that_is_fixed_is_said_to_be_out_of_the_search(client, monkeypatch):
+    monkeypatch.setattr(processes, "ask", lambda *_: (0, "", ""))
+    typed = {"recipe": "digits", "verb": "hpo", "training.learning_rate": "0.002"}
+    assert "fixed here, so the search does not vary it" in client.post("/training/preview", data=typed).text
+    said = client.post("/training/check", data=typed).text
+    assert "the search does not vary it: training.learning_rate." in said
+    assert "vary it" not in client.post("/training/preview", data={**typed, "verb": "train"}).text
+    varied = {**typed, "hpo.space": "{training: {learning_rate: {log: [0.001, 0.1]}}}"}
+    assert "vary it" not in client.post("/training/preview", data=varied).text
+
+
 def test_a_range_that_is_taken_out_of_a_search_is_out():
     space = "{training: {learning_rate: {float: [0.1, 0.2]}}}"
     found = draft(verb="hpo", **{"hpo.space": space})

@@ -153,6 +153,16 @@ def test_a_run_that_goes_on_does_not_say_how_it_ended_before(client, root, monke
     assert "nterrupted" not in head
 
 
+def test_nothing_is_said_to_be_wrong_with_a_run_that_starts(client, root, monkeypatch):
+    (root / "a").mkdir(parents=True)
+    told = record.this_process()
+    (root / "a" / "run.lock.json").write_text(json.dumps(told))
+    monkeypatch.setattr(processes, "_is_ours", lambda pid: pid == told["pid"])
+    text = client.get("/runs").text
+    assert "starting" in text
+    assert 'class="problem"' not in text
+
+
 def test_stop_is_sent_once_and_the_second_time_only_where_that_is_meant(client, root, monkeypatch):
     told = a_process(root, monkeypatch)
     sent = []

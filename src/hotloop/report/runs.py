@@ -211,13 +211,16 @@ def _at(entries: list[Mapping[str, Any]], name: str, step: float | None, otherwi
 
 def _folds(folder: Path, document: Mapping[str, Any]) -> Row:
     each = document["folds"]
-    inside = next((one.settings for one in members(folder) if one.settings), document["settings"])
+    each_row = members(folder)
+    inside = next((one.settings for one in each_row if one.settings), document["settings"])
     settings = {name: value for name, value in flat(inside) if name != "kfold.fold"}
     kept = (document["metrics"].get(kind) for kind in ("best", "last"))
     over = next((dict(one) for one in kept if isinstance(one, dict) and one), {})
     means = {line(name, 60): number(one.get("mean")) for name, one in over.items() if isinstance(one, dict)}
     goal = settings.get("recipe.goal")
-    wanted = goal.partition(":")[2] if isinstance(goal, str) else ""
+    by_goal = goal.partition(":")[2] if isinstance(goal, str) else ""
+    # A recipe may judge its runs by a goal of its own, which stands in the folds' records.
+    wanted = next((one.metric for one in each_row if one.metric in means), by_goal)
     metric = wanted if wanted in means else next(iter(means), "")
     steps = [number(one.get("step")) or 0.0 for one in each]
     ran = [one["compiled"].get("running") for one in each if isinstance(one.get("compiled"), dict)]

@@ -98,10 +98,11 @@ def read(form: Mapping[str, str], values: Mapping[str, Any], components: list[st
         inference = form.get(f"{key}.inference", part.inference)
         chosen[f"compile.components.{part.name}.training"] = training
         chosen[f"compile.components.{part.name}.inference"] = None if inference == AS_ABOVE else inference
-    return {name: value for name, value in chosen.items() if _at(values, name) != value}
+    return {name: value for name, value in chosen.items() if at(values, name) != value}
 
 
-def _at(values: Mapping[str, Any], name: str) -> Any:
+def at(values: Mapping[str, Any], name: str) -> Any:
+    """Return what has a dotted name; None where there is nothing."""
     found: Any = values
     for part in name.split("."):
         found = found.get(part) if isinstance(found, dict) else None

@@ -43,6 +43,7 @@ class Draft:
         root: the runs folder.
         errors: what is wrong, by the field that it stands beside; the empty name is of no field.
         changes: the settings that differ from the defaults.
+        notes: what a person may not expect of a field that is right, by its name.
     """
 
     recipe: str
@@ -52,6 +53,7 @@ class Draft:
     root: Path
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def base(self) -> dict[str, Any]:
@@ -92,11 +94,19 @@ class Draft:
         """Return what stands in a field."""
         return self.form.get(field.name, field.text(field.default))
 
-    def read(self) -> None:
-        """Read the form: find ``changes``, and all ``errors`` at once."""
-        self.errors, self.changes = {}, compilation.read(self.form, self.base, self.components)
+    def read(self, *, whole: bool = False) -> None:
+        """Read the form: find ``changes``, ``notes``, and all ``errors`` at once.
+
+        Args:
+            whole: also the groups that what is to be done does not use, as a preset keeps them.
+        """
+        self.errors, self.notes = {}, {}
+        self.changes = compilation.read(self.form, self.base, self.components)
         for one in self.fields:
             if one.name not in self.form:
+                continue
+            if not whole and one.name.startswith(self._unused):
+                self._note_unused(one)
                 continue
             try:
                 value = one.read(self.form[one.name])
@@ -114,6 +124,27 @@ class Draft:
         if not self.errors:
             self._check_together()
 
+    @property
+    def _unused(self) -> tuple[str, ...]:
+        """The groups that what is to be done does not use: they would make it something else."""
+        inner = self.form.get("kfold.inner_trials", "").strip()
+        return {"train": ("kfold.", "hpo."), "kfold": () if inner else ("hpo.",), "hpo": ()}[self.verb]
+
+    def _note_unused(self, field: Field) -> None:
+        if self.typed(field).strip() != field.text(field.default):
+            needs = "a search" if field.name.startswith("hpo.") else "a cross-validation or a search"
+            self.notes[field.name] = f"not used: it is for {needs}"
+
+    @property
+    def fixed(self) -> list[str]:
+        """The changed settings that the search would vary, had nobody set them."""
+        if self.verb != "hpo":
+            return []
+        space = self.values()["hpo"]["space"]
+        searched = configure.load_search(self.overrides).hpo.space
+        at = compilation.at
+        return [one for one in self.changes if at(space, one) is not None and at(searched, one) is None]
+
     def _wrong(self, field: Field, value: Any) -> str:
         if field.name.startswith(f"{GROUP}."):
             return field.wrong(value)
@@ -124,6 +155,7 @@ class Draft:
         try:
             settings = configure.build(self.values())
             idle.refuse_idle(settings, tuple(settings.hpo.space) if self.verb == "hpo" else ())
+            self.notes |= dict.fromkeys(self.fixed, "fixed here, so the search does not vary it")
         except ConfigError as error:
             self.blame(str(error))
 

@@ -81,7 +81,7 @@ class PresetPages:
             ConfigError: something in it is wrong.
         """
         draft = self._draft(form)
-        draft.read()
+        draft.read(whole=True)
         draft.errors.pop("name", None)  # of the run, which no preset has
         if draft.errors:
             raise ConfigError("The form has mistakes. Mend them first: they stand beside their fields.")

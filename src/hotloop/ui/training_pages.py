@@ -68,7 +68,9 @@ class TrainingPages:
             code, out, err = processes.ask([*draft.arguments(draft.folder()), "--dry-run"], CHECK_SECONDS)
         except ConfigError as error:
             return self.site.show(request, "checked.html.j2", why=str(error))
-        return self.site.show(request, "checked.html.j2", why="", code=code, said=text((out + err).strip()[-8000:]))
+        return self.site.show(
+            request, "checked.html.j2", why="", code=code, said=text((out + err).strip()[-8000:]), fixed=draft.fixed
+        )
 
     def start(self, request: Request) -> Response:
         """Start the run and show it, or show the form again with all that is wrong."""
@@ -118,9 +120,11 @@ class TrainingPages:
         for field in draft.fields:
             if field.name in plain:
                 found[field.name] = field.text(plain[field.name])
-            elif isinstance(part := _at(values, field.name), dict | list):
+            elif isinstance(part := compilation.at(values, field.name), dict | list):
                 found[field.name] = field.text(part)
         whole = {**draft.base, **values}
+        if plain.get("kfold.n_splits") is not None:  # else the same settings would hold out other rows
+            found["verb"] = "kfold"
         found["mode"], found["inference"] = compilation.mode_of(whole), str(whole["compile"]["inference"])
         for one in compilation.parts(whole, draft.components):
             found |= {f"part.{one.name}.mode": one.training, f"part.{one.name}.inference": one.inference}
@@ -164,9 +168,3 @@ class TrainingPages:
 def _query(draft: Draft) -> dict[str, Any]:
     key = "program" if ":" in draft.recipe else "recipe"
     return {key: draft.recipe, **{f"{CHOICE}{group}": name for group, name in draft.choices.items()}}
-
-
-def _at(values: Any, name: str) -> Any:
-    for part in name.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values

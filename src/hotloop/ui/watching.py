@@ -218,6 +218,7 @@ def _judged(
         # A run that goes on shows how it ended before, until its new process writes.
         before = row.kind == runs.RUN and row.status != "running" and document.get("pid") != process.pid
         status = "stopping" if asked else "running" if begun and not before else "starting"
+        row = row if begun else dataclasses.replace(row, problem="")  # that nothing is written yet is no fault
     elif not begun:
         row = dataclasses.replace(row, problem=row.problem if row.kind != runs.UNKNOWN else "")
         status = "not started"
