@@ -156,7 +156,7 @@ def test_a_run_that_goes_on_does_not_say_how_it_ended_before(client, root, monke
 def test_nothing_is_said_to_be_wrong_with_a_run_that_starts(client, root, monkeypatch):
     (root / "a").mkdir(parents=True)
     told = record.this_process()
-    (root / "a" / "run.lock.json").write_text(json.dumps(told))
+    (root / "a" / processes.START).write_text(json.dumps(told))
     monkeypatch.setattr(processes, "_is_ours", lambda pid: pid == told["pid"])
     text = client.get("/runs").text
     assert "starting" in text
