@@ -120,6 +120,19 @@ def test_a_search_is_for_the_goal_unless_it_names_another_metric(own, overrides,
     assert prepared(settings) == settings
 
 
+@pytest.mark.parametrize(
+    ("overrides", "goal"),
+    [
+        ([], "max:score"),
+        (["hpo.direction=minimize"], "min:score"),
+        (["recipe.goal=min:size", "hpo.metric=score"], "min:size"),
+    ],
+)
+def test_the_final_run_keeps_its_best_by_what_the_search_was_for(own, overrides, goal):
+    settings = prepared(own("make", *overrides))
+    assert trial.best_settings(settings, {"program.lr": 0.1}).recipe.goal == goal
+
+
 def test_a_program_without_metrics_ends_the_search_before_a_step(own, tmp_path):
     with pytest.raises(
         ConfigError, match=r"hpo\.metric=score: recipe=.*own\.py:silent has no metrics: give its Workload"

@@ -33,9 +33,8 @@ def check(settings: Settings, console: Console | None) -> Outcome:
         raise ConfigError(f"hpo.folder={folder} holds a run, whose report would be overwritten: name another folder")
     dry.check_folder(folder)
     changed = trial.settings_of(settings, {}, folder)
-    if ":" in settings.recipe.name:  # the program's metrics are computed, and hpo.metric is one of them
-        direction = "max" if settings.hpo.towards == "maximize" else "min"
-        changed = trial.changed(changed, {"recipe.goal": f"{direction}:{settings.hpo.metric}"})
+    # A program's metrics are computed, and hpo.metric is one of them.
+    changed = trial.changed(changed, trial.goal_of(settings))
     for first in trial.folds_of(changed)[:1]:
         changed = trial.changed(changed, first)
     recipe = importlib.import_module("hotloop.recipes").load(settings.recipe.name)

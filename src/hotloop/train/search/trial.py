@@ -64,8 +64,19 @@ def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> 
 
 
 def best_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """Return the settings of the final run: the search's with the best values, without what made trials cheaper."""
-    return changed(_shown(settings), {**values, "run.folder": None, "run.resume": None})
+    """Return the settings of the final run: the search's with the best values, without what made trials cheaper.
+
+    The best validation of a program's own run is kept for its goal: without one, what the search was for.
+    """
+    judged = {} if settings.recipe.goal else goal_of(settings)
+    return changed(_shown(settings), {**judged, **values, "run.folder": None, "run.resume": None})
+
+
+def goal_of(settings: Settings) -> dict[str, str]:
+    """Return the goal that a search gives the run of a program of the user's; nothing for other recipes."""
+    if ":" not in settings.recipe.name or settings.hpo.metric is None:
+        return {}
+    return {"recipe.goal": f"{'max' if settings.hpo.towards == 'maximize' else 'min'}:{settings.hpo.metric}"}
 
 
 def _shown(settings: Settings) -> Settings:
