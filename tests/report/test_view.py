@@ -90,6 +90,13 @@ def test_what_a_reader_must_not_miss_is_a_note(document):
     assert [(mark.kind, mark.step) for mark in chart(build(document), "loss").marks] == [("not_finite", 7)]
 
 
+def test_the_loss_of_a_run_that_goes_on_is_not_final(document):
+    def labels(status):
+        return {card.label for card in build({**document, "status": status}).cards} & {"Loss", "Final loss"}
+
+    assert (labels("running"), labels("finished")) == ({"Loss"}, {"Final loss"})
+
+
 def test_cards_take_what_was_measured_and_else_estimate(document):
     cards = {card.label: card for card in build(document).cards}
     assert cards["Cold time"].value == "22.5 s"

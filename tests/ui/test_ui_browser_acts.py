@@ -27,6 +27,9 @@ def test_a_run_is_queued_behind_the_one_that_trains_and_taken_out_again(person, 
             expect(person.locator("#command")).to_contain_text(name)
             person.click("#queue")
             person.wait_for_url("**/runs")
+        person.goto(at(person.base, "/training?recipe=digits"))
+        expect(person.locator("#name")).to_have_value("second-2")  # the next run needs a name of its own
+        person.goto(at(person.base, "/runs"))
         other = person.context.new_page()
         other.goto(at(person.base, "/runs"))
         expect(other.locator("#queue tr")).to_have_count(2)

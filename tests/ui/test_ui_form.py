@@ -179,6 +179,13 @@ def test_what_this_machine_cannot_run_is_greyed_with_its_reason(client):
     assert re.search(r'id="mode-default"[^>]*>', text)[0].count("disabled") == 0
 
 
+def test_what_a_mode_does_not_use_says_why(client):
+    text = client.get("/training?recipe=diffusion").text
+    assert "With NONE nothing is compiled" in text
+    assert re.search(r'for="part-text_encoder_2">text_encoder_2</label> <span class="quiet">SDXL only<', text)
+    assert not re.search(r'for="part-unet">unet</label> <span class="quiet">', text)
+
+
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1), inner, max_size=3),
@@ -214,6 +221,28 @@ def test_a_form_that_is_wrong_comes_back_with_all_that_was_typed(client, monkeyp
     assert re.search(r'id="mode-auto"[^>]* checked', text)
     assert 'aria-invalid="true"' in text
     assert "expected an integer of at least 1" in text
+
+
+def test_a_name_that_cannot_be_is_told_its_limit_or_one_that_is_free(root):
+    (root / "digits" / "one-2").mkdir(parents=True)
+    (root / "digits" / "one").mkdir()
+
+    def wrong(name):
+        found = drafts.of({"recipe": "digits", "name": name}, {}, root)
+        found.read()
+        return found.errors.get("name", "")
+
+    assert "at most 80 letters" in wrong("x" * 81)
+    assert "x" * 30 not in wrong("x" * 81)
+    assert not wrong("x" * 80)
+    assert wrong("one").endswith("choose another name, such as one-3")
+    assert wrong("one-2").endswith("such as one-3")
+
+
+def test_the_address_of_a_refused_form_leads_to_the_form(client):
+    for path in ("/training/start", "/training/queue"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["location"]) == (307, "/training")
 
 
 def test_start_begins_a_process_in_a_folder_below_the_runs_and_shows_it(client, root, monkeypatch):

@@ -30,7 +30,16 @@ def test_runs_are_listed_with_what_came_of_them(client, root):
     a_study(root / "search")
     text = client.get("/runs").text
     assert set(names_in(text)) == {"digits/one", "digits/two", "folds", "search"}
-    for said in ("finished", "failed", "accuracy 0.9", "why it ended", "2 folds", "1 trials", "cross-validation"):
+    for said in (
+        "finished",
+        "failed",
+        "Time saved",
+        "accuracy 0.9",
+        "why it ended",
+        "2 folds",
+        "1 trials",
+        "cross-validation",
+    ):
         assert said in text, said
 
 

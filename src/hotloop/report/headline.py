@@ -137,6 +137,7 @@ class Cards:
     steps: Steps
     times: Line
     metrics: Sequence[MetricRow]
+    goes_on: bool = False
 
     def all(self, most: int = 7) -> list[Card]:
         """Return the cards that are known; a measured number goes before an estimate."""
@@ -213,4 +214,4 @@ class Cards:
             return []
         tail = loss.values[-max(1, len(loss.values) // 20) :]
         note = f"mean of the last {len(tail)}" if len(tail) > 1 else "last step"
-        return [Card("Final loss", figure(sum(tail) / len(tail)), note)]
+        return [Card("Loss" if self.goes_on else "Final loss", figure(sum(tail) / len(tail)), note)]

@@ -97,11 +97,12 @@ def build(document: Mapping[str, Any]) -> View:
     usual = times.steady
     slow = {step: value - usual for step, value in later if value > 2 * usual} if usual is not None else {}
     rows, left = occurrences.rows(document["events"], slow)
-    cards = headline.Cards(measured, steps, times, metrics)
+    head = headline.Headline.of(document, steps, parts, killed=record.was_killed(document))
+    cards = headline.Cards(measured, steps, times, metrics, goes_on=head.status == "running")
     if "speed_up" in measured and cards.no_speed_up:
         measured = {**measured, "speed_up": cards.no_speed_up}
     return View(
-        headline=headline.Headline.of(document, steps, parts, killed=record.was_killed(document)),
+        headline=head,
         cards=cards.all(),
         charts=[*ways.chart(document), *charts.RunCharts(steps, lines, document["events"]).all()],
         components=parts,

@@ -105,6 +105,8 @@ def routes(site: Site) -> list[Route]:
         "/presets/save": preset.save, "/presets/delete": preset.delete, "/presets/diff": preset.diff,
         "/presets/panel": preset.show, "/cache/export": bundle.export, "/cache/import": bundle.import_,
     }  # fmt: skip
+    # A form that was refused has the address that it was sent to.
+    asked |= dict.fromkeys(("/training/start", "/training/queue"), lambda request: RedirectResponse("/training"))  # noqa: ARG005
     gets = [Route(path, answer, methods=["GET"]) for path, answer in asked.items()]
     return gets + [Route(path, answer, methods=["POST"]) for path, answer in done.items()]
 

@@ -22,6 +22,8 @@ _AUTO = (
 )  # fmt: skip
 _SPELLED = {"none": "NONE", "default": "DEFAULT", "inductor": "INDUCTOR", "triton": "TRITON", "aot_eager": "AOT_EAGER"}
 AS_ABOVE = "as above"
+ONLY = {"text_encoder_2": "SDXL only"}
+"""Components that only some models of their recipe have."""
 
 
 @dataclasses.dataclass(frozen=True)

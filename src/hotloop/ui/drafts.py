@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import re
 import shlex
@@ -27,7 +28,9 @@ VERBS = {"train": "Train once", "kfold": "Cross-validate", "hpo": "Search for se
 HIDDEN = ("recipe.name", "run.folder", "run.resume", "hpo.folder", "hpo.name", *compilation.OWN)
 """Settings that the page sets itself, or that have a place of their own in it."""
 _NAMED = re.compile(r"[a-z]\w*(?:\.\w+)+")
-_FOLDER = re.compile(r"[A-Za-z0-9_][\w.-]{0,79}", re.ASCII)
+LONGEST = 80
+"""Characters in the name of a run."""
+_FOLDER = re.compile(rf"[A-Za-z0-9_][\w.-]{{0,{LONGEST - 1}}}", re.ASCII)
 CHOICE = "choice."
 
 
@@ -117,10 +120,15 @@ class Draft:
             except (ValueError, StopIteration) as error:
                 self.errors[one.name] = str(error) or f"{one.name}: expected {one.takes}"
         if self.named and not _FOLDER.fullmatch(self.named):
-            self.errors["name"] = f"name={self.named!r}: expected letters, digits, dots, dashes and underscores"
+            self.errors["name"] = (
+                f"name={_shortened(self.named)!r}: expected at most {LONGEST} letters, digits, dots, dashes and "
+                "underscores, the first a letter, a digit or an underscore"
+            )
         elif self.named and (self._place / self.named).exists():
             there = f"{self._place.name}/{self.named}"
-            self.errors["name"] = f"name={self.named!r}: {there} is there already; choose another name"
+            self.errors["name"] = (
+                f"name={self.named!r}: {there} is there already; choose another name, such as {self._free}"
+            )
         if not self.errors:
             self._check_together()
 
@@ -201,6 +209,13 @@ class Draft:
     def _place(self) -> Path:
         return self.root / conf_files.folder_name(self.recipe)
 
+    @property
+    def _free(self) -> str:
+        """A name like the one that is taken, which nothing has."""
+        stem = re.sub(r"-\d+$", "", self.named)[: LONGEST - 8]
+        names = (f"{stem}-{number}" for number in itertools.count(2))
+        return next(one for one in names if not (self._place / one).exists())
+
     def folder(self) -> Path:
         """Choose the folder of the run: the one that was named, or else one that is not there yet."""
         if self.named:
@@ -276,6 +291,10 @@ def _without(value: Any, default: Any) -> Any:
         return value
     gone = dict.fromkeys(name for name in default if name not in value)
     return {**gone, **{name: _without(one, default.get(name)) for name, one in value.items()}}
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[:20]}\N{HORIZONTAL ELLIPSIS} ({len(name)} characters)"
 
 
 def _hidden(name: str) -> bool:

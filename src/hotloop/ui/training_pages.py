@@ -142,7 +142,7 @@ class TrainingPages:
             mode=draft.form.get("mode", compilation.mode_of(now)), usual_mode=compilation.mode_of(base), base=base,
             inference=draft.form.get("inference", base["compile"]["inference"]), parts=self._parts(draft),
             usual={one.name: one for one in compilation.parts(base, draft.components)}, as_above=compilation.AS_ABOVE,
-            measured_on=measured.MACHINE, back=_query(draft), **panel(self.site, draft.form),
+            only=compilation.ONLY, measured_on=measured.MACHINE, back=_query(draft), **panel(self.site, draft.form),
         )  # fmt: skip
 
     def _parts(self, draft: Draft) -> list[compilation.Part]:

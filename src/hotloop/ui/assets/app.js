@@ -99,14 +99,21 @@ if (form) {
   form.addEventListener("input", () => document.getElementById("checked").replaceChildren());  // it was about other settings
   form.addEventListener("input", save);
   form.addEventListener("change", save);
+  /* A run that began has its name; a form that is refused comes back with what was typed. */
+  form.addEventListener("submit", () => {
+    const [, stem, number] = /^(.*?)(?:-([0-9]{1,6}))?$/.exec(form.elements.name.value.trim());
+    if (!stem) return;
+    const typed = JSON.parse(sessionStorage.getItem(key) || "{}");
+    sessionStorage.setItem(key, JSON.stringify({...typed, name: stem.slice(0, 72) + "-" + (Number(number || 1) + 1)}));
+  });
   document.getElementById("forget").addEventListener("click", () => { sessionStorage.removeItem(key); location.href = show(); });
   /* Where settings were loaded over what a person had typed, that can be brought back. */
   const before = sessionStorage.getItem(key), what = document.getElementById("what");
   const show = () => "/training?" + new URLSearchParams(new FormData(what));
   const keep = () => {
     save();
-    if (form.dataset.sent !== "loaded") return;
     history.replaceState(null, "", show());  // a reload shows what was typed since
+    if (form.dataset.sent !== "loaded") return;
     if (!before || before === "{}" || before === sessionStorage.getItem(key)) return;
     document.getElementById("brought").hidden = false;
     document.getElementById("bring-back").addEventListener("click", () => { sessionStorage.setItem(key, before); location.href = show(); });
