@@ -63,9 +63,16 @@ def test_every_form_is_refused_without_its_token(client, root, access):
         assert client.post(route.path, data={"run": "a"}, headers=forged).status_code == 403, route.path
 
 
-def test_what_changes_something_is_not_done_by_a_link(client, root, access):
+def test_what_changes_something_is_not_done_by_a_link(client, root, access, monkeypatch):
+    monkeypatch.setattr(processes, "start", lambda *_: pytest.fail("it was started"))
+    to_the_form = ("/training/start", "/training/queue")
     for route in posts(root, access):
-        assert client.get(route.path).status_code == 405, route.path
+        answer = client.get(route.path, params={"recipe": "digits"})
+        if route.path in to_the_form:
+            assert (answer.status_code, answer.headers["location"]) == (307, "/training"), route.path
+        else:
+            assert answer.status_code == 405, route.path
+    assert not root.exists()  # nothing waits, either
 
 
 def test_a_form_that_is_too_large_is_not_read(client):
