@@ -1,6 +1,7 @@
 """The form of settings: made of their schema, read back whole, with all that is wrong beside its field."""
 
 import html
+import json
 import re
 import shlex
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from run_folders import a_run
+from run_folders import a_run, a_study
 
 from hotloop.train import configure, grammar
 from hotloop.ui import compilation, drafts, fields, processes
@@ -135,6 +136,30 @@ def test_the_settings_of_a_fold_are_those_of_a_cross_validation(client, root):
     settings = configure.load(["recipe=digits", "kfold.n_splits=2", "kfold.fold=1"])
     (folder / "settings.yaml").write_text(configure.to_yaml(settings))
     assert "hotloop kfold recipe=digits kfold.n_splits=2 kfold.fold=1" in client.get("/training?from=fold-1").text
+
+
+def test_the_best_settings_of_a_search_fill_the_form(client, root):
+    folder = a_study(root / "search")
+    button = "Train with its best settings"
+    assert button not in client.get("/run?run=search").text
+    settings = configure.load(["recipe=digits", "training.batch_size=8"])
+    (folder / "best.yaml").write_text(configure.to_yaml(settings))
+    assert f'href="/training?from=search">{button}' in client.get("/run/head?run=search").text
+    assert "hotloop train recipe=digits training.batch_size=8<" in client.get("/training?from=search").text
+
+
+def test_a_start_that_failed_leads_back_to_its_settings(client, root):
+    folder = root / "digits" / "a"
+    folder.mkdir(parents=True)
+    arguments = ["kfold", "recipe=digits", "training.batch_size=8", "kfold.n_splits=2", f"run.folder={folder}"]
+    (folder / processes.START).write_text(json.dumps({"pid": 0, "arguments": arguments}))
+    assert 'href="/training?from=digits/a">Back to its settings' in client.get("/run?run=digits/a").text
+    text = client.get("/training?from=digits/a").text
+    assert "hotloop kfold recipe=digits training.batch_size=8 kfold.n_splits=2<" in text
+    (folder / processes.START).write_text(json.dumps({"pid": 0, "arguments": ["train", "nonesuch=<b>", "a.b=["]}))
+    refused = client.get("/training?from=digits/a")
+    assert refused.status_code == 422
+    assert "<b>" not in refused.text
 
 
 def test_a_setting_that_is_fixed_is_said_to_be_out_of_the_search(client, monkeypatch):

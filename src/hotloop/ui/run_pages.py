@@ -16,6 +16,7 @@ from hotloop.report.text import text
 from hotloop.ui import compiles, places, processes, usage
 from hotloop.ui.plot_pages import installed
 from hotloop.ui.run_acts import FORMATS, STUDY, going_on
+from hotloop.ui.training_pages import BEST
 from hotloop.ui.watching import LOOK_SECONDS, REQUEST_SECONDS
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class RunPages:
             "log": _plain(places.tail(log)), "samples": places.samples(path)[:12], "checkpoints": _checkpoints(path),
             "exported": places.exported(path), "formats": FORMATS,
             "plots": shown.row.kind == runs.SEARCH and shown.view is not None and installed(),
+            "has_best": shown.row.kind == runs.SEARCH and (path / BEST).is_file(),
             "again": command, "goes_on": _goes_on(path, shown), "folder": str(path),
             "started_as": processes.arguments_of(path), **self._now(path, shown),
         }  # fmt: skip

@@ -10,7 +10,7 @@ from hotloop import measured
 from hotloop.errors import ConfigError, HotloopError, RecordError
 from hotloop.report import runs
 from hotloop.report.text import text
-from hotloop.train import conf_files
+from hotloop.train import conf_files, configure
 from hotloop.train.nested import leaves
 from hotloop.ui import compilation, drafts, processes
 from hotloop.ui.drafts import CHOICE, Draft
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from hotloop.ui.site import Site
 
 CHECK_SECONDS = 300.0
+BEST = "best.yaml"
+"""The settings of a search's best trial, in its folder."""
 
 
 class TrainingPages:
@@ -42,7 +44,7 @@ class TrainingPages:
         try:
             run, preset = asked.pop("from", ""), asked.pop("preset", "")
             if run:
-                asked = self._of_values(conf_files.read(self.site.places.find(run) / runs.SETTINGS))
+                asked = self._of_run(self.site.places.find(run))
             elif preset:
                 asked = {**self._of_values(self.site.presets.values(preset)), "preset": preset}
             return self._page(request, self._draft(asked), sent="loaded" if run or preset else "")
@@ -106,6 +108,18 @@ class TrainingPages:
         code, _, err = processes.ask([draft.verb, *draft.overrides, "--show"], CHECK_SECONDS)
         if code:
             draft.blame(err.strip()[-4000:] or f"The program ended with exit code {code}")
+
+    def _of_run(self, folder: Path) -> dict[str, str]:
+        """Return the form that stands for a run, for the best trial of a search, or for a start that failed.
+
+        Raises:
+            ConfigError: there are no settings of it, or they cannot be read.
+        """
+        file = folder / (BEST if runs.kind_of(folder) == runs.SEARCH else runs.SETTINGS)
+        started = processes.arguments_of(folder)
+        if file.exists() or not started:
+            return self._of_values(conf_files.read(file))
+        return {**self._of_values(configure.compose(started[1:])), "verb": started[0]}
 
     def _of_values(self, values: Mapping[str, Any]) -> dict[str, str]:
         """Return the form that stands for settings.
