@@ -40,6 +40,9 @@ class Unprintable(Exception):
 class Failure:
     """One planted failure: it comes as soon as its stage is reached in or after its step, so many times."""
 
+    # It stands around the program as hotloop's own parts do: what it counts is no state of the step's.
+    __module__ = "hotloop.testing"
+
     stage: str
     step: int = 0
     kind: str = "error"
@@ -65,6 +68,8 @@ class Failure:
 
 class Plan:
     """The failures of one run; ``step`` is set by the program as it goes."""
+
+    __module__ = Failure.__module__  # for the same reason
 
     def __init__(self, *failures):
         self.failures, self.step = failures, 0
