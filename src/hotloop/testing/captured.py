@@ -136,8 +136,8 @@ class Tape:
                     again = operation(*args, **kwargs)
                 for old, new in zip(made, tensors_in(again), strict=True):
                     for ours, theirs in zip(_dense_parts(old), _dense_parts(new), strict=True):
-                        _check_size(operation, ours, theirs)
-                        if ours.data_ptr() != theirs.data_ptr():
+                        if ours.data_ptr() != theirs.data_ptr():  # else a view in place (transpose_) may change it
+                            _check_size(operation, ours, theirs)
                             with _inference(ours.is_inference()):  # outside, torch forbids the write
                                 ours.copy_(theirs)
 

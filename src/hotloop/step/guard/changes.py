@@ -11,6 +11,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from hotloop._torch.hooks import Accumulators, module_hooks
 from hotloop.errors import describe
 from hotloop.measure import flatten
+from hotloop.measure.tree import containers
 from hotloop.step.guard.compare import Watch, differences, objects_in, unwatchable
 from hotloop.step.guard.fingerprint import Same
 from hotloop.step.guard.recorder import Recorder
@@ -55,6 +56,8 @@ class Changes:
         self.found: Mapping[str, Any] = {}
         self._before: Mapping[str, Any] | None = None
         self._objects: list[Any] = []
+        self._containers: set[int] = set()
+        """The ids of the arguments' containers in the coming call: what these hold is in the call's key."""
         self._moving: dict[str, int] = {}
         self._blind = ""
         """Why the last look failed; empty where it did not."""
@@ -71,6 +74,7 @@ class Changes:
         """
         program = self._program
         made = Recorder(program.step, program.holdings, program.ignore, self._objects, self._accumulators)
+        made.know(self._containers)
         if compiled:
             made.assume()
         return made
@@ -81,7 +85,7 @@ class Changes:
         Args:
             call: the arguments of the coming call, where objects among them are looked into.
         """
-        objects = objects_in(flatten(call)[0])
+        objects, self._containers = objects_in(flatten(call)[0]), {id(one) for one in containers(call)}
         if list(map(id, objects)) != list(map(id, self._objects)):
             self._before = self._watch = self._reads = None  # another kind of call: what it reads is not this one's
         self._objects = objects

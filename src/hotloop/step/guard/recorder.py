@@ -85,6 +85,10 @@ class Recorder:
         for one in objects:
             labels.setdefault(id(one), (one, f"argument {type(one).__name__}"))
 
+    def know(self, made: set[int]) -> None:
+        """Take objects for the step's own, by their ids: containers of its arguments, which the call's key holds."""
+        self._followed.made |= made
+
     def _name_modules(self) -> None:
         labels = self._followed.labels
         for name, module in self.reads.holdings.modules.items():
