@@ -22,6 +22,19 @@ def a_run(folder, *, status="finished", goal="max:accuracy", accuracies=(0.5, 0.
     return folder
 
 
+def a_process(root, monkeypatch, *, total=10, done=4):
+    """Make a run whose process is this one, as far as the page can tell."""
+    written = RunRecord(root / "a")
+    written.update("measurements", steps_total=total)
+    for step in range(1, done + 1):
+        written.append("steps", {"step": step, "seconds": 2.0, "loss": 1.0, "running": "eager"})
+    written._lines.close()  # as it is between two of its lines
+    told = record.this_process()
+    (root / "a" / "run.lock.json").write_text(json.dumps(told))
+    monkeypatch.setattr("hotloop.ui.processes._is_ours", lambda pid: pid == told["pid"])
+    return told
+
+
 def a_study(folder, state="complete"):
     folder.mkdir(parents=True)
     trial = {"number": 0, "state": state, "value": 0.9, "values": {"program.lr": 0.1}, "began": 5.0}

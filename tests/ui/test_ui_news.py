@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from run_folders import a_run, a_study
+from run_folders import a_process, a_run, a_study
 from starlette.requests import Request
 
 from hotloop import record
@@ -19,19 +19,6 @@ from hotloop.ui.site import Site
 
 def names_in(text):
     return re.findall(r'<a href="/run\?run=([^"]+)">', text)
-
-
-def a_process(root, monkeypatch, *, total=10, done=4):
-    """Make a run whose process is this one, as far as the page can tell."""
-    written = RunRecord(root / "a")
-    written.update("measurements", steps_total=total)
-    for step in range(1, done + 1):
-        written.append("steps", {"step": step, "seconds": 2.0, "loss": 1.0, "running": "eager"})
-    written._lines.close()  # as it is between two of its lines
-    told = record.this_process()
-    (root / "a" / "run.lock.json").write_text(json.dumps(told))
-    monkeypatch.setattr(processes, "_is_ours", lambda pid: pid == told["pid"])
-    return told
 
 
 def test_what_is_compared_hears_of_each_run(root, access):

@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from run_folders import a_cross_validation, a_run, a_study
+from run_folders import a_cross_validation, a_process, a_run, a_study
 
 from hotloop import record
 from hotloop.record import RunRecord
@@ -124,19 +124,6 @@ def test_a_run_goes_on_while_it_is_watched(client, root):
     assert "full+graph" in client.get("/run/part?part=charts&run=a").text
     written.finish()
     assert "finished" in client.get("/run/head?run=a").text
-
-
-def a_process(root, monkeypatch, *, total=10, done=4):
-    """Make a run whose process is this one, as far as the page can tell."""
-    written = RunRecord(root / "a")
-    written.update("measurements", steps_total=total)
-    for step in range(1, done + 1):
-        written.append("steps", {"step": step, "seconds": 2.0, "loss": 1.0, "running": "eager"})
-    written._lines.close()  # as it is between two of its lines
-    told = record.this_process()
-    (root / "a" / "run.lock.json").write_text(json.dumps(told))
-    monkeypatch.setattr(processes, "_is_ours", lambda pid: pid == told["pid"])
-    return told
 
 
 def test_a_running_run_says_how_far_it_is(client, root, monkeypatch):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hotloop.errors import ConfigError
 from hotloop.train import hub
-from hotloop.train.networks import align, count
+from hotloop.train.networks import Logits, align, count
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
@@ -28,20 +28,12 @@ LISTED = 4
 """How many new parameters a note names."""
 
 
-class CrossEncoder(nn.Module):
-    """An encoder with a head of one logit.
-
-    ``net`` is the transformers model itself: the component that is compiled, and what ``save_pretrained`` belongs to.
-    """
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
+class CrossEncoder(Logits):
+    """An encoder with a head of one logit."""
 
     def forward(self, **inputs: Tensor) -> Tensor:
         """Return the logits, shape (batch,), of tokenised pairs, each input of shape (batch, length)."""
-        logits: Tensor = self.net(**inputs, return_dict=False)[0]
-        return logits.squeeze(-1)
+        return super().forward(**inputs).squeeze(-1)
 
     @property
     def base(self) -> Any:
