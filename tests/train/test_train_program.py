@@ -315,6 +315,27 @@ def test_what_a_new_user_writes_is_answered_with_what_is_meant(named, overrides,
     assert said in str(caught.value)
 
 
+def test_all_that_is_wrong_is_said_at_once(named):
+    with pytest.raises(ConfigError) as caught:
+        start.prepare([
+            named("typed"), "program.lr=2", "program.nmae=deep", "program.width=x", "training.num_epochs=0",
+            "training.max_step=3",
+        ])  # fmt: skip
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
+        "unknown setting training.max_step",
+        "training.num_epochs=0",
+        "unknown setting program.nmae",
+        "program.lr=2",
+        "program.width='x'",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        program.load(named("needed")).filled({"rl": 1})
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
+        "unknown setting program.rl",
+        "program.lr is not set",
+    ]
+
+
 @pytest.mark.parametrize(
     ("written", "kept"),
     [

@@ -43,9 +43,18 @@ def build(values: Mapping[str, Any]) -> Settings:
     """Make the settings of plain values, those of their recipe.
 
     Raises:
-        ConfigError: listing every setting that is unknown, missing, of a wrong type or out of its range.
+        ConfigError: listing every setting that is unknown, missing, of a wrong type or out of its range; those of a
+            program are looked at only where others are wrong, so that all are said at once.
     """
-    return schema.build(model(_recipe(values)), values)
+    try:
+        return schema.build(model(_recipe(values)), values)
+    except ConfigError as error:
+        if not values.get(GROUP):
+            raise
+        from hotloop.train.program import known  # noqa: PLC0415 - loads torch
+
+        own = known(values["recipe"]["name"]).problems(values[GROUP])
+        raise ConfigError("\n".join([str(error), *own])) from error
 
 
 @functools.cache
@@ -188,9 +197,14 @@ def _put(
             nested.drop(values, key)
         else:
             nested.merge(values, nested.nested({key: value}))
+    values = _resolved(values)
     if wrong:
+        try:
+            build(values)
+        except ConfigError as error:
+            wrong.append(str(error))
         raise ConfigError("\n".join(wrong))
-    return _resolved(values)
+    return values
 
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -181,10 +181,17 @@ class Program:
         bound = inspect.BoundArguments(self._signature, OrderedDict(given))
         return self.function(*bound.args, **bound.kwargs)
 
-    def problems(self, values: Mapping[str, Any]) -> list[str]:
-        """Say what is wrong with settings, each by its dotted name; nothing is said of those that are not set."""
-        wrong = [f"unknown setting {GROUP}.{name}: {self.nearest(name)}" for name in self._unknown(values)]
-        return wrong or [text for text, kind in self._refused(values) if kind != "missing"]
+    def problems(self, values: Mapping[str, Any], *, complete: bool = False) -> list[str]:
+        """Say all that is wrong with settings, each by its dotted name.
+
+        Args:
+            values: the settings.
+            complete: say also which are not set and have no default.
+        """
+        unknown = list(self._unknown(values))
+        wrong = [f"unknown setting {GROUP}.{name}: {self.nearest(name)}" for name in unknown]
+        refused = ((one, text) for one, text in self._refused(values) if one.path not in unknown)
+        return wrong + [text for one, text in refused if complete or one.kind != "missing"]
 
     def nearest(self, name: str) -> str:
         """Say which setting may be meant by a name that none has."""
@@ -200,7 +207,7 @@ class Program:
         return {**self._adapter.json_schema(), "additionalProperties": False}
 
     def _checked(self, values: Mapping[str, Any]) -> Any:
-        if wrong := self.problems(values) or [text for text, _ in self._refused(values)]:
+        if wrong := self.problems(values, complete=True):
             raise ConfigError("\n".join(wrong))
         return self._adapter.validate_json(json.dumps(self._merged(self._defaults, values)), strict=True)
 
@@ -223,14 +230,14 @@ class Program:
     def _is_group(self, path: str) -> bool:
         return any(one.name.startswith(f"{path}.") for one in self.parameters)
 
-    def _refused(self, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Yield what the model refuses: a message, and pydantic's word for the kind of error."""
+    def _refused(self, values: Mapping[str, Any]) -> Iterator[tuple[schema.Problem, str]]:
+        """Yield what the model refuses, each with its message."""
         given = self._merged(self._defaults, values)
         try:
             self._adapter.validate_json(json.dumps(given), strict=True)
         except pydantic.ValidationError as error:
             for one in schema.problems(error, self._made, given, f"{GROUP}."):
-                yield self._said(one, given), one.kind
+                yield one, self._said(one, given)
 
     def _said(self, one: schema.Problem, given: Mapping[str, Any]) -> str:
         parameter, function = self.of(one.path), self.name.rpartition(":")[2]
