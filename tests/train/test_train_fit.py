@@ -211,7 +211,7 @@ def test_recipe_may_be_written_as_for_a_new_run(tmp_path, train):
     train(training__max_steps=1)
     again = [f"run.resume={tmp_path / 'run'}"]
     assert start.prepare([*again, "recipe=criteria"]).settings.recipe.name == "criteria"
-    with pytest.raises(ConfigError, match="recipe cannot change while a run is resumed"):
+    with pytest.raises(ConfigError, match=r"recipe\.name cannot change while a run is resumed"):
         start.prepare([*again, "recipe=digits"])
 
 

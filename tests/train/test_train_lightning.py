@@ -304,7 +304,9 @@ def test_a_dry_run_checks_and_writes_nothing(named, tmp_path):
     assert "Batch: [0] float32 (4, 4), [1] float32 (4, 1)" in shown
     assert "Steps: 12" in shown
     assert not (tmp_path / "run").exists()
-    assert "logs error" in said("train", *named, "recipe.goal=max:accuracy", "--dry-run", code=2)
+    assert "are error. Set: recipe.goal=max:error" in said(
+        "train", *named, "recipe.goal=max:accuracy", "--dry-run", code=2
+    )
 
 
 def test_folds_are_those_that_the_data_splits(named, tmp_path):

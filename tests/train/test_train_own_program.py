@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import random
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import torch
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, TrainingFailedError
-from hotloop.train import checkpoint, configure, environment, fit, start
+from hotloop.train import checkpoint, configure, environment, fit, goal, start
 from hotloop.train.search import before, space
 from hotloop.train.within import Within
 
@@ -187,7 +188,7 @@ def test_with_auto_a_hot_loop_runs_the_programs_step(tmp_path, train):
         ({"batches": "iter([])"}, ["training.max_steps=3"], "there are no batches in epoch 1"),
         ({"batches": "[]"}, [], "its Workload has no batches"),
         ({"metrics": "3"}, [], "expected a mapping of names to numbers"),
-        ({}, ["recipe.goal=max:f1"], "recipe.goal names 'f1'; the metrics of .* are accuracy, loss$"),
+        ({}, ["recipe.goal=max:f1"], r"the metrics of .* are accuracy, loss\. Set: recipe\.goal=max:accuracy$"),
         ({}, ["recipe.goal=max:acuracy"], r"the metrics of .* are accuracy, loss: did you mean accuracy\?"),
         ({}, ["recipe.goal=accuracy"], "expected max:<metric> or min:<metric>"),
         ({"state": "object()"}, [], "is a object without state_dict"),
@@ -198,6 +199,71 @@ def test_with_auto_a_hot_loop_runs_the_programs_step(tmp_path, train):
 def test_a_program_that_cannot_be_trained_is_told(train, changed, settings, message):
     with pytest.raises(ConfigError, match=message):
         train(*settings, **changed)
+
+
+def test_a_wrong_goal_is_told_before_the_run_where_the_text_of_the_metrics_has_their_names(tmp_path, train):
+    with pytest.raises(ConfigError, match=r"recipe\.goal names 'f1'"):
+        train("recipe.goal=max:f1")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_goal_that_only_a_validation_shows_to_be_wrong_costs_no_epoch(tmp_path, train):
+    computed = {"metrics": "dict(accuracy=(model(x).argmax(1) == y).float().mean())"}
+    with pytest.raises(ConfigError, match="'acc'") as caught:
+        train("recipe.goal=max:acc", **computed)
+    command = str(caught.value).partition("Go on with: hotloop train ")[2].split()
+    assert command == [f"run.resume={tmp_path / 'run'}", "recipe.goal=max:accuracy"]
+    begun = start.prepare(command)
+    recipes.load(begun.settings.recipe.name).train(begun)
+    train("recipe.goal=max:accuracy", folder="whole", **computed)
+    assert_same(load(tmp_path / "run"), load(tmp_path / "whole"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"recipe\.goal cannot change while a run is resumed .* kept as the best"):
+        start.prepare([f"run.resume={tmp_path / 'run'}", "recipe.goal=min:accuracy"])
+
+
+def counted(function):
+    @functools.wraps(function)
+    def more():
+        return {**function(), "rows": 3}
+
+    return more
+
+
+def plain():
+    if torch.rand(()) > 2:
+        return {"loss": 1, "accuracy": 2}
+    inner = lambda: {"nothing": 1}  # noqa: E731
+    return {"loss": inner()}
+
+
+@torch.no_grad()
+def without_gradients():
+    return {"loss": 1}
+
+
+@counted
+def decorated():
+    return {"loss": 1}
+
+
+def merged():
+    return {"loss": 1, **plain()}
+
+
+def test_names_of_metrics_are_known_only_where_the_text_states_them_all():
+    assert goal.stated(plain) == ["loss", "accuracy", "loss"]
+    assert goal.stated(without_gradients) == ["loss"]
+    for one in (
+        decorated,
+        counted(plain),
+        counted(without_gradients),
+        merged,
+        lambda: {"loss": 1},
+        dict,
+        functools.partial(plain),
+    ):
+        assert goal.stated(one) is None
 
 
 def test_state_that_a_checkpoint_cannot_give_back_is_refused_before_training(tmp_path, train):

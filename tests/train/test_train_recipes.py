@@ -10,8 +10,8 @@ from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError
 from hotloop.recipes import digits, language
 from hotloop.train import checkpoint, configure, fit, start
+from hotloop.train.goal import Goal
 from hotloop.train.search import before
-from hotloop.train.task import Goal
 
 SMALL = {
     "digits": ["digits.hidden_size=16", "digits.layers=1", "digits.heads=2", "digits.patch_size=4", "training.num_epochs=2",

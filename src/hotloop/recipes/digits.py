@@ -19,11 +19,11 @@ from hotloop.train.display import Display
 from hotloop.train.export import Made
 from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, sample, split_rows
+from hotloop.train.goal import Goal
 from hotloop.train.networks import Logits, count
 from hotloop.train.optional import require
 from hotloop.train.outcome import Outcome
 from hotloop.train.supervised import Supervised
-from hotloop.train.task import Goal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

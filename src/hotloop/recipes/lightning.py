@@ -94,10 +94,8 @@ class Lightning(OwnProgram):
     def _dry(self, start: Start, made: Made, device: Any, display: Display) -> Outcome:
         """Set the data up, read one batch, and compute the metrics once where one of them is the goal."""
         goal = goal_of(start.settings)
-        if goal is not None and goal.metric not in (known := self._judged(start.settings, made)):
-            raise ConfigError(
-                f"recipe.goal names {goal.metric!r}; recipe={self.name} logs {', '.join(known) or 'nothing'}"
-            )
+        if goal is not None:
+            goal.check(self._judged(start.settings, made), self.name)
         made.data.prepare_data()
         made.data.setup("fit")
         loader = made.data.train_dataloader()

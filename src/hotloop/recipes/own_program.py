@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.train import environment, folds, program
 from hotloop.train.folds import Side, Sides, sides_of
-from hotloop.train.task import Goal
+from hotloop.train.goal import Goal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from hotloop.step import Workload
     from hotloop.train import program
     from hotloop.train.fold import Fold
+    from hotloop.train.goal import Goal
     from hotloop.train.outcome import Outcome
     from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
-    from hotloop.train.task import Goal
 
 
 AGAIN = "program.py"

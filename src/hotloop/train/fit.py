@@ -173,11 +173,8 @@ class _Fitting:
             self.show(last=True)
             self.check_saved()
             status = "finished"
-        except RunPrunedError:
-            status = "pruned"
-            raise
-        except KeyboardInterrupt:
-            status = "interrupted"
+        except (RunPrunedError, KeyboardInterrupt) as error:
+            status = "pruned" if isinstance(error, RunPrunedError) else "interrupted"
             raise
         except Exception as error:
             failure = self.ranks.explain(error) or failures.explain(error, self.task.smaller)
@@ -314,7 +311,11 @@ class _Fitting:
         if self.task.workload.metrics is None:
             return {}
         with self.judging():
-            return self.ranks.mean(self.task.judged())
+            found = self.ranks.mean(self.task.judged())
+        if self.task.goal is not None and self.task.goal.metric not in found:
+            self.save(checkpoint.LAST)  # a wrong name costs no epoch
+            self.task.goal.check(found, self.task.name, None if self.within.resume else self.folder)
+        return found
 
     def interrupted(self) -> Outcome:
         """Save, and say how to go on."""

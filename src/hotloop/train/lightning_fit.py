@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from hotloop.errors import ConfigError, TrainingFailedError
+from hotloop.errors import TrainingFailedError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.train import checkpoint, closing, compiling, configure, environment, failures, opening, sharding
@@ -47,9 +47,10 @@ if TYPE_CHECKING:
 
     from hotloop.train.display import Display
     from hotloop.train.fold import Fold
+    from hotloop.train.goal import Goal
     from hotloop.train.ranks import Ranks
     from hotloop.train.start import Start
-    from hotloop.train.task import Goal, Plan
+    from hotloop.train.task import Plan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -320,10 +321,8 @@ class _Recorder(pl.callbacks.Checkpoint):
             ConfigError: that of ``recipe.goal`` is not among them.
         """
         at, goal, metrics = self.position, self.given.goal, self.metrics
-        if goal is not None and metrics and goal.metric not in metrics:
-            raise ConfigError(
-                f"recipe.goal names {goal.metric!r}; recipe={self.given.name} logs {', '.join(metrics) or 'nothing'}"
-            )
+        if goal is not None and metrics:
+            goal.check(metrics, self.given.name, None if self.start.within.resume else self.start.folder)
         best = goal is not None and goal.better(metrics, at.best)
         at.validated_step, at.stale = at.step, 0 if best else at.stale + 1
         if best:

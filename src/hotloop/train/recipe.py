@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hotloop.train.folds import Sides
+    from hotloop.train.goal import Goal
     from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
-    from hotloop.train.task import Goal
 
 
 class Recipe(Protocol):

@@ -27,8 +27,10 @@ _log = logging.getLogger("hotloop")
 SETTINGS = "settings.yaml"
 _CHOICES = ("recipe=workload", "recipe=lightning")
 """What is chosen for a program, beside its name."""
+GOAL = "recipe.goal"
 FIXED: Mapping[str, tuple[str, ...]] = {
-    "it would be another run": ("recipe",),
+    "it would be another run": ("recipe.name",),
+    "a validation was kept as the best by the former": (GOAL,),
     "it would learn from other data, or from another share of them": ("data", "pictures", "kfold", "run.seed"),
     "what is trained, or what it is to learn, would be another": (
         "model", "digits", "language", "diffusion", "focus", "training.freeze_embeddings", "program",
@@ -152,6 +154,8 @@ def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
     now = program.filled(configure.from_dict(document["settings"], changed))
     for why, names in FIXED.items():
         for name in names:
+            if name == GOAL and not document["position"]["best"]:
+                continue  # nothing was judged by it
             if what := ", ".join(_changes(before, now, name)):
                 raise ConfigError(
                     f"{name} cannot change while a run is resumed ({what}): {why}. Start a new run instead "

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hotloop.train.batches import Batch, Data
+    from hotloop.train.goal import Goal
     from hotloop.train.start import Start
-    from hotloop.train.task import Goal, Judge, Loss
+    from hotloop.train.task import Judge, Loss
 
 REHEARSED = 4
 """Batches on which CUDA graphs are tried before they are turned on."""

@@ -16,13 +16,14 @@ from hotloop.presets import Preset
 from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import arguments
 from hotloop.train import checkpoint, sharding
+from hotloop.train.goal import stated
 from hotloop.train.ranks import Ranks
-from hotloop.train.schema import meant
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hotloop.step import Workload
+    from hotloop.train.goal import Goal
     from hotloop.train.settings import TrainingSettings
 
     Loss = Callable[[Tensor, Tensor], Tensor]
@@ -41,33 +42,6 @@ class Judge(Protocol):
 
     def figures(self) -> dict[str, float]:
         """Return the metrics of all that was seen, by name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Goal:
-    """The metric that says which validation is the best: for ``best.pt``, early stopping, and a search.
-
-    Args:
-        metric: its name among the metrics.
-        maximize: whether more is better.
-    """
-
-    metric: str
-    maximize: bool = True
-
-    def __str__(self) -> str:
-        return f"{'max' if self.maximize else 'min'}:{self.metric}"
-
-    def of(self, metrics: Mapping[str, float]) -> float:
-        """Return the goal's metric of a validation, NaN before there was any."""
-        return metrics.get(self.metric, math.nan)
-
-    def better(self, metrics: Mapping[str, float], than: Mapping[str, float]) -> bool:
-        """Say whether a validation is better than the best so far, which is empty at first; NaN is never better."""
-        new, old = self.of(metrics), self.of(than)
-        if math.isnan(new) or math.isnan(old):
-            return not math.isnan(new)
-        return new > old if self.maximize else new < old
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,19 +161,13 @@ class Task:
         return [float(sharding.local(one.detach()).double().abs().sum()) for one in found]
 
     def judged(self) -> dict[str, float]:
-        """Return the metrics of the models as they are.
-
-        Raises:
-            ConfigError: that of ``recipe.goal`` is not among them.
-        """
-        found = judge(self.workload)
-        self.check_goal(found)
-        return found
+        """Return the metrics of the models as they are."""
+        return judge(self.workload)
 
     def probe(self, batch: Any) -> Any:
         """Try what a dry run can: the metrics, where one of them is the goal. Returns the tensors of a batch."""
         if self.goal is not None:
-            self.judged()
+            self.goal.check(self.judged(), self.name)
         return batch
 
     def trial(self, names: Sequence[str]) -> Workload:  # noqa: ARG002 - others copy these components
@@ -223,7 +191,7 @@ class Task:
         """Say what the program is, once it is one that can be trained, saved and resumed.
 
         Raises:
-            ConfigError: its optimizers hold no parameter of its models, it has no metrics for ``recipe.goal``, its
+            ConfigError: its optimizers hold no parameter of its models, it has no metric for ``recipe.goal``, its
                 state cannot be kept in a checkpoint, or nothing says how many steps it takes.
         """
         models, held = self.workload.models(), self.workload.holdings()
@@ -236,9 +204,9 @@ class Task:
             whose = "its optimizer holds no" if held.optimizers else "there is no"
             raise ConfigError(f"recipe={self.name}: {whose} parameter of its model that requires gradients")
         if self.goal is not None and self.workload.metrics is None:
-            raise ConfigError(
-                f"recipe.goal={self.goal.metric}: recipe={self.name} has no metrics: give its Workload metrics="
-            )
+            raise ConfigError(f"recipe.goal={self.goal}: recipe={self.name} has no metrics: give its Workload metrics=")
+        if self.goal is not None and self.workload.metrics and (names := stated(self.workload.metrics)):
+            self.goal.check(names, self.name)
         for name, one in [*models.items(), *self.others().items()]:
             if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
                 raise ConfigError(
@@ -278,18 +246,6 @@ class Task:
     def steps(self, training: TrainingSettings) -> int:
         """Return the steps of the whole run, at most."""
         return min((self.steps_per_epoch(training) or 2**62) * training.num_epochs, training.max_steps or 2**62)
-
-    def check_goal(self, metrics: Mapping[str, float]) -> None:
-        """Check that the metric of ``recipe.goal`` is among the program's metrics.
-
-        Raises:
-            ConfigError: it is not.
-        """
-        if self.goal is not None and self.goal.metric not in metrics:
-            raise ConfigError(
-                f"recipe.goal names {self.goal.metric!r}; the metrics of recipe={self.name} are "
-                f"{', '.join(metrics) or 'none'}{meant(self.goal.metric, metrics)}"
-            )
 
     def load_models(self, weights: Mapping[str, Any]) -> None:
         """Load a checkpoint's weights into the models.

@@ -17,11 +17,11 @@ from hotloop.train.display import Display
 from hotloop.train.export import Made
 from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides
+from hotloop.train.goal import Goal
 from hotloop.train.networks import count
 from hotloop.train.outcome import Outcome
 from hotloop.train.predict import column
 from hotloop.train.supervised import Supervised
-from hotloop.train.task import Goal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

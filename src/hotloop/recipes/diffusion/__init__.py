@@ -31,10 +31,11 @@ from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, split_rows
+from hotloop.train.goal import Goal
 from hotloop.train.networks import count
 from hotloop.train.outcome import Outcome
 from hotloop.train.supervised import Supervised
-from hotloop.train.task import Goal, Show
+from hotloop.train.task import Show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -26,8 +26,9 @@ from hotloop.train.display import Display
 from hotloop.train.export import Made
 from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides
+from hotloop.train.goal import Goal
 from hotloop.train.predict import column
-from hotloop.train.task import Goal, Task, judge
+from hotloop.train.task import Task, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable

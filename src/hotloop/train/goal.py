@@ -1,0 +1,103 @@
+"""The goal of a run: the metric that says which validation is the best, and whether a program has that metric."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import math
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import ConfigError
+from hotloop.train import configure
+from hotloop.train.schema import meant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+    from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """The metric that says which validation is the best: for ``best.pt``, early stopping, and a search.
+
+    Args:
+        metric: its name among the metrics.
+        maximize: whether more is better.
+    """
+
+    metric: str
+    maximize: bool = True
+
+    def __str__(self) -> str:
+        return f"{'max' if self.maximize else 'min'}:{self.metric}"
+
+    def of(self, metrics: Mapping[str, float]) -> float:
+        """Return the goal's metric of a validation, NaN before there was any."""
+        return metrics.get(self.metric, math.nan)
+
+    def better(self, metrics: Mapping[str, float], than: Mapping[str, float]) -> bool:
+        """Say whether a validation is better than the best so far, which is empty at first; NaN is never better."""
+        new, old = self.of(metrics), self.of(than)
+        if math.isnan(new) or math.isnan(old):
+            return not math.isnan(new)
+        return new > old if self.maximize else new < old
+
+    def check(self, metrics: Collection[str], recipe: str, folder: Path | None = None) -> None:
+        """Check that the goal's metric is among a program's metrics.
+
+        Args:
+            metrics: their names.
+            recipe: the program's name.
+            folder: that of the run, which goes on with another goal; None where the run has not begun.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if self.metric in metrics:
+            return
+        near = difflib.get_close_matches(self.metric, metrics, n=1)
+        example = dataclasses.replace(self, metric=[*near, *metrics, "<metric>"][0])
+        cure = f"{configure.again(folder)} recipe.goal={example}" if folder else f"recipe.goal={example}"
+        raise ConfigError(
+            f"recipe.goal names {self.metric!r}; the metrics of recipe={recipe} are {', '.join(metrics) or 'none'}"
+            f"{meant(self.metric, metrics) or '.'} {'Go on with' if folder else 'Set'}: {cure}"
+        )
+
+
+def stated(metrics: Callable[..., Any]) -> list[str] | None:
+    """Return the names of all metrics where the function's text states them; None where only its call tells.
+
+    The text states them where each ``return`` has a dictionary with its keys written out. The function is not called
+    before a run: it may count epochs, or step a schedule.
+    """
+    try:
+        function = ast.parse(textwrap.dedent(inspect.getsource(metrics))).body[0]
+    except (OSError, TypeError, SyntaxError):  # no text, or one that begins within an expression
+        return None
+    wrappers, inner = 0, metrics
+    while hasattr(inner, "__wrapped__"):
+        wrappers, inner = wrappers + 1, inner.__wrapped__
+    # What other decorators, or wrappers that its text does not show, make of its result is unknown.
+    if not isinstance(function, ast.FunctionDef) or wrappers > len(function.decorator_list):
+        return None
+    if not all(ast.unparse(one).startswith("torch.") for one in function.decorator_list):
+        return None
+    names: list[str] = []
+    for given in _returned(function):
+        for key in given.keys if isinstance(given, ast.Dict) else [None]:  # None: what ** takes in
+            if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+                return None
+            names.append(key.value)
+    return names or None
+
+
+def _returned(node: ast.AST) -> Iterator[ast.expr | None]:
+    """Yield what the ``return`` statements of a function have, without those of functions within it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Return):
+            yield child.value
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _returned(child)
