@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hotloop.cli import app
+from hotloop.cli import app, main
 from hotloop.errors import ConfigError, DataError
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
@@ -83,11 +83,15 @@ print("of the program")
 def make(rows: int = 8, broken: bool = False):
     if broken:
         raise RuntimeError("the data base is away")
+    if rows < 0:
+        torch.ones(rows)
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     def step(x, y):
         loss = (model(x).squeeze(-1) - y).square().mean()
         loss.backward(); optimizer.step(); optimizer.zero_grad()
+        if rows == 9:
+            raise KeyError("a row")
         return loss
     batches = [(torch.ones(rows, 3), torch.ones(rows))] * 2
     return hotloop.Workload(model, optimizer, step, batches, metrics=lambda: {"bias": float(model.bias.detach())})
@@ -155,3 +159,42 @@ def test_a_script_gets_one_document_and_a_quiet_run_one_line(tmp_path, run, prog
     assert "step" not in quiet.stderr
     with pytest.raises(ConfigError, match="holds a run already"):
         run("train", *program, "--quiet")
+
+
+def failed(capfd, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([str(one) for one in arguments])
+    printed = capfd.readouterr()
+    return ended.value.code, printed.out, printed.err
+
+
+def test_an_error_of_the_program_is_shown_from_its_own_lines_on_with_its_settings(tmp_path, capfd, program):
+    code, _, shown = failed(capfd, "train", *program, "program.rows=-4")
+    assert code == 1
+    frames = re.findall(r'File "(.*)", line \d+, in (\w+)', shown)
+    assert [(Path(file).name, function) for file, function in frames] == [("program.py", "make")]
+    assert shown.endswith("make failed with program.rows=-4\n")
+    assert "make failed with its defaults" not in failed(capfd, "train", *program, "program.rows=9")[2]  # its step did
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["program.row=4"], 2, "unknown setting program.row: did you mean program.rows?"),
+        (["program.rows=-4"], 1, "negative dimension -4: [-4]\nmake failed with program.rows=-4"),
+        (["program.rows=-4", "--dry-run"], 2, "negative dimension -4: [-4]\nmake failed with program.rows=-4"),
+    ],
+)
+def test_a_failed_command_prints_one_document(capfd, program, arguments, code, words):
+    ended, out, _ = failed(capfd, "train", *program, *arguments, "--json")
+    found = json.loads(out)
+    assert ended == code
+    assert found.pop("error").endswith(words)
+    assert found == {"status": "failed", "folder": None, "go_on": None}
+
+
+def test_the_document_of_a_failed_run_has_its_folder_and_the_command_that_goes_on(tmp_path, capfd, program):
+    _, out, _ = failed(capfd, "train", *program, "program.rows=9", "--json")
+    folder = str(tmp_path / "run")
+    again = f"hotloop train run.resume={folder}"
+    assert json.loads(out) == {"status": "failed", "error": "KeyError: 'a row'", "folder": folder, "go_on": again}

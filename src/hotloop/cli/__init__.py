@@ -30,7 +30,7 @@ from hotloop.cli import (
     ui,
     verify,
 )
-from hotloop.cli.common import WRONG_USAGE, ProgramCommand, raised_by_file, show_raised
+from hotloop.cli.common import WRONG_USAGE, ProgramCommand, raised_by_program, show_raised
 from hotloop.errors import HotloopError
 
 app = typer.Typer(
@@ -99,7 +99,7 @@ def main(args: list[str] | None = None) -> NoReturn:
         typer.echo(f"hotloop: {error}", err=True)
         sys.exit(2 if isinstance(error, WRONG_USAGE) else 1)
     except Exception as error:
-        if not raised_by_file(error):
+        if not raised_by_program(error):
             raise
         show_raised(error)
         sys.exit(1)

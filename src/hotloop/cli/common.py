@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import sysconfig
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +18,6 @@ from hotloop.errors import ConfigError, DataError, HotloopError, RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Workload = Annotated[
@@ -30,6 +31,7 @@ NO_RESULT = 3
 this from a failed check and from a passed one."""
 INTERRUPTED = 130
 """The exit code after Ctrl-C or SIGTERM, as shells have it."""
+_HOTLOOP, _STANDARD = Path(__file__).parents[1], sysconfig.get_path("stdlib")
 
 
 class ProgramCommand(typer.core.TyperCommand):
@@ -52,23 +54,29 @@ class ProgramCommand(typer.core.TyperCommand):
             typer.echo("\n".join([f" Settings of {name}", *(f"   {line}" for line in program.known(name).about()), ""]))
 
 
-def raised_by_file(error: BaseException) -> bool:
-    """Return whether a program's file raised an error as it was imported; its traceback then begins in the file."""
+def raised_by_program(error: BaseException) -> bool:
+    """Return whether the user's program raised an error; its traceback then begins in the program, not in ours.
+
+    The program is the first file that is neither hotloop's nor installed beside it.
+    """
     at = error.__traceback__
-    while at and at.tb_frame.f_code.co_name != "_load_module":
+    while at and not _is_users(at.tb_frame.f_code.co_filename):
         at = at.tb_next
-    if at is None:
+    if at is None and not isinstance(error, SyntaxError):  # which names its file itself
         return False
-    at = at.tb_next
-    while at and "importlib" in at.tb_frame.f_globals.get("__name__", ""):
-        at = at.tb_next
     error.__traceback__ = at
     return True
 
 
+def _is_users(file: str) -> bool:
+    path = Path(file).absolute()
+    installed = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(_STANDARD)
+    return not file.startswith("<") and not installed and not path.is_relative_to(_HOTLOOP)
+
+
 def show_raised(error: BaseException) -> None:
     """Show an exception of the user's as Python shows it."""
-    raised_by_file(error)
+    raised_by_program(error)
     sys.excepthook(type(error), error, error.__traceback__)
 
 
@@ -131,6 +139,13 @@ def writing_page(path: Path | None) -> Iterator[None]:
 def console() -> Console:
     """Return the console for results: as wide as the terminal, or 120 columns for a file or a pipe."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def echo_failure(error: BaseException, folder: Path | None, again: str | None) -> None:
+    """Print as JSON that a command failed: why, in which folder, and the command that goes on, where there is one."""
+    words = str(error) if isinstance(error, HotloopError) else f"{type(error).__name__}: {error}"
+    said = "\n".join([words, *getattr(error, "__notes__", ())])
+    echo_json({"status": "failed", "error": said, "folder": folder and str(folder), "go_on": again})
 
 
 def echo_json(result: Any) -> None:

@@ -140,9 +140,10 @@ def _search(overrides: list[str], config: Path | None, asked: Printed) -> None:
     maximize = hpo.towards == "maximize"
     progress = live.Progress(hpo.folder, next(iter(hpo.objectives)), hpo.n_trials, hpo.workers, maximize=maximize)
     if asked.quiet:
-        ended = supervise.search(settings, lambda _: None)
+        with asked.alone(Path(hpo.folder)):
+            ended = supervise.search(settings, lambda _: None)
     else:
-        with live.View(progress) as view:
+        with asked.alone(Path(hpo.folder)), live.View(progress) as view:
             ended = supervise.search(settings, lambda event: view.hear(told.to_dict(event), told.line(event)))
     found = ended.document.get("best")
     if asked.as_json:

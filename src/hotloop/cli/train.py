@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from hotloop.cli.common import INTERRUPTED, checking, console, echo_json
+from hotloop.cli.common import INTERRUPTED, checking, console, echo_failure, echo_json
 from hotloop.errors import StepLostError
 from hotloop.report import folds
 from hotloop.report.terminal import draw
@@ -103,11 +103,21 @@ class Printed:
         return [option for option, given in (("--json", self.as_json), ("--quiet", self.quiet)) if given]
 
     @contextlib.contextmanager
-    def alone(self) -> Any:
-        """Keep stdout for the result while the block runs: what else prints, such as the program, goes to stderr."""
+    def alone(self, folder: Path | None = None, again: str | None = None) -> Any:
+        """Keep stdout for the result while the block runs: what else prints, such as the program, goes to stderr.
+
+        An error is a result as well: told with ``folder``, and ``again``, the command that goes on, where it is there.
+        """
         apart = contextlib.redirect_stdout(sys.stderr) if self.as_json or self.quiet else contextlib.nullcontext()
-        with apart, checking() if self.dry else contextlib.nullcontext():
-            yield
+        try:
+            with apart, checking() if self.dry else contextlib.nullcontext():
+                yield
+        except (Exception, SystemExit) as error:
+            if self.as_json and not isinstance(error, StepLostError):  # the command starts again by itself
+                cause = error.__cause__ if isinstance(error, typer.Exit) else error
+                there = folder is not None and folder.is_dir()
+                echo_failure(cause or error, folder if there else None, again if there else None)
+            raise
 
 
 def _begin(overrides: list[str], config: Path | None, asked: Printed) -> None:
@@ -128,7 +138,7 @@ def _begin(overrides: list[str], config: Path | None, asked: Printed) -> None:
         _run_folds(dataclasses.replace(study, dry=asked.dry), overrides, asked)
         return
     try:
-        with asked.alone():
+        with asked.alone(begun.folder, configure.again(begun.folder)):
             outcome = recipes.load(begun.settings.recipe.name).train(begun, asked.console)
     except StepLostError as error:
         restart.one_rung_down(error, begun, overrides, options=asked.options)
@@ -156,7 +166,7 @@ def _run_folds(study: Study, overrides: list[str], asked: Printed) -> None:
     from hotloop.train.start import Start  # noqa: PLC0415
 
     try:
-        with asked.alone():
+        with asked.alone(study.folder, study.again):
             ended = run(study, recipes.load(study.settings.recipe.name), asked.console)
     except StepLostError as error:
         begun = Start(study.settings, study.folder, study.before)

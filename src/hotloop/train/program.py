@@ -179,7 +179,17 @@ class Program:
         if self.takes_fabric and fabric is not None:
             given[FABRIC] = fabric
         bound = inspect.BoundArguments(self._signature, OrderedDict(given))
-        return self.function(*bound.args, **bound.kwargs)
+        try:
+            return self.function(*bound.args, **bound.kwargs)
+        except Exception as error:
+            changed = (
+                f"{GROUP}.{one.name}={_shown(value)}"
+                for one, value in self.values(values)
+                if value not in (None, one.default)
+            )
+            with_ = " ".join(changed) or "its defaults"
+            error.add_note(f"{self.name.rpartition(':')[2]} failed with {with_}")
+            raise
 
     def problems(self, values: Mapping[str, Any], *, complete: bool = False) -> list[str]:
         """Say all that is wrong with settings, each by its dotted name.
