@@ -118,6 +118,7 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path, run, program
         assert line in recipe.output
     own = run("train", *program, "program.rows=5", "training.optimization.use_torch_compile=true", "--dry-run")
     assert own.exit_code == 0
+    assert "Run: " not in own.output
     for line in ("Batch: [0] float32 (5, 3), [1] float32 (5,)", "Steps: 4", "model default"):
         assert line in own.output
     assert not (tmp_path / "run").exists()
@@ -198,3 +199,26 @@ def test_the_document_of_a_failed_run_has_its_folder_and_the_command_that_goes_o
     folder = str(tmp_path / "run")
     again = f"hotloop train run.resume={folder}"
     assert json.loads(out) == {"status": "failed", "error": "KeyError: 'a row'", "folder": folder, "go_on": again}
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        (["--rows", "5"], "write program.rows=5"),
+        (["--rows=5"], "write program.rows=5"),
+        (["--num-epochs", "5"], "write training.num_epochs=5"),
+        (["--training.max_steps", "5"], "write training.max_steps=5"),
+        (["--epochs", "5"], "write training.num_epochs=5"),
+        (["--rows"], "write program.rows=VALUE"),
+    ],
+)
+def test_a_setting_written_as_an_option_is_answered_with_the_setting(capfd, program, option, meant):
+    code, _, shown = failed(capfd, "train", *program, *option)
+    assert code == 2
+    assert re.search(rf"^hotloop: {option[0].partition('=')[0]}: no such option; .*{meant}", shown, re.MULTILINE)
+
+
+def test_a_misspelt_option_is_answered_with_the_option(capfd, program):
+    code, _, shown = failed(capfd, "train", *program, "--jsn")
+    assert code == 2
+    assert "--json" in shown

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -38,8 +40,20 @@ class ProgramCommand(typer.core.TyperCommand):
     """A command whose ``--help`` also lists the settings of the program that its arguments name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the arguments for `format_help`, which is called before they are read."""
+        """Keep the arguments for `format_help`, which is called before they are read.
+
+        Raises:
+            ConfigError: a setting is written as an option, ``--lr 0.1``.
+        """
         ctx.meta["hotloop.arguments"] = list(args)
+        options = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
+        for place, one in enumerate(args):
+            name, equals, value = one.partition("=")
+            ours = name in options or difflib.get_close_matches(
+                name, options, n=1, cutoff=0.75
+            )  # or one of ours, misspelt
+            if re.fullmatch(r"--\w[\w.-]+", name) and not ours and name not in ctx.help_option_names:
+                raise _written_as_option(name, value if equals else next(iter(args[place + 1 :]), "VALUE"), args)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -52,6 +66,21 @@ class ProgramCommand(typer.core.TyperCommand):
         names = map(configure.program_name, configure.with_data(ctx.meta["hotloop.arguments"]))
         for name in filter(None, names):
             typer.echo("\n".join([f" Settings of {name}", *(f"   {line}" for line in program.known(name).about()), ""]))
+
+
+def _written_as_option(option: str, value: str, args: list[str]) -> ConfigError:
+    """Build the error of a setting that is written as an option: with the setting that is meant, where one is."""
+    from hotloop.train import configure, program, schema  # noqa: PLC0415 - loads torch and the optional packages
+
+    name = option.removeprefix("--").replace("-", "_")
+    own = next(filter(None, map(configure.program_name, configure.with_data(args))), None)
+    model = configure.model(configure.recipe_choice(own) if own else "criteria")
+    known = [f"program.{one.name}" for one in program.known(own).parameters] if own else []
+    known += [one for one in schema.names(model) if not getattr(schema.at(model, one), "is_group", False)]
+    leaves = {one.rpartition(".")[2]: one for one in reversed(known)}  # of two alike, the program's own
+    near = next(iter(difflib.get_close_matches(name.rpartition(".")[2], leaves, n=1)), None)
+    hint = f"write {leaves[near]}={value}" if near else "docs/settings.md lists all"
+    return ConfigError(f"{option}: no such option; a setting is written NAME=VALUE: {hint}")
 
 
 def raised_by_program(error: BaseException) -> bool:

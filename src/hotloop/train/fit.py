@@ -67,7 +67,6 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
             "returns figures of the model"
         )
     write_settings(start, task.files)
-    display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
     with closing.reported(start, display):
         outcome = _fit(task, start, chosen, display)
         closing.tell(outcome, display)
@@ -79,6 +78,7 @@ def _fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         stack.enter_context(start.open)
         if start.dry:
             return dry.check(task, start, chosen, display)
+        display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
         record = stack.enter_context(RunRecord(start.folder if start.leads else None, hold_again))
         opening.write(start, task.told, record, display)
         record.update("measurements", **({"goal": str(task.goal)} if task.goal else {}), **task.context)
