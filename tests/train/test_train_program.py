@@ -11,7 +11,7 @@ from hotloop import record
 from hotloop.cli import app
 from hotloop.errors import ConfigError
 from hotloop.step.workload import load_factory
-from hotloop.train import checkpoint, configure, program, start
+from hotloop.train import checkpoint, configure, program, signature, start
 
 PROGRAM = """
     from __future__ import annotations
@@ -293,6 +293,66 @@ def test_help_lists_the_settings_of_the_program(named):
         assert "program.width=256 (an integer; default 256): units of a layer." in said
     assert "Settings of" not in run("train", "--help")
     assert "It has none" in run("train", f"recipe={named('no_parameters')}", "--help")
+
+
+GOOGLE = """Train.
+
+Some more: words.
+
+Args:
+    lr (float, optional): the rate
+        of AdamW: its step.
+    width (Annotated[int, Range(1, 8)]): units.
+
+    betas: two.
+    depth: as
+      width.
+
+Returns:
+    model: trained.
+"""
+NUMPY = """Train.
+
+Parameters
+----------
+lr : float, optional
+    the rate
+    of AdamW: its step.
+width
+    units.
+
+betas, depth : int
+    shared words.
+
+Returns
+-------
+model : Module
+    trained.
+"""
+SPHINX = """Train.
+
+:param lr: the rate
+    of AdamW: its step.
+:type lr: float
+:param int width: units.
+:param betas: shared words.
+:parameter depth: shared words.
+:returns: a model
+:raises ValueError: never
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        (GOOGLE, {"betas": "two.", "depth": "as width."}),
+        (NUMPY, {"betas": "shared words.", "depth": "shared words."}),
+        (SPHINX, {"betas": "shared words.", "depth": "shared words."}),
+    ],
+)
+def test_docstrings_of_three_styles_say_what_settings_are_for(text, others):
+    assert signature.documented(text) == {"lr": "the rate of AdamW: its step.", "width": "units.", **others}
+    assert signature.documented(text.partition("\n")[0]) == {}
 
 
 def test_settings_of_a_program_go_with_no_recipe(named, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 import types
 import typing
 import warnings
@@ -88,19 +89,29 @@ def model(name: str, function: Callable[..., Any], hints: Mapping[str, Any]) -> 
         )
 
 
+_SECTIONS = (
+    # Google: `Args:`, then lines `name (type): text` that are all indented.
+    (r"^(?:Args|Arguments|Attributes|Parameters):\n((?:[ \t]+.*\n?|\n)+)", r"(\w+)(?: \(.*?\))?: *(.*)"),
+    # NumPy: `Parameters` underlined, then lines `name : type` with indented text below, up to the next underlined line.
+    (r"^(?:Other )?(?:Parameters|Attributes)\n-+\n((?:(?!.+\n-+(?:\n|$)).*\n?)+)", r"(\w+(?:, *\w+)*) *(?::.*)?()$"),
+    # Sphinx: `:param type name: text`, each with indented text below.
+    (r"^((?::(?:param|parameter|arg|argument|key|keyword) .*\n?(?:[ \t]+.*\n?)*)+)", r":\w+ (?:[^:]* )?(\w+): *(.*)"),
+)
+"""How docstrings write down parameters: the section, and within it the line where one begins."""
+
+
 def documented(text: str) -> dict[str, str]:
-    """Return what a docstring says of each parameter, in a section ``Args:`` or ``Attributes:``."""
-    section = re.search(r"^(?:Args|Arguments|Attributes|Parameters):\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE)
-    lines = section[1].rstrip().splitlines() if section else []
-    indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    """Return what a docstring says of each parameter, in Google's style, NumPy's or Sphinx's."""
     found: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        begins = re.match(r"(\w+)(?: \([^)]*\))?: *(.*)", line[indent:])
-        if begins:
-            name, found[begins[1]] = begins[1], begins[2]
-        elif name and line.strip():
-            found[name] += f" {line.strip()}"
+    for section, begin in _SECTIONS:
+        for one in re.finditer(section, text, re.MULTILINE):
+            lines, names = textwrap.dedent(one[1]).splitlines(), []
+            for line in lines:
+                if begins := re.match(begin, line):
+                    names = re.split(", *", begins[1])
+                    found |= dict.fromkeys(names, begins[2])
+                elif line.strip():
+                    found |= {name: f"{found[name]} {line.strip()}".strip() for name in names}
     return found
 
 
