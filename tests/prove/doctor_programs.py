@@ -40,8 +40,24 @@ def workload(model, step=None, sizes=(4, 4, 4, 4), **others):
     return hotloop.Workload(model, optimizer, chosen, batches, **others)
 
 
+class Branched(Net):
+    """A network of which one of two heads is trained, by the higher-order operator that compilers know."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = torch.nn.Linear(16, 1)
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return torch.cond(hidden.sum() > 0, lambda one: self.head(one), lambda one: self.other(one), (hidden,))  # noqa: PLW0108
+
+
 def clean():
     return workload(Net())
+
+
+def branched():
+    return workload(Branched())
 
 
 def breaks():

@@ -14,6 +14,7 @@ import torch
 
 from hotloop import presets
 from hotloop._torch.module import get_entry
+from hotloop._torch.own_compiles import uncompiled
 from hotloop.compiling.apply import block_classes
 from hotloop.compiling.control import Installed, paused, status
 from hotloop.compiling.control import compile as compile_in_place
@@ -165,8 +166,8 @@ class Ways:
     @contextlib.contextmanager
     def running_eagerly(self) -> Iterator[None]:
         """Run the program without any compile while the block runs."""
-        # The stance is for functions that the program compiles outside of any module, such as a loss.
-        with paused(self.models.values()), torch.compiler.set_stance("force_eager"):
+        # Functions that the program compiles outside of any module, such as a loss, run uncompiled as well.
+        with paused(self.models.values()), uncompiled():
             yield
 
     def compiled(self) -> Way:

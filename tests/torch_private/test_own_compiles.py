@@ -1,0 +1,81 @@
+"""Compiled functions run as plain Python in a block, but for the operators of torch that compile themselves in eager."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+
+from hotloop._torch.own_compiles import uncompiled
+
+WIDTH = 4
+
+
+class Branches(nn.Module):
+    """A network whose branches close over their parameters, as everybody writes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: self.one(x), lambda x: self.other(x), (x,))  # noqa: PLW0108
+
+
+def gradients(model, x):
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return [None if one.grad is None else one.grad.clone() for one in model.parameters()]
+
+
+def alike(one, other):
+    return all((a is None) == (b is None) and (a is None or torch.equal(a, b)) for a, b in zip(one, other, strict=True))
+
+
+def test_a_compiled_function_runs_as_its_python():
+    ran = []
+
+    @torch.compile(backend="aot_eager")
+    def doubled(x):
+        if not torch.compiler.is_compiling():
+            ran.append("python")
+        return x * 2
+
+    doubled(torch.ones(2))
+    assert not ran
+    with uncompiled():
+        assert doubled(torch.ones(2)).tolist() == [2, 2]
+    assert ran == ["python"]
+    doubled(torch.ones(2))
+    assert ran == ["python"]
+
+
+def test_the_branches_of_a_condition_keep_their_gradients():
+    """``torch.cond`` under ``force_eager`` alone trains nothing, or raises where its input requires a gradient."""
+    torch.manual_seed(0)
+    model = Branches()
+    for x in (torch.ones(2, WIDTH), torch.ones(2, WIDTH, requires_grad=True)):
+        right = gradients(model, x)
+        with uncompiled():
+            assert alike(gradients(model, x), right)
+        assert sum(one is not None and bool(one.any()) for one in right) == len(right) // 2
+
+
+def test_a_compiled_function_around_a_condition_keeps_its_gradients():
+    torch.manual_seed(0)
+    model = Branches()
+    right = gradients(model, torch.ones(2, WIDTH))
+    compiled = torch.compile(model, backend="aot_eager")
+    with uncompiled():
+        assert alike(gradients(compiled, torch.ones(2, WIDTH)), right)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_attention_with_a_score_of_ones_own_is_what_it_is_in_eager():
+    x = torch.randn(1, 1, 8, 16, generator=torch.Generator().manual_seed(0))
+
+    def attended():
+        return flex_attention(x, x, x, score_mod=lambda score, *_: score / 2)
+
+    right = attended()
+    with uncompiled():
+        assert torch.equal(attended(), right)
