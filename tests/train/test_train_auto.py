@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import inspect
 import itertools
 import signal
 import threading
@@ -13,11 +14,11 @@ from training_fixtures import tiny_encoder
 
 import hotloop
 from hotloop import recipes, record
-from hotloop.errors import StepLostError, TrainingFailedError
+from hotloop.errors import ConfigError, StepLostError, TrainingFailedError
 from hotloop.events import StepUndone, TierChanged, TierDeclined, TierProven
 from hotloop.step.policy import process_history
 from hotloop.testing import captured_step_emulation
-from hotloop.train import automatic, checkpoint, fit, start
+from hotloop.train import automatic, checkpoint, configure, fit, start
 
 AUTO = {"training__optimization__use_torch_compile": "auto", "training__early_stopping_patience": "null"}
 OFF = {**AUTO, "training__optimization__use_torch_compile": "false"}
@@ -139,6 +140,21 @@ def test_the_eager_steps_of_auto_are_the_steps_without_it(tmp_path, train):
     train(**OFF, run__folder=tmp_path / "off")
     assert history(tmp_path / "run") == history(tmp_path / "off")
     assert_same(load(tmp_path / "off"), load(tmp_path / "run"))
+
+
+def test_layout_and_sentinel_are_the_loops(train, monkeypatch):
+    assert inspect.signature(hotloop.Loop).parameters["sentinel"].default == configure.load([]).compile.sentinel
+    found = []
+    whole = fit._Fitting.make_automatic
+    monkeypatch.setattr(fit._Fitting, "make_automatic", lambda *given: found.append(whole(*given)) or found[-1])
+    train(**AUTO, compile__layout="as-given", compile__sentinel=0.25)
+    assert (found[0]._loop.context.layout, found[0]._loop._sentinel_share) == ("as-given", 0.25)
+
+
+def test_a_layout_that_auto_cannot_try_here_is_refused_before_anything_is_written(tmp_path, train):
+    with pytest.raises(ConfigError, match=r"compile\.layout=channels_last: .*on a GPU only, and this run is on cpu"):
+        train(**AUTO, compile__layout="channels_last")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_too_short_to_time_a_step_says_so(train, capsys):

@@ -38,6 +38,11 @@ FOLDER = ["pictures=folder", "pictures.path=somewhere"]
             [ON, "compile.components.text_encoder.training=aot_eager"],
             r"text_encoder\.training='aot_eager' has no effect while diffusion\.train_text_encoder=false: .*\.inference",
         ),
+        (
+            [ON, "compile.layout=channels_last"],
+            r"compile\.layout='channels_last' has no effect while .*=true: .*auto has",
+        ),
+        ([ON, "compile.sentinel=0.1"], r"compile\.sentinel=0\.1 has no effect while .*_compile=true .*no loop owns"),
     ],
 )
 def test_a_setting_that_does_nothing_beside_others_is_refused_before_anything_begins(tmp_path, settings, said):
@@ -61,6 +66,8 @@ def test_a_setting_that_does_nothing_beside_others_is_refused_before_anything_be
         ["diffusion.model=folder", "diffusion.lora_rank=4", "diffusion.lora_alpha=4"],
         ["diffusion.train_text_encoder=true", "compile.components.text_encoder.training=aot_eager"],
         ["diffusion.cache=false", "compile.components.vae.inference=aot_eager"],
+        [AUTO, "compile.layout=channels_last", "compile.sentinel=0.1"],
+        ["compile.layout=channels_last", "compile.sentinel=0.1"],
     ],
 )
 def test_settings_that_are_read_and_defaults_are_not_refused(settings):
@@ -107,6 +114,11 @@ def test_settings_that_are_read_and_defaults_are_not_refused(settings):
         ),
         ([AUTO, "compile.components.unet.inference=default", "compile.dynamic=true"], []),
         (["run.project=y", "run.logger=wandb"], []),
+        (
+            ["compile.layout=as-given"],
+            ["compile.layout='as-given' has no effect while training.optimization.use_torch"],
+        ),
+        ([AUTO, "compile.layout=as-given", "compile.sentinel=0"], []),
     ],
 )
 def test_what_is_only_switched_off_may_stay_and_is_said(settings, said):
@@ -115,6 +127,20 @@ def test_what_is_only_switched_off_may_stay_and_is_said(settings, said):
     told = idle.remarks(found)
     assert len(told) == len(said)
     assert all(line.startswith(beginning) for line, beginning in zip(told, said, strict=True))
+
+
+def test_a_loop_of_a_module_has_a_sentinel_with_a_preset_as_well():
+    named = ["recipe=lightning", "recipe.name='a.py:Module,a.py:Data'", ON]
+    idle.refuse_idle(configure.load([*named, "compile.sentinel=0.1"]))
+    with pytest.raises(ConfigError, match=r"compile\.layout='as-given' has no effect"):
+        idle.refuse_idle(configure.load([*named, "compile.layout=as-given"]))
+
+
+def test_several_devices_have_neither_layout_nor_sentinel():
+    named = ["recipe=workload", "recipe.name='a.py:make'", AUTO, "compile.layout=as-given", "compile.sentinel=0"]
+    assert idle.remarks(configure.load(named)) == []
+    (said,) = idle.remarks(configure.load([*named, "run.devices=2"]))
+    assert said.startswith("compile.layout='as-given', compile.sentinel=0.0 have no effect while run.devices=2: ")
 
 
 def test_a_search_may_vary_what_makes_a_setting_count_and_not_what_does_nothing():

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from hotloop import recipes, record
 from hotloop.cli import app
 from hotloop.errors import ConfigError, TrainingFailedError
+from hotloop.integrations.lightning import owned_step
+from hotloop.step.loop import loop
 from hotloop.train import checkpoint, configure, program, requests, start
 from hotloop.train.account import Account
 
@@ -297,6 +299,23 @@ def test_a_hot_loop_owns_the_step(named, tmp_path, asked, running):
     assert found["components"]["model"]["requested"] in (asked, running)
     assert len(found["steps"]) == 20
     assert found["settings"]["run"]["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "layout"),
+    [(["auto", "compile.layout=as-given"], "as-given"), (["true", "compile.preset=aot_eager"], "auto")],
+)
+def test_layout_and_sentinel_are_of_the_loop_that_owns_the_step(named, tmp_path, monkeypatch, settings, layout):
+    found = []
+    monkeypatch.setattr(
+        owned_step, "Loop", lambda *given, **named: found.append(loop.Loop(*given, **named)) or found[0]
+    )
+    asked, *more = settings
+    train(
+        *named, f"training.optimization.use_torch_compile={asked}", "compile.sentinel=0.25", *more,
+        f"run.folder={tmp_path / 'run'}",
+    )  # fmt: skip
+    assert (found[0].context.layout, found[0]._sentinel_share) == (layout, 0.25)
 
 
 def test_a_dry_run_checks_and_writes_nothing(named, tmp_path):

@@ -54,7 +54,7 @@ class Lightning(OwnProgram):
         ranks.check(settings)
         device = environment.device_of(settings.run)
         chosen = compiling.plan(settings, self.COMPONENTS)
-        compiling.check(chosen, settings.compile, device.type)
+        compiling.check(chosen, settings, device.type)
         ranks.check_presets(settings, itertools.chain(*chosen.values()))
 
         if settings.run.devices == 1 or start.dry:

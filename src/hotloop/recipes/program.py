@@ -94,7 +94,7 @@ class Program(OwnProgram):
         start.check_data(fingerprint)
         device = device_of(workload.holdings())
         chosen = compiling.plan(settings, components(workload))
-        compiling.check(chosen, settings.compile, device.type)
+        compiling.check(chosen, settings, device.type)
         ranks.check_presets(settings, itertools.chain(*chosen.values()))
         several = f", {together.size} processes, {settings.run.strategy}" if together.size > 1 else ""
         display.say(f"Program {self.name} on {machine.device_name(device)} ({device}){several}")

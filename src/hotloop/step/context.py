@@ -115,6 +115,7 @@ class Context:
         reports: where events, decisions, lines and verdicts go.
         room: the device memory that proofs may take.
         skips_checks: recordings leave out checks of libraries that read on the host only to raise.
+        layout: what the user said of the layout of convolutions, one of `tiers.LAYOUTS`.
         total_steps: how many steps the run takes, if the user said so.
         runs: how many runs use what is compiled in this one, if the user said so.
         workload: ``module:function`` that makes the program anew, for a background compile.
@@ -132,6 +133,7 @@ class Context:
     reports: Reports
     room: Room
     skips_checks: bool = True
+    layout: str = "auto"
     total_steps: int | None = None
     runs: float | None = None
     workload: str | None = None

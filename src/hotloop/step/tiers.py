@@ -11,6 +11,8 @@ from hotloop.errors import ConfigError
 
 GRAPH = "+graph"
 CHANNELS_LAST = "channels_last"
+LAYOUTS = ("auto", CHANNELS_LAST, "as-given")
+"""What a loop may be told of the layout that convolutions compute in."""
 BASES: dict[str, dict[str, Any]] = {
     "eager": {},
     "as-given": {},

@@ -15,6 +15,8 @@ from hotloop.compiling.control import validate
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.events import Compiled, Event, Recompiled, Unavailable
 from hotloop.report.series import ENOUGH
+from hotloop.step.capture.engines import engine_for
+from hotloop.step.tiers import CHANNELS_LAST
 from hotloop.train.rehearse import without_graphs
 from hotloop.train.settings import CompileSettings, ComponentSettings, PresetSettings, Settings
 
@@ -75,12 +77,18 @@ def _given(preset: PresetSettings) -> dict[str, Any]:
     return {key: value for key, value in vars(preset).items() if value is not None}
 
 
-def check(chosen: Plan, settings: CompileSettings, device: str) -> None:
+def check(chosen: Plan, whole: Settings, device: str) -> None:
     """Refuse what this torch does not know, and under strict what this machine cannot run, before anything is loaded.
 
     Raises:
         ConfigError: a setting that cannot be used, by its name.
     """
+    settings, auto = whole.compile, whole.training.optimization.use_torch_compile == "auto"
+    if auto and settings.layout == CHANNELS_LAST and engine_for(torch.device(device)) is None:
+        raise ConfigError(
+            f"compile.layout={settings.layout}: auto tries this layout on a GPU only, and this run is on {device}. "
+            "Leave it out"
+        )
     try:
         validate("default", options=settings.options or None)
         for training, inference in chosen.values():

@@ -130,10 +130,7 @@ class _Fitting:
         self.untouched, self.began_at = task.weights(), 0
 
     def make_automatic(self, between: Compiling) -> Automatic:
-        """Hand the step to a hot loop, and what is asked for without gradients to ``between``.
-
-        The loop counts the run's steps, those of earlier starts included.
-        """
+        """Hand the step to a hot loop that counts earlier starts too; ``between`` has what needs no gradients."""
         workload, ahead = self.task.workload, self.task.ahead()
         loop = Loop(
             self.task.compiled or workload.model,
@@ -145,6 +142,8 @@ class _Fitting:
             batches=ahead,
             shapes=ahead and len(ahead),
             workload=self.task.factory,
+            layout=self.settings.compile.layout,
+            sentinel=self.settings.compile.sentinel,
             record=self.live.record,
         )
         return Automatic(self.settings, self.task.parts, self.display.say, loop, workload.step, between=between)

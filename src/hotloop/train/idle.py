@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
-from hotloop.train import configure, schema
+from hotloop.train import conf_files, configure, schema
 from hotloop.train.nested import leaves, nested
 from hotloop.train.scope import within
 
@@ -30,14 +30,14 @@ class Rule:
     """
 
     names: tuple[str, ...]
-    on: Mapping[str, Callable[[Any], bool] | tuple[Any, ...]]
+    on: Mapping[str, Callable[[Any], object] | tuple[Any, ...]]
     why: str
     refused: bool = True
 
     def read(self, plain: Mapping[str, Any]) -> bool:
         """Say whether the settings are read beside others, given by dotted names."""
-        found = ((plain[one], wanted) for name, wanted in self.on.items() for one in plain if within(one, (name,)))
-        return any(wanted(value) if callable(wanted) else value in wanted for value, wanted in found)
+        found = [(plain[one], wanted) for name, wanted in self.on.items() for one in plain if within(one, (name,))]
+        return not found or any(wanted(value) if callable(wanted) else value in wanted for value, wanted in found)
 
 
 def _set(value: Any) -> bool:
@@ -109,6 +109,22 @@ RULES = (
         ("compile.regions", "compile.dynamic", "compile.options", "compile.ladder", "compile.strict"),
         {_COMPILE: (True, False), "compile.inference": _compiles, "compile.components.*.inference": _compiles},
         "the hot loop chooses how training steps run, and nothing else is compiled",
+        refused=False,
+    ),
+    Rule(
+        ("compile.layout",),
+        {_COMPILE: ("auto", False)},
+        "what is compiled has a layout that its compiler chooses; auto has a loop that lays convolutions out",
+    ),
+    Rule(
+        ("compile.sentinel",),
+        {_COMPILE: ("auto", False), "recipe.name": conf_files.pair},
+        "no loop owns the step, so nothing can be run eagerly as well; auto has one",
+    ),
+    Rule(
+        ("compile.layout", "compile.sentinel"),
+        {"run.devices": (1,)},
+        "a loop lays out and checks the steps of a single process",
         refused=False,
     ),
     Rule(

@@ -175,7 +175,7 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
     _check_search(settings)
     device = environment.choose_device(settings.run.device)
     if recipe.COMPONENTS:
-        compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings.compile, device.type)
+        compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings, device.type)
     display.say(f"Cross-validation of recipe {settings.recipe.name} in {settings.kfold.n_splits} folds: {study.folder}")
     found = folds.examine(settings, recipe.sides)
     if all(one.fingerprint for one in found):

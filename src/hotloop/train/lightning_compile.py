@@ -28,10 +28,10 @@ class Compiled:
     """
 
     def __init__(self, settings: Settings, chosen: Plan, runs: float, record: RunRecord) -> None:
-        auto = settings.training.optimization.use_torch_compile == "auto"
-        self.callback = (
-            HotLoop(run="auto", runs=max(1.0, runs)) if auto else HotLoop(run=chosen["model"][0]) if chosen else None
-        )
+        own, auto = settings.compile, settings.training.optimization.use_torch_compile == "auto"
+        more = {"runs": max(1.0, runs), "layout": own.layout} if auto else {}
+        run = "auto" if auto else chosen["model"][0] if chosen else None
+        self.callback = HotLoop(run, sentinel=own.sentinel, **more) if run else None
         self._record, self._copied = record, dict.fromkeys(_COPIED, 0)
         self._in_place, self._steps = "", 0
 

@@ -38,7 +38,7 @@ def recipe(settings: Settings, display: Display, components: Sequence[str]) -> t
     begin(settings, display)
     chosen = compiling.plan(settings, components)
     device = environment.choose_device(settings.run.device)
-    compiling.check(chosen, settings.compile, device.type)
+    compiling.check(chosen, settings, device.type)
     display.say(f"Recipe {settings.recipe.name} on {machine.device_name(device)} ({device})")
     return chosen, device
 

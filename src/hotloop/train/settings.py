@@ -163,6 +163,8 @@ class CompileSettings(Group):
     ladder: tuple[str, ...] | None
     strict: bool
     measure_eager_steps: int = Field(ge=0)
+    layout: Literal["auto", "channels_last", "as-given"] = "auto"
+    sentinel: float = Field(0.01, ge=0, le=1)
     presets: Mapping[str, PresetSettings]
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
+from hotloop.errors import ConfigError
 from hotloop.step.layout import why_not
 
 TIMES = {"eager": 0.040, "eager+graph": 0.039, "channels_last": 0.026, "channels_last+graph": 0.025}
@@ -28,11 +29,11 @@ def build(*, channels_last=False):
     return model.to(memory_format=torch.channels_last) if channels_last else model
 
 
-def train(run, steps, times, model=None, *, viewed=False, reads=False, total=100_000):
+def train(run, steps, times, model=None, *, viewed=False, reads=False, total=100_000, layout="auto"):
     """Train for some steps; gives losses, the model and the loop."""
     model = build() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=2**-6, momentum=0.5)
-    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total, layout=layout)
     planted(loop, times)
     if reads:  # what can be compiled is tried first
         loop.policy.candidates.declined |= {"full", "regional"}
@@ -109,3 +110,65 @@ def test_a_step_that_cannot_be_captured_is_laid_out_all_the_same():
         loop = train("auto", 80, TIMES, reads=True)[2]
         assert loop.status().tier == "channels_last"
     assert any("channels_last against eager: faster" in line for line in reasons(loop))
+
+
+def made(run="auto", layout="channels_last", model=None):
+    model = build() if model is None else model
+    return hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=2**-6), run=run, layout=layout)
+
+
+def test_a_layout_that_is_asked_for_is_all_that_auto_tries():
+    with hotloop.testing.captured_step_emulation():
+        assert made().policy.candidates.names() == ["eager", "channels_last", "channels_last+graph"]
+        loop = train("auto", 100, TIMES, layout="channels_last")[2]
+        assert loop.status().tier == "channels_last+graph"
+
+
+def test_a_layout_that_is_slower_is_left_though_it_was_asked_for():
+    with hotloop.testing.captured_step_emulation():
+        loop = train("auto", 120, SLOWER, layout="channels_last")[2]
+        assert loop.status().tier == "eager"
+    assert any("against eager: no faster" in line for line in reasons(loop))
+
+
+def test_a_layout_that_is_to_stay_is_left():
+    with hotloop.testing.captured_step_emulation():
+        names = made(layout="as-given").policy.candidates.names()
+        assert "eager+graph" in names
+        assert not any("channels_last" in name for name in names)
+
+
+def test_without_a_use_for_the_layout_auto_chooses_among_the_other_tiers(caplog):
+    with hotloop.testing.captured_step_emulation():
+        loop = made(model=nn.Linear(4, 4))
+        assert "eager+graph" in loop.policy.candidates.names()
+    assert "no convolution of the models has a kernel larger than 1" in caplog.text
+
+
+def test_a_layout_joins_a_tier_that_compiles_nothing():
+    with hotloop.testing.captured_step_emulation():
+        assert made("eager+graph").policy.asked == "channels_last+graph"
+        assert made("eager").policy.asked == "channels_last"
+        assert made("eager", "as-given").policy.asked == "eager"
+
+
+@pytest.mark.parametrize(
+    ("run", "layout", "said"),
+    [
+        ("auto", "channels_last", "on a GPU only, and the model is on cpu"),
+        ("full", "channels_last", "a compiler chooses the layout of its code itself"),
+        ("channels_last", "as-given", "leave one of the two out"),
+        ("auto", "channels-last", "'channels_last'"),
+        ("auto", None, "layout None"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(run, layout, said):
+    with pytest.raises(ConfigError, match=said):
+        made(run, layout)
+
+
+def test_a_layout_is_refused_where_auto_is_given_compiled_code():
+    model = build()
+    model.compile(backend="aot_eager")
+    with hotloop.testing.captured_step_emulation(), pytest.raises(ConfigError, match="compiled already"):
+        made(model=model)

@@ -40,9 +40,9 @@ class HotLoop(pl.Callback):
     Args:
         run: ``"auto"``, a tier, or a preset (a name or a `hotloop.Preset`), as for `hotloop.Loop`. Where no loop owns
             the step, nothing measures what a compile gains, so ``"auto"`` stays eager there.
-        settings: further settings of `hotloop.Loop`: ``sentinel``, ``checks``, ``memory``, ``record``, ``buckets``,
-            ``workload``, ``runs``, ``total_steps`` (the Trainer's own estimate, else). Where no loop owns the step,
-            ``record`` is kept.
+        settings: further settings of `hotloop.Loop`: ``layout``, ``sentinel``, ``checks``, ``memory``, ``record``,
+            ``buckets``, ``workload``, ``runs``, ``total_steps`` (the Trainer's own estimate, else). Where no loop owns
+            the step, ``record`` is kept.
 
     Raises:
         ConfigError: a tier, preset or setting does not exist.
@@ -51,7 +51,18 @@ class HotLoop(pl.Callback):
     def __init__(self, run: str | Preset = "auto", **settings: Any) -> None:
         self._tier = tier_of_setting(run)
         # Model, optimizer and their state are the Trainer's to name.
-        known = ("run", "sentinel", "checks", "memory", "record", "buckets", "workload", "total_steps", "runs")
+        known = (
+            "run",
+            "layout",
+            "sentinel",
+            "checks",
+            "memory",
+            "record",
+            "buckets",
+            "workload",
+            "total_steps",
+            "runs",
+        )
         check_names("HotLoop", settings, known)
         self.run, self._settings = (run if isinstance(run, str) else run.name), {"run": run, **settings}
         self._trainer: weakref.ref[pl.Trainer] | None = None

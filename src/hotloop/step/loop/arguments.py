@@ -22,10 +22,10 @@ from hotloop.measure import flatten
 from hotloop.presets import expected
 from hotloop.record import RunRecord
 from hotloop.step.naming import existing
-from hotloop.step.tiers import tier_of_setting
+from hotloop.step.tiers import LAYOUTS, tier_of_setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
 
@@ -152,8 +152,24 @@ def check_runs(runs: Any) -> float | None:
     return float(min(runs, MOST))
 
 
-def check_batches(batches: Any) -> None:
-    """Raise `ConfigError` for batches that are none or empty, or whose first is plain values, which have no shape."""
+def check_layout(layout: Any) -> str:
+    """Return the layout that was asked for; raise `ConfigError` for another setting."""
+    if layout not in LAYOUTS:
+        raise ConfigError(f"layout {layout!r}: {expected(str(layout), LAYOUTS)}")
+    return str(layout)
+
+
+def check_batches(batches: Any, without_sizes: Sequence[str]) -> None:
+    """Raise `ConfigError` for batches that are none or empty, or whose first is plain values, which have no shape.
+
+    Args:
+        batches: the setting.
+        without_sizes: the arguments that are padded to sizes chosen from the batches.
+    """
+    if without_sizes and batches is None:
+        raise ConfigError(
+            f"buckets[{without_sizes[0]!r}] has no sizes: give to=(64, 128), or batches=loader to choose them from"
+        )
     if batches is None or callable(batches):
         return
     if not isinstance(batches, Iterable):

@@ -97,6 +97,8 @@ class Loop:
             code, and a recording, of its own, however seldom it comes. They are those of ``batches``.
         workload: the name of a function that returns a `Workload`, ``"train.py:make"`` or ``"module:make"``. Background
             compiles call it in their own process; without it, what cannot be pickled is compiled in this one.
+        layout: ``"auto"`` tries convolutions channels last where that may pay; ``"channels_last"`` asks for it, and
+            `auto` then tries no compiled tier; ``"as-given"`` leaves it.
         sentinel: the share of time that it may cost to run a compiled or captured step eagerly as well, now and then,
             and compare; 0 or None for none.
         checks: ``"keep"`` captures no step that holds a check of a library that reads on the host only to raise
@@ -129,6 +131,7 @@ class Loop:
         batches: Any = None,
         shapes: int | None = None,
         workload: str | None = None,
+        layout: Literal["auto", "channels_last", "as-given"] = "auto",
         sentinel: float | None = SHARE,
         checks: Literal["skip", "keep"] = "keep",
         memory: float | str | None = None,
@@ -144,12 +147,7 @@ class Loop:
         device, compiled = arguments.device_of(holdings), Compiled(models)
         engine, limit = engine_for(device), check_memory(memory, device)
         self._buckets, self._batches = Buckets(buckets or {}), batches
-        arguments.check_batches(batches)
-        if self._buckets.without_sizes and batches is None:
-            name = self._buckets.without_sizes[0]
-            raise ConfigError(
-                f"buckets[{name!r}] has no sizes: give to=(64, 128), or batches=loader to choose them from"
-            )
+        arguments.check_batches(batches, self._buckets.without_sizes)
         self.not_watched: tuple[Any, ...] = ()
         """Objects that a step can reach and that change of themselves: a framework's; set before `step` decorates."""
         base, parts = compiled.tier, Parts(holdings)
@@ -171,6 +169,7 @@ class Loop:
             reports=reporter,
             room=Room(engine, limit),
             skips_checks=arguments.check_checks(checks),
+            layout=arguments.check_layout(layout),
             total_steps=None if total_steps is None else int(total_steps),
             runs=runs,
             workload=workload,

@@ -10,7 +10,7 @@ import torch
 from hotloop.decide import Facts, Option, expect
 from hotloop.measure import machine
 from hotloop.step import layout
-from hotloop.step.tiers import NAMED, parse
+from hotloop.step.tiers import CHANNELS_LAST, NAMED, parse
 
 if TYPE_CHECKING:
     from hotloop.decide import Speeds
@@ -86,9 +86,11 @@ class Candidates:
         names = ["as-given", "as-given+graph"] if as_given else list(NAMED)
         if not self._context.compiled.in_blocks:
             names = [name for name in names if not name.startswith("regional")]
-        engine = self._context.engine
-        if engine is None or layout.why_not(self._context.parts.modules()):
+        engine, wanted = self._context.engine, self._context.layout
+        if engine is None or wanted == "as-given" or layout.why_not(self._context.parts.modules()):
             names = [name for name in names if not parse(name).channels_last]
+        elif wanted == CHANNELS_LAST:
+            names = [name for name in names if parse(name).channels_last or name == self._context.base_tier.name]
         if engine is None:
             return [name for name in names if not parse(name).graph]
         return [name for name in names if engine.kernels or not (parse(name).graph and parse(name).makes_kernels)]

@@ -12,7 +12,7 @@ from hotloop.errors import ConfigError
 from hotloop.step import layout
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.fixed import Fixed
-from hotloop.step.tiers import Tier, tier_of_setting
+from hotloop.step.tiers import CHANNELS_LAST, Tier, tier_of_setting
 
 if TYPE_CHECKING:
     from hotloop.presets import Preset
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hotloop.step.policy.policy import Policy
 
 _log = logging.getLogger("hotloop")
+_COMPILED = "a compiler chooses the layout of its code itself"
 
 
 def policy_for(context: Context, run: str | Preset) -> Policy:
@@ -43,8 +44,11 @@ def policy_for(context: Context, run: str | Preset) -> Policy:
     elif tier is not None:
         if given or tier.base == "as-given":
             tier = dataclasses.replace(context.base_tier, graph=tier.graph)
+        tier = _laid_out(context, run, tier)
         _check_capture(context, run, tier)
         tier = _check_layout(context, tier)
+    elif context.layout == CHANNELS_LAST:
+        tier = _check_layout_of_auto(context)
     if context.peers is not None:
         tier = _agreed(context, tier, context.peers.size)
         if tier.compiles:  # else nothing is agreed on, and a single process may have a loop
@@ -64,6 +68,44 @@ def _check_capture(context: Context, run: str, tier: Tier) -> None:
             f"run {run!r}: captured_step_emulation() replays torch's operations, and not the kernels that Inductor "
             "makes: of compiled code run='aot_eager+graph' can be captured under it, on a GPU all of it"
         )
+
+
+def _laid_out(context: Context, run: str, tier: Tier) -> Tier:
+    """Return the tier in the layout that was asked for.
+
+    Raises:
+        ConfigError: the tier says another layout, or leaves it to a compiler.
+    """
+    wanted = context.layout
+    if wanted == "as-given" and tier.channels_last:
+        raise ConfigError(f"layout {wanted!r} with run {run!r}, which is another layout: leave one of the two out")
+    if wanted != CHANNELS_LAST or tier.channels_last:
+        return tier
+    if tier.base != "eager":
+        other = " out, or set run='eager'" if tier.compiles else " out"
+        raise ConfigError(f"layout {wanted!r} with run {run!r}: {_COMPILED}; leave layout{other}")
+    return dataclasses.replace(tier, base=CHANNELS_LAST)
+
+
+def _check_layout_of_auto(context: Context) -> Tier | None:
+    """Check that `auto` can try the layout that was asked for; with several processes, which cannot choose, name it.
+
+    Raises:
+        ConfigError: the model is compiled already, or it is not on a GPU.
+    """
+    asked = f"layout {CHANNELS_LAST!r} with run 'auto'"
+    if context.base_tier.base == "as-given":
+        raise ConfigError(f"{asked}: the model is compiled already, and {_COMPILED}; leave layout out")
+    if context.engine is None:
+        raise ConfigError(
+            f"{asked}: auto tries this layout on a GPU only, and the model is on {context.device}; leave layout out, "
+            f"or set run={CHANNELS_LAST!r}"
+        )
+    if why := layout.why_not(context.parts.modules()):
+        context.reports.decided(f"{asked}: {why}: auto chooses among the other tiers", {})
+        _log.warning("%s: %s: auto chooses among the other tiers", asked, why)
+        return None
+    return None if context.peers is None else Tier(CHANNELS_LAST)
 
 
 def _check_layout(context: Context, tier: Tier) -> Tier:
