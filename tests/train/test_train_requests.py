@@ -38,12 +38,13 @@ def test_save_now_writes_a_checkpoint_after_the_step_and_trains_on_as_if_nothing
         saving.checkpoint, "save", lambda path, found: (saved.append(found["position"]["step"]), keep(path, found))
     )
     at_step(2, lambda: requests.ask(run, SAVE))
-    asked_later = []
-    at_step(3, lambda: asked_later.append(requests.is_asked(run, SAVE)))
+    asked_later, answers = [], []
+    at_step(3, lambda: (asked_later.append(requests.is_asked(run, SAVE)), answers.append(requests.answers_of(run))))
     outcome = train(run__folder=run)
     assert saved[0] == 2
     assert saved.count(3) == 0
     assert asked_later == [False]  # it was removed
+    assert [(name, one.step, one.problem) for name, one in answers[0].items()] == [(SAVE, 2, "")]
     assert outcome.best == usual.best
     ours, theirs = (
         checkpoint.load(one / "checkpoints" / "last.pt")["model"]["model"] for one in (run, tmp_path / "usual")
@@ -72,6 +73,30 @@ def test_what_is_not_well_formed_is_ignored_and_left(tmp_path, train, at_step, m
     assert {one.name for one in (run / "requests").iterdir()} == {"sample", "other"}
 
 
+def test_a_checkpoint_that_cannot_be_written_is_answered_with_the_reason(tmp_path, train, at_step, monkeypatch):
+    run, answers, keep = tmp_path / "run", [], saving.checkpoint.save
+
+    def full(path, found):
+        if found["position"]["step"] == 2:
+            raise OSError(28, "No space left on device")
+        keep(path, found)
+
+    monkeypatch.setattr(saving.checkpoint, "save", full)
+    at_step(2, lambda: requests.ask(run, SAVE))
+    at_step(3, lambda: answers.append(requests.answers_of(run)))
+    train(run__folder=run)
+    assert (answers[0][SAVE].step, "No space left" in answers[0][SAVE].problem) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "content", ["[1]", "{", '{"save": 3}', '{"save": {"step": "3", "time": 1.0, "problem": ""}}', "9" * 5000]
+)
+def test_an_answer_that_is_none_is_ignored(tmp_path, content):
+    (tmp_path / "requests").mkdir()
+    (tmp_path / "requests" / "answered.json").write_text(content)
+    assert requests.answers_of(tmp_path) == {}
+
+
 def test_a_link_is_no_request(tmp_path):
     asked = Requests(tmp_path, (SAVE,))
     (tmp_path / "empty").touch()
@@ -98,7 +123,7 @@ def test_a_second_wish_is_the_same(tmp_path):
     for _ in range(2):
         requests.ask(tmp_path, SAMPLE)
     assert asked.asked(SAMPLE)
-    asked.answered(SAMPLE)
+    asked.answered(SAMPLE, 3)
     assert not asked.asked(SAMPLE)
     assert not requests.is_asked(tmp_path, SAMPLE)
 

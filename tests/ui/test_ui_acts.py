@@ -1,6 +1,7 @@
 """What a person asks of a run: a checkpoint or samples now, which the run answers; and weights for other programs."""
 
 import json
+import re
 
 import pytest
 from run_folders import a_run, a_study
@@ -36,8 +37,17 @@ def test_a_run_is_asked_for_what_it_answers_and_for_nothing_else(client, running
         assert answer.status_code == 409
         assert SCRIPT not in answer.text
     assert {one.name for one in (running / "requests").iterdir()} == {"save", "answers.json"}
-    asked.answered(SAVE)
-    assert "Save now: after this step" not in client.get("/run/head?run=a").text
+    asked.answered(SAVE, 12)
+    head = client.get("/run/head?run=a").text
+    assert "Save now: after this step" not in head
+    assert re.search(r'id="answered-save" role="status">Saved after step 12, at 2', head)
+    requests.ask(running, SAVE)
+    assert 'id="answered-save"' not in client.get("/run/head?run=a").text  # it was asked again
+    asked._next = 0.0
+    assert asked.asked(SAVE)
+    asked.answered(SAVE, 13, SCRIPT)
+    assert "Save now failed after step 13, at 2" in client.get("/run/head?run=a").text
+    assert SCRIPT not in client.get("/run/head?run=a").text
 
 
 def test_nobody_is_asked_where_nothing_runs(client, root):

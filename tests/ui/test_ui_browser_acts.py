@@ -97,7 +97,9 @@ def test_a_run_is_asked_to_save_and_to_sample_and_its_weights_are_exported(perso
         asked._next = 0.0
         for name in (SAVE, SAMPLE):
             assert asked.asked(name)
-            asked.answered(name)
+            asked.answered(name, 7)
+        expect(person.locator("#answered-save")).to_contain_text("Saved after step 7, at ")
+        expect(person.locator("#answered-sample")).to_contain_text("Samples made after step 7, at ")
         expect(person.get_by_role("button", name="Save now")).to_be_visible()  # the page hears that it was answered
         asked.close()
         expect(person.get_by_role("button", name="Save now")).to_have_count(0)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from run_folders import a_run, a_study
 
 from hotloop.train import configure, grammar
-from hotloop.ui import compilation, drafts, fields, processes
+from hotloop.train.search import space
+from hotloop.ui import compilation, drafts, fields, processes, ranges
 
 PARTS = ["unet", "text_encoder", "text_encoder_2", "vae", "loss"]
 USUAL = {"recipe": "diffusion"}
@@ -28,6 +29,9 @@ def make(lr: Annotated[float, hotloop.Range(0, 1)] = 1e-3, kind: Literal["plain"
         lr: the rate of it.
     """
 '''
+
+
+SEARCHED = PROGRAM.replace("hotloop.Range(0, 1)]", "hotloop.Range(0, 1), hotloop.Search(log=(1e-5, 1e-1))]")
 
 
 def draft(**typed):
@@ -88,8 +92,75 @@ def test_a_number_in_another_countrys_format_is_refused_and_never_read_as_anothe
 def test_settings_that_do_not_fit_together_are_said_beside_the_first_that_is_named():
     both = draft(**{"training.optimization.use_bf16": "true", "training.optimization.use_fp16": "true"})
     assert "leave one out" in both.errors["training.optimization.use_bf16"]
-    idle = draft(**{"pictures.buckets": "3"})
-    assert "has no effect" in idle.errors["pictures.buckets"]
+
+
+def test_what_nothing_reads_is_left_out_and_said_beside_its_field():
+    found = draft(**{"pictures.buckets": "3", "run.project": "mine"})
+    assert not found.errors
+    assert "pictures" not in found.command  # a command would be refused for it
+    assert "run.project=mine" in found.command  # which is said by the run, and may stay
+    assert found.notes["pictures.buckets"].startswith("not used while pictures.source=digits: ")
+    assert "pictures=folder" in found.notes["pictures.buckets"]
+    assert {"f-pictures.buckets", "f-run.project"} < set(found.grey)
+    assert not draft(**{"pictures.buckets": "three"}).errors
+    read = draft(**{"choice.pictures": "folder", "pictures.path": "x", "pictures.buckets": "3"})
+    assert "pictures.buckets=3" in read.command
+    assert "f-pictures.buckets" not in read.grey
+
+
+def test_what_the_mode_does_not_read_is_grey_and_kept():
+    typed = {"compile.strict": "true", **component("unet", mode="aot_eager")}
+    none = draft(**typed)
+    assert {
+        "f-compile.strict",
+        "f-compile.layout",
+        "inference",
+        "part-unet",
+        "part-mode-unet",
+        "part-inference-unet",
+    } < set(none.grey)
+    assert none.notes["compile.strict"] == "not used with NONE"
+    assert "compile.strict=true" in none.command
+    auto = draft(mode="auto", **typed, **component("loss", inference="default"))
+    assert {"part-unet", "part-mode-unet", "f-compile.measure_eager_steps"} < set(auto.grey)
+    assert not {"inference", "part-inference-unet", "f-compile.layout", "f-compile.strict"} & set(auto.grey)
+    default = draft(mode="default", **typed, **component("loss", on=False))
+    assert not {"part-unet", "part-mode-unet", "f-compile.strict", "part-loss"} & set(default.grey)
+    assert "part-mode-loss" in default.grey  # its switch is off
+    assert default.notes["compile.layout"] == "not used with DEFAULT"
+
+
+def test_a_layout_and_a_sentinel_go_with_auto():
+    typed = {"compile.layout": "as-given", "compile.sentinel": "0.05"}
+    auto = draft(mode="auto", **typed)
+    assert not auto.errors
+    assert "compile.layout=as-given compile.sentinel=0.05" in auto.command
+    other = draft(mode="default", **typed)
+    assert not other.errors
+    assert "layout" not in other.command
+    assert "sentinel" not in other.command
+
+
+def test_a_layout_that_this_machine_cannot_try_is_greyed_with_its_reason(client):
+    text = client.get("/training?recipe=diffusion").text
+    assert re.search(r'<option value="channels_last" disabled>channels_last \(auto tries it on a GPU only\)', text)
+    assert 'name="compile.sentinel" value="0.01"' in text
+
+
+def test_grey_controls_have_their_reason_for_a_screen_reader(client):
+    text = client.get("/training?recipe=diffusion").text
+    control = re.search(r'<select id="f-compile.strict"[^>]*>', text)[0]
+    assert 'aria-disabled="true"' in control
+    assert 'aria-describedby="about-compile.strict note-compile.strict"' in control
+    assert re.search(r'id="note-compile.strict"><span class="quiet"> not used with NONE<', text)
+    switch = re.search(r'<input type="checkbox" id="part-unet"[^>]*>', text)[0]
+    assert 'aria-disabled="true"' in switch
+    assert 'aria-describedby="why-mode note-part.unet"' in switch
+    again = client.post("/training/preview", data={**USUAL, "mode": "default", "part.unet.mode": "as above"}).text
+    greyed = re.search(r'id="grey" hidden data-controls="([^"]*)"', again)[1].split()
+    assert "part-unet" not in greyed
+    assert "f-compile.strict" not in greyed
+    assert "f-pictures.path" in greyed
 
 
 @pytest.mark.parametrize(
@@ -173,6 +244,146 @@ def test_a_setting_that_is_fixed_is_said_to_be_out_of_the_search(client, monkeyp
     assert "vary it" not in client.post("/training/preview", data=varied).text
 
 
+def rows(*given):
+    """A form with these ranges: each the setting, the kind, and what else is typed."""
+    found = {"verb": "hpo", "range.rows": ",".join(map(str, range(len(given))))}
+    for number, (setting, kind, more) in enumerate(given):
+        found |= {f"range.{number}.setting": setting, f"range.{number}.kind": kind}
+        found |= {f"range.{number}.{part}": value for part, value in more.items()}
+    return found
+
+
+def as_typed(found):
+    """What a browser sends of the ranges that a form shows."""
+    return {"verb": "hpo", "range.rows": ",".join(one.number for one in found.ranges)} | {
+        f"range.{one.number}.{part}": getattr(one, part) for one in found.ranges for part in ranges.PARTS
+    }
+
+
+@pytest.mark.parametrize("recipe", drafts.RECIPES)
+def test_the_ranges_of_a_form_that_nobody_changed_are_the_defaults(recipe):
+    found = drafts.of({"recipe": recipe, "verb": "hpo"}, {}, Path("runs"))
+    assert found.ranges
+    again = drafts.of({"recipe": recipe, **as_typed(found)}, {}, Path("runs"))
+    again.read()
+    assert (again.errors, again.changes) == ({}, {})
+    assert again.overrides == [f"recipe={recipe}"]
+
+
+def test_ranges_become_the_space_that_the_search_is_sent():
+    found = draft(**rows(
+        ("training.learning_rate", "log", {"low": "1e-4", "high": "1e-2", "step": "left over"}),
+        ("training.weight_decay", "float", {"low": "0", "high": "0.1", "step": "0.05"}),
+        ("diffusion.width", "float", {"low": "16", "high": "64", "step": "16"}),
+        ("training.batch_size", "choices", {"choices": "16, 32", "low": "left over"}),
+        ("training.optimizer", "choices", {"choices": "AdamW, SGD", "when": "{training.batch_size: 16}"}),
+    ))  # fmt: skip
+    assert not found.errors
+    searched = configure.load_search(found.overrides).hpo.space
+    kept = dict(ranges.leaves(searched))
+    assert kept == {
+        "training.learning_rate": {"log": [1e-4, 1e-2]},
+        "training.weight_decay": {"float": [0, 0.1], "step": 0.05},
+        "diffusion.width": {"int": [16, 64], "step": 16},  # it takes whole numbers alone
+        "training.batch_size": {"choices": [16, 32]},
+        "training.optimizer": {"choices": ["AdamW", "SGD"], "when": {"training.batch_size": 16}},
+    }
+    space.parse(configure.load_search(found.overrides))
+
+
+def test_a_range_that_is_taken_out_of_the_form_is_out_of_the_search():
+    usual = draft(verb="hpo")
+    names = [one.setting for one in usual.ranges]
+    sent = as_typed(usual) | {"range.rows": ",".join(one.number for one in usual.ranges if one.setting != names[0])}
+    found = draft(**sent)
+    assert [name for name, _ in ranges.leaves(configure.load_search(found.overrides).hpo.space)] == names[1:]
+    nothing = draft(verb="hpo", **{"range.rows": ""})
+    assert "add a range" in nothing.errors["hpo.space"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind", "more", "said"),
+    [
+        ("training.learning_rate", "log", {"low": "0,001", "high": "0.1"}, "low=0,001: write numbers with a point"),
+        ("training.learning_rate", "log", {"low": "0.1", "high": "0.01"}, "lower one first"),
+        ("training.learning_rate", "log", {"low": "0", "high": "0.01"}, "above 0; choose range"),
+        ("training.learning_rate", "float", {"high": "0.01"}, "low: expected a number"),
+        ("training.learning_rate", "float", {"low": "fast", "high": "1"}, "low=fast: expected a number"),
+        ("training.batch_size", "log", {"low": "1", "high": "8"}, "choose range or choices"),
+        ("training.batch_size", "float", {"low": "0", "high": "8"}, "at least 1"),
+        ("training.batch_size", "choices", {"choices": "0,1"}, "put a space behind each comma"),
+        ("training.batch_size", "choices", {"choices": ""}, "expected what is to be tried"),
+        ("training.batch_size", "choices", {"choices": "8, x"}, "expected an integer"),
+        ("training.weight_decay", "float", {"low": "0", "high": "1", "step": "3"}, "within the range"),
+        ("", "float", {"low": "0", "high": "1"}, "choose the setting"),
+        ("training.typo", "float", {"low": "0", "high": "1"}, "unknown"),
+        ("training.batch_size", "choices", {"choices": "8", "when": "x"}, "expected settings with their values"),
+        ("training.batch_size", "other", {"low": "1", "high": "2"}, "expected one of range"),
+    ],
+)
+def test_a_range_that_cannot_be_is_said_in_its_row(setting, kind, more, said):
+    found = draft(**rows(("training.warmup_fraction", "float", {"low": "0", "high": "0.1"}), (setting, kind, more)))
+    assert set(found.errors) == {"range.1"}
+    assert said in found.errors["range.1"]
+
+
+def test_a_setting_has_one_range_and_a_row_that_nobody_filled_is_none():
+    twice = draft(**rows(*[("training.batch_size", "choices", {"choices": "8"})] * 2, ("", "float", {})))
+    assert set(twice.errors) == {"range.1"}
+    assert "has a range above" in twice.errors["range.1"]
+
+
+def test_a_refused_form_has_its_ranges_as_they_were_typed(client):
+    typed = rows(("training.learning_rate", "log", {"low": "0,1", "high": "<b>"}), ("", "choices", {"choices": "1, 2"}))
+    answer = client.post("/training/start", data={**USUAL, **typed})
+    assert answer.status_code == 422
+    text = html.unescape(answer.text)
+    for number, part, value in ((0, "low", "0,1"), (0, "high", "<b>"), (1, "choices", "1, 2")):
+        assert f'name="range.{number}.{part}" value="{value}"' in text
+    assert re.search(r'id="note-range.0"><span class="wrong">low=0,1: write numbers', text)
+    assert '<a href="#note-range.0" data-mend>Range of learning rate</a>' in text
+    assert client.post("/training/preview", data={**USUAL, **typed}).text.count("write numbers with a point") == 1
+
+
+def _row(found, setting):
+    return next(one.slot for one in found.ranges if one.setting == setting)
+
+
+def test_a_range_of_another_kind_of_file_is_kept_as_it_is_written():
+    odd = "{training: {batch_size: {choices: 8}, learning_rate: 3}}"
+    found = draft(verb="hpo", **{"hpo.space": odd})
+    again = draft(**as_typed(found))
+    assert again.changes["hpo.space"] == found.changes["hpo.space"]
+    assert sorted(again.errors.values()) == [
+        "choices=8: expected a list",
+        again.errors[_row(again, "training.learning_rate")],
+    ]
+
+
+def test_the_ranges_that_a_program_declares_are_rows(client, tmp_path):
+    (tmp_path / "train.py").write_text(SEARCHED)
+    name = f"{tmp_path}/train.py:make"
+    text = client.get("/training", params={"program": name}).text
+    assert "<option selected>program.lr</option>" in text
+    assert 'value="1e-05"' in text
+    found = drafts.of({"program": name, "verb": "hpo"}, {}, tmp_path)
+    sent = as_typed(found) | {"recipe.goal": "min:loss"}
+    usual = drafts.of({"program": name, **sent}, {}, tmp_path)
+    usual.read()
+    assert (usual.errors, usual.changes) == ({}, {"recipe.goal": "min:loss"})  # nothing is sent of what it declares
+    fixed = drafts.of({"program": name, **sent, "program.lr": "0.01"}, {}, tmp_path)
+    fixed.read()
+    assert fixed.notes["program.lr"] == "fixed here, so the search does not vary it"
+    row = next(one for one in fixed.ranges if one.setting == "program.lr")
+    assert "its field has another value" in fixed.notes[row.slot]
+    without = drafts.of({"program": name, **sent, "range.rows": ""}, {}, tmp_path)
+    without.read()
+    assert "add a range" in without.errors["hpo.space"]
+    outside = drafts.of({"program": name, **sent, f"range.{row.number}.high": "2"}, {}, tmp_path)
+    outside.read()
+    assert "at most 1" in outside.errors[row.slot]
+
+
 def test_a_range_that_is_taken_out_of_a_search_is_out():
     space = "{training: {learning_rate: {float: [0.1, 0.2]}}}"
     found = draft(verb="hpo", **{"hpo.space": space})
@@ -192,7 +403,10 @@ def test_by_default_the_unet_alone_is_switched_on():
 
 def test_a_component_that_cannot_be_compiled_is_told_beside_it():
     found = draft(mode="default", **component("text_encoder", inference="none"))
-    assert "has no effect" in found.errors["part.text_encoder"]
+    assert not found.errors
+    assert "not used while diffusion.train_text_encoder=false" in found.notes["part.text_encoder"]
+    assert "text_encoder.training" not in found.command
+    assert "part-text_encoder" in found.grey
 
 
 def test_what_this_machine_cannot_run_is_greyed_with_its_reason(client):

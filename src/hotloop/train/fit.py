@@ -274,9 +274,11 @@ class _Fitting:
         try:
             with self.judging(), checkpoint.random_state_kept():
                 self.live.record.update("measurements", **make(step))
+            problem = ""
         except OSError as error:
-            self.display.say(f"{error}; the run goes on without it")
-        self.requests.answered(SAMPLE)
+            problem = str(error)
+            self.display.say(f"{problem}; the run goes on without it")
+        self.requests.answered(SAMPLE, step, problem)
 
     def validate(self) -> None:
         """Judge the model where there are metrics, keep it where it is the best so far, and begin a new epoch."""
@@ -354,7 +356,7 @@ class _Fitting:
         }
         self.ranks.led(lambda: self.checkpoints.save(name, document))
         if name == checkpoint.LAST:
-            self.requests.answered(SAVE)
+            self.requests.answered(SAVE, self.position.step, self.checkpoints.problem)
 
     def restore(self, document: dict[str, Any]) -> None:
         """Go back to where a checkpoint was written.

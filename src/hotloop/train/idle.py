@@ -39,6 +39,11 @@ class Rule:
         found = [(plain[one], wanted) for name, wanted in self.on.items() for one in plain if within(one, (name,))]
         return not found or any(wanted(value) if callable(wanted) else value in wanted for value, wanted in found)
 
+    def because(self, plain: Mapping[str, Any]) -> str:
+        """Say beside which others the settings do nothing, and what is done without them."""
+        on = " and ".join(f"{one}={_word(plain[one])}" for one in self.on if one in plain)
+        return f"while {on}: {self.why}"
+
 
 def _set(value: Any) -> bool:
     return value is not None
@@ -164,11 +169,18 @@ def remarks(settings: Settings) -> list[str]:
 
 def is_idle(settings: Settings, name: str, varied: Sequence[str] = ()) -> bool:
     """Say whether a setting does nothing beside the others; ``varied`` as for `refuse_idle`."""
-    plain = dict(leaves(configure.to_dict(settings)))
-    return any(
-        within(name, rule.names) and not rule.read(plain) and not any(within(on, varied) for on in rule.on)
-        for rule in RULES
-    )
+    return any(within(name, rule.names) for rule in unread(configure.to_dict(settings), varied))
+
+
+def unread(values: Mapping[str, Any], varied: Sequence[str] = ()) -> list[Rule]:
+    """Return the rules by which settings do nothing beside others.
+
+    Args:
+        values: all settings as plain data.
+        varied: as for `refuse_idle`.
+    """
+    plain = dict(leaves(values))
+    return [rule for rule in RULES if not rule.read(plain) and not any(within(on, varied) for on in rule.on)]
 
 
 def only_read(settings: Settings) -> dict[str, Any]:
@@ -187,8 +199,7 @@ def _idle(settings: Settings) -> Iterator[tuple[Rule, str]]:
         if changed and not rule.read(plain):
             names = ", ".join(f"{one}={plain[one]!r}" for one in changed)
             has = "has" if len(changed) == 1 else "have"
-            on = " and ".join(f"{one}={_word(plain[one])}" for one in rule.on if one in plain)
-            yield rule, f"{names} {has} no effect while {on}: {rule.why}"
+            yield rule, f"{names} {has} no effect {rule.because(plain)}"
 
 
 @functools.cache

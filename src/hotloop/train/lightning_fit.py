@@ -264,7 +264,7 @@ class _Recorder(pl.callbacks.Checkpoint):
         if stops or saves:
             with self.account.aside():
                 self.save(trainer, checkpoint.LAST)
-            self.requests.answered(SAVE)
+            self.requests.answered(SAVE, self.position.step, self.checkpoints.problem)
         if stops:
             raise _StoppedError
 

@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,10 @@ class Search:
     choices: Sequence[Any] | None = None
     step: Any = None
     when: Mapping[str, Any] | None = None
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Return the setting's JSON Schema with the range beside it, for whoever makes a form of it."""
+        return {**handler(schema), "search": self.to_dict()}
 
     def to_dict(self) -> dict[str, Any]:
         """Return what stands below ``hpo.space`` and the setting's name."""

@@ -1,18 +1,20 @@
 """Requests to a run that trains: empty files in its folder, which it answers after a step and removes.
 
 ``requests/answers.json`` names what the run answers, and is there while the run trains. Whoever wants it makes an empty
-file of that name beside it, such as ``requests/save``. All else in the folder is ignored.
+file of that name beside it, such as ``requests/save``. All else in the folder is ignored. ``requests/answered.json``
+has the last answer to each: the step, the time, and why it could not be done where it could not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
 import stat
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hotloop.record import whole
 
@@ -20,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-FOLDER, ANSWERS = "requests", "answers.json"
+FOLDER, ANSWERS, ANSWERED = "requests", "answers.json", "answered.json"
 SAVE, SAMPLE = "save", "sample"
 EVERY_SECONDS = 1.0
 """How often the folder is looked at: between two looks, a step costs a reading of the clock."""
-_LARGEST = 1000
+_LARGEST = 2000
 
 
 class Requests:
@@ -40,6 +42,7 @@ class Requests:
         if self._folder and self._folder.is_symlink():  # a stranger's: what it leads to is not the run's
             self._folder = None
         self._asked: set[str] = set()
+        self._answered: dict[str, dict[str, Any]] = {}
         self._next = math.inf if self._folder is None else 0.0
         if self._folder:
             with contextlib.suppress(OSError):  # a full disk: nobody can ask then, and the run goes on
@@ -55,11 +58,20 @@ class Requests:
             self._asked = {one for one in self._answers if self._folder and is_asked(self._folder.parent, one)}
         return name in self._asked
 
-    def answered(self, name: str) -> None:
-        """Remove a request, which has been answered; nothing where there is none."""
+    def answered(self, name: str, step: int, problem: str = "") -> None:
+        """Remove a request that has been answered after a step, and say so; nothing where there is none.
+
+        Args:
+            name: the request.
+            step: how many steps are done.
+            problem: why it could not be done; empty where it was.
+        """
         if name in self._asked and self._folder:
             self._asked.discard(name)
+            self._answered[name] = {"step": step, "time": time.time(), "problem": problem}
             try:
+                with whole(self._folder / ANSWERED, durable=False) as file:
+                    file.write(json.dumps(self._answered).encode())
                 (self._folder / name).unlink(missing_ok=True)
             except OSError:  # read-only by now: what lies there would be answered again and again
                 self._answers = [one for one in self._answers if one != name]
@@ -72,20 +84,47 @@ class Requests:
                 self._folder.rmdir()
 
     def _clear(self) -> None:
-        for name in (ANSWERS, *self._answers):
+        for name in (ANSWERS, ANSWERED, *self._answers):
             if self._folder:
                 (self._folder / name).unlink(missing_ok=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a run has answered: after which step, when, and why it could not be done; empty where it was."""
+
+    step: int
+    time: float
+    problem: str
+
+
 def answered_by(run: Path) -> tuple[str, ...]:
     """Return what a run says that it answers."""
-    file = run / FOLDER / ANSWERS
+    found = _read(run / FOLDER / ANSWERS)
+    return tuple(one for one in (SAVE, SAMPLE) if isinstance(found, list) and one in found)
+
+
+def answers_of(run: Path) -> dict[str, Answer]:
+    """Return the last answer of a run to each request that it has answered."""
+    found = _read(run / FOLDER / ANSWERED)
+    known = {name: found.get(name) for name in (SAVE, SAMPLE)} if isinstance(found, dict) else {}
+    return {
+        name: Answer(one["step"], one["time"], one["problem"])
+        for name, one in known.items()
+        if isinstance(one, dict)
+        and type(one.get("step")) is int
+        and type(one.get("time")) is float
+        and isinstance(one.get("problem"), str)
+    }
+
+
+def _read(file: Path) -> Any:
+    """Return what a small plain file has as JSON; None where it is none."""
     try:
         known = file.lstat()
-        found = json.loads(file.read_bytes()) if stat.S_ISREG(known.st_mode) and known.st_size < _LARGEST else []
-    except (OSError, ValueError):
-        return ()
-    return tuple(one for one in (SAVE, SAMPLE) if isinstance(found, list) and one in found)
+        return json.loads(file.read_bytes()) if stat.S_ISREG(known.st_mode) and known.st_size < _LARGEST else None
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def is_asked(run: Path, name: str) -> bool:

@@ -76,6 +76,11 @@ class Checkpoints:
         """Whether the last checkpoint could not be written: whoever ends the run writes it once more."""
         return checkpoint.LAST in self._failed
 
+    @property
+    def problem(self) -> str:
+        """Why the last checkpoint could not be written; empty where it was."""
+        return str(self._failed.get(checkpoint.LAST, ""))
+
     def check(self, step: int) -> None:
         """Check at the end of a run, at a step, that its checkpoints are on disk.
 

@@ -58,8 +58,18 @@ def modes(missing: Mapping[str, str]) -> list[Mode]:
         rows = [row.speedup for row in measured.rows(name)]
         spread = f"{min(rows):.2f}x to {max(rows):.2f}x" if rows else ""
         words = (one.sets, one.performance, one.overhead, one.memory, one.best_for)
-        found.append(Mode(name, _SPELLED.get(name, name), *words, measured=spread, missing=missing.get(name, "")))
+        found.append(Mode(name, label(name), *words, measured=spread, missing=missing.get(name, "")))
     return sorted(found, key=lambda mode: mode.name != "none")
+
+
+def label(mode: str) -> str:
+    """Return a mode's name as the form spells it."""
+    return _SPELLED.get(mode, mode)
+
+
+def not_here(device: str) -> dict[str, dict[str, str]]:
+    """Return the choices of settings that a machine's device cannot run, each with the reason."""
+    return {"compile.layout": {"channels_last": "auto tries it on a GPU only"}} if device in ("cpu", "mps") else {}
 
 
 def mode_of(values: Mapping[str, Any]) -> str:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError
 from hotloop.train import conf_files, configure, idle, nested, schema
 from hotloop.train.settings import GROUP
-from hotloop.ui import compilation, processes
+from hotloop.ui import compilation, processes, ranges, unread
 from hotloop.ui.fields import Field, fields, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hotloop.train.settings import Settings
 
 RECIPES = ("criteria", "digits", "language", "diffusion", "focus")
 """The first is the one that the page opens on, as the command line does."""
@@ -47,6 +49,7 @@ class Draft:
         errors: what is wrong, by the field that it stands beside; the empty name is of no field.
         changes: the settings that differ from the defaults.
         notes: what a person may not expect of a field that is right, by its name.
+        idle: the settings that nothing reads beside the others; of those in the form the notes say why.
     """
 
     recipe: str
@@ -57,6 +60,7 @@ class Draft:
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
+    idle: set[str] = dataclasses.field(default_factory=set)
 
     @functools.cached_property
     def base(self) -> dict[str, Any]:
@@ -81,6 +85,11 @@ class Draft:
             whole["$defs"] = {**whole.get("$defs", {}), **own.get("$defs", {})}
             whole["properties"] = {**whole["properties"], GROUP: own["properties"][GROUP]["anyOf"][0]}
         found = fields(whole, self.base)
+        declared = nested.nested({one.name: dict(one.search) for some in found.values() for one in some if one.search})
+        found["hpo"] = [
+            dataclasses.replace(one, default=nested.merge(declared, one.default)) if one.name == ranges.SPACE else one
+            for one in found["hpo"]
+        ]
         last = ("data", "compile", "kfold", "hpo", "run")
         order = sorted(
             found, key=lambda group: (group != GROUP, group in last, last.index(group) if group in last else 0)
@@ -91,7 +100,35 @@ class Draft:
     @property
     def fields(self) -> list[Field]:
         """All fields."""
-        return [one for some in self.groups.values() for one in some]
+        return [*self.by_name.values()]
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, Field]:
+        """All fields by their names."""
+        return {one.name: one for some in self.groups.values() for one in some}
+
+    @property
+    def slots(self) -> list[str]:
+        """The places of mistakes and notes beside those of the fields."""
+        parts = [f"part.{name}" for name in self.components]
+        return ["mode", "inference", "name", *parts, *(row.slot for row in self.ranges)]
+
+    @property
+    def grey(self) -> list[str]:
+        """The ids of the controls that nothing reads."""
+        parts = [(f"part.{one.name}", one) for one in compilation.parts(self.base, self.components)]
+        off = [
+            f"part-mode-{one.name}"
+            for key, one in parts
+            if not (f"{key}.on" in self.form if f"{key}.mode" in self.form else one.on)
+        ]
+        return [*unread.controls(sorted(self.idle), self.ranges), *off]
+
+    def title(self, name: str) -> str:
+        """Return how a field, or another place of mistakes, is called."""
+        of_row = next((row.setting for row in self.ranges if row.slot == name), None)
+        bare = ".".join((name if of_row is None else of_row).split(".")[1:])
+        return bare or name if of_row is None else f"range of {bare or 'no setting'}"
 
     def typed(self, field: Field) -> str:
         """Return what stands in a field."""
@@ -103,22 +140,15 @@ class Draft:
         Args:
             whole: also the groups that what is to be done does not use, as a preset keeps them.
         """
-        self.errors, self.notes = {}, {}
+        self.errors, self.notes, self.idle = {}, {}, set()
         self.changes = compilation.read(self.form, self.base, self.components)
         for one in self.fields:
-            if one.name not in self.form:
-                continue
             if not whole and one.name.startswith(self._unused):
                 self._note_unused(one)
-                continue
-            try:
-                value = one.read(self.form[one.name])
-                if value != one.default and (wrong := self._wrong(one, value)):
-                    self.errors[one.name] = wrong
-                elif value != one.default:
-                    self.changes[one.name] = _without(value, one.default)
-            except (ValueError, StopIteration) as error:
-                self.errors[one.name] = str(error) or f"{one.name}: expected {one.takes}"
+            elif one.name == ranges.SPACE and ranges.ROWS in self.form:
+                self._read_ranges(one)
+            elif one.name in self.form:
+                self._read(one)
         if self.named and not _FOLDER.fullmatch(self.named):
             self.errors["name"] = (
                 f"name={_shortened(self.named)!r}: expected at most {LONGEST} letters, digits, dots, dashes and "
@@ -129,8 +159,49 @@ class Draft:
             self.errors["name"] = (
                 f"name={self.named!r}: {there} is there already; choose another name, such as {self._free}"
             )
+        self._leave_out_idle()
         if not self.errors:
             self._check_together()
+
+    def _read(self, field: Field) -> None:
+        try:
+            value = field.read(self.form[field.name])
+            if value != field.default and (wrong := self._wrong(field, value)):
+                self.errors[field.name] = wrong
+            elif value != field.default:
+                self.changes[field.name] = _without(value, field.default)
+        except (ValueError, StopIteration) as error:
+            self.errors[field.name] = str(error) or f"{field.name}: expected {field.takes}"
+
+    def _read_ranges(self, field: Field) -> None:
+        found, wrong = ranges.read(self.ranges, self.by_name)
+        self.errors |= wrong
+        if not wrong and found != dict(ranges.leaves(field.default)):
+            self.changes[field.name] = _without(nested.nested(found), field.default)
+
+    @property
+    def ranges(self) -> list[ranges.Row]:
+        """The ranges of a search as they stand in the form."""
+        if ranges.ROWS in self.form:
+            return ranges.typed(self.form)
+        return ranges.of(self.space, self.by_name)
+
+    @property
+    def space(self) -> dict[str, Any]:
+        """What a search varies, with what a program declares."""
+        field = self.by_name[ranges.SPACE]
+        return nested.merge(json.loads(json.dumps(field.default)), self.changes.get(field.name, {}))
+
+    def _leave_out_idle(self) -> None:
+        """Find what nothing reads beside the other settings; what would be refused for that is left out."""
+        varied = tuple(self.space) if self.verb == "hpo" else ()
+        for name, why, refused in unread.find(self.values(), self.by_name, self.components, varied):
+            self.idle.add(name)
+            self.errors.pop(name, None)
+            if refused:
+                self.changes.pop(name, None)
+            if why:
+                self.notes[_slot(name)] = why
 
     @property
     def _unused(self) -> tuple[str, ...]:
@@ -139,19 +210,16 @@ class Draft:
         return {"train": ("kfold.", "hpo."), "kfold": () if inner else ("hpo.",), "hpo": ()}[self.verb]
 
     def _note_unused(self, field: Field) -> None:
-        if self.typed(field).strip() != field.text(field.default):
-            needs = "a search" if field.name.startswith("hpo.") else "a cross-validation or a search"
-            self.notes[field.name] = f"not used: it is for {needs}"
+        needs = "a search" if field.name.startswith("hpo.") else "a cross-validation or a search"
+        self.notes[field.name] = f"not used: it is for {needs}"
+        self.idle.add(field.name)
 
     @property
     def fixed(self) -> list[str]:
-        """The changed settings that the search would vary, had nobody set them."""
-        if self.verb != "hpo":
+        """The changed settings that the search would vary, had nobody set them: ranges that were set as well win."""
+        if self.verb != "hpo" or ranges.SPACE in self.changes:
             return []
-        space = self.values()["hpo"]["space"]
-        searched = configure.load_search(self.overrides).hpo.space
-        at = compilation.at
-        return [one for one in self.changes if at(space, one) is not None and at(searched, one) is None]
+        return [one for one in self.changes if compilation.at(self.space, one) is not None]
 
     def _wrong(self, field: Field, value: Any) -> str:
         if field.name.startswith(f"{GROUP}."):
@@ -163,9 +231,25 @@ class Draft:
         try:
             settings = configure.build(self.values())
             idle.refuse_idle(settings, tuple(settings.hpo.space) if self.verb == "hpo" else ())
+            if not f"{ranges.SPACE}.".startswith(self._unused):
+                self._check_ranges(settings)
             self.notes |= dict.fromkeys(self.fixed, "fixed here, so the search does not vary it")
         except ConfigError as error:
             self.blame(str(error))
+
+    def _check_ranges(self, settings: Settings) -> None:
+        """Say beside each range why its setting cannot vary so, and that one is fixed by its field."""
+        space = dict(ranges.leaves(self.space))
+        for row in self.ranges:
+            leaf = space.get(row.setting)
+            if leaf is None:
+                continue
+            if wrong := ranges.wrong(row, leaf, settings, self.by_name.get(row.setting)):
+                self.errors[row.slot] = wrong
+            if row.setting in self.fixed:
+                self.notes[row.slot] = "not varied: its field has another value than the default, and fixes it"
+        if not space:
+            self.errors[ranges.SPACE] = "a search needs a setting that varies: add a range"
 
     def blame(self, text: str) -> None:
         """Put each line of an error beside the field that it names first, or above the form."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _PLAIN = re.compile(r"[A-Za-z_/.~@+-][\w/.@+-]*(?: [\w/.@+-]+)*", re.ASCII)
-_COMMA = re.compile(r"\s*[-+]?\d{1,3}(?:[.']?\d{3})*,\d+\s*")
+COMMA = re.compile(r"\s*[-+]?\d{1,3}(?:[.']?\d{3})*,\d+\s*")
 _NULL = re.compile(r"(\. |)\bnull\b")
 _WORDS = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "text"}
 _WORDS |= {"array": "a list, [1,2]", "object": "a mapping, {name: value}"}
@@ -35,6 +35,7 @@ class Field:
         words: words that it takes beside numbers, such as ``auto``.
         default: its value where nobody says otherwise.
         limits: its range, in JSON Schema's words.
+        search: how a search varies it where nobody says otherwise, as a program declares it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Field:
     words: tuple[Any, ...]
     default: Any
     limits: Mapping[str, Any]
+    search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def nullable(self) -> bool:
@@ -94,7 +96,7 @@ class Field:
             return None
         if "string" in self.kinds:
             return text if bare or not self.words else bare
-        if self.is_number and _COMMA.fullmatch(bare):
+        if self.is_number and COMMA.fullmatch(bare):
             raise ValueError(f"{self.name}={bare}: write numbers with a point and without separators, such as 0.001")
         try:
             return grammar.parse(bare)
@@ -147,6 +149,7 @@ def _walk(node: Mapping[str, Any], schema: Mapping[str, Any], name: str, value: 
         words=() if only else tuple(words),
         default=node.get("default") if value is ... else value,
         limits={key: one[key] for one in members for key in limits if key in one},
+        search=node.get("search", {}),
     )
 
 

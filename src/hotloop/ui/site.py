@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).with_name("assets")
 STATIC = {
     "htmx.js": "htmx.min.js", "sse.js": "sse.min.js", "app.js": "app.js", "busy.js": "busy.js",
-    "plots.js": "plots.js", "app.css": "app.css",
+    "plots.js": "plots.js", "ranges.js": "ranges.js", "app.css": "app.css",
     "uplot.js": "uplot.min.js", "charts.js": "page.js", "uplot.css": "uplot.min.css", "report.css": "page.css",
 }  # fmt: skip
 """The scripts and styles that are served, by their names there: of this package or, where it has none, the report's."""

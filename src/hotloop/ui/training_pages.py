@@ -12,7 +12,7 @@ from hotloop.report import runs
 from hotloop.report.text import text
 from hotloop.train import conf_files, configure
 from hotloop.train.nested import leaves
-from hotloop.ui import compilation, drafts, processes
+from hotloop.ui import compilation, drafts, processes, ranges
 from hotloop.ui.drafts import CHOICE, Draft
 from hotloop.ui.preset_pages import panel
 from hotloop.ui.run_acts import back_to
@@ -58,7 +58,8 @@ class TrainingPages:
             draft.read()
         except ConfigError as error:
             return self.site.show(request, "preview.html.j2", draft=None, why=str(error))
-        return self.site.show(request, "preview.html.j2", draft=draft, why="")
+        mode = compilation.mode_of(draft.values())
+        return self.site.show(request, "preview.html.j2", draft=draft, why="", shown_mode=mode)
 
     def check(self, request: Request) -> Response:
         """Check all but the step itself, in a process of its own: nothing is trained or written."""
@@ -156,6 +157,9 @@ class TrainingPages:
             mode=draft.form.get("mode", compilation.mode_of(now)), usual_mode=compilation.mode_of(base), base=base,
             inference=draft.form.get("inference", base["compile"]["inference"]), parts=self._parts(draft),
             usual={one.name: one for one in compilation.parts(base, draft.components)}, as_above=compilation.AS_ABOVE,
+            shown_mode=compilation.mode_of(now), not_here=compilation.not_here(probe["device"]), kinds=ranges.KINDS,
+            searchable=ranges.searchable([*draft.by_name]), new_range=ranges.Row("NUMBER"),
+            usual_ranges={one.number: one for one in ranges.of(draft.by_name[ranges.SPACE].default, draft.by_name)},
             only=compilation.ONLY, measured_on=measured.MACHINE, back=_query(draft), **panel(self.site, draft.form),
         )  # fmt: skip
 

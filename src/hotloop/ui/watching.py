@@ -59,6 +59,7 @@ class Shown:
         seconds: of the processor to make this, and the parts of its page.
         serial: another number for each look at it.
         asked: what the process answers after a step, and whether it was asked for that already.
+        answered: what it has answered, by what it was asked for.
         compiles: of the process, so far; None where none runs.
         parts: what was rendered of it, by name: the same for whoever watches it.
     """
@@ -73,6 +74,7 @@ class Shown:
     seconds: float = 0.0
     serial: int = 0
     asked: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    answered: Mapping[str, requests.Answer] = dataclasses.field(default_factory=dict)
     compiles: Compiles | None = None
     parts: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
@@ -115,7 +117,8 @@ class Watching:
         entry = self._entry(path)
         with entry.lock:
             process, began = processes.find(path), time.monotonic()
-            asked = (processes.asked_to_stop(path, process), _asked(path, process))
+            answered = requests.answers_of(path) if process else {}
+            asked = (processes.asked_to_stop(path, process), _asked(path, process), answered)
             gone = entry.shown is not None and record.was_killed(entry.shown.row.writer)
             seen, known = (signature(path), process, gone), (process, asked, gone)
             # However many watch a run, it is looked at no more often than it should be, unless somebody acts on it.
@@ -124,7 +127,7 @@ class Watching:
                 spent = time.thread_time()
                 shown = _shown(path, process, entry.follower)
                 took, serial = time.thread_time() - spent, next(_serials)
-                entry.shown = dataclasses.replace(shown, seconds=took, serial=serial, asked=asked[1])
+                entry.shown = dataclasses.replace(shown, seconds=took, serial=serial, asked=asked[1], answered=answered)
                 gone = record.was_killed(shown.row.writer)
                 entry.seen, entry.known, entry.made = (*seen[:2], gone), (*known[:2], gone), time.monotonic()
             return entry.shown

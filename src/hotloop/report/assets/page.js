@@ -196,7 +196,7 @@ function options(chart, state, width) {
   if (chart.axis_log) Object.assign(x, {splits: logSplits, filter: (u, splits) => splits});
   if (state.log) Object.assign(y, {splits: logSplits, filter: (u, splits) => splits});  // uPlot would label powers of ten alone
   return {
-    width, height: (wide ? 270 : 220) + lanes * LANE, padding: [8 + lanes * LANE, 12, 0, 0], legend: {show: false},
+    width, height: (wide ? 270 : 220) + lanes * LANE, padding: [8 + lanes * LANE, 22, 0, 0], legend: {show: false},
     scales: {
       x: {
         time: false, distr: chart.axis_log ? 3 : 1,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KINDS = ("log", "float", "int", "choices")
 _WORDS = (*KINDS, "step", "when")
-_NOT_SEARCHED = ("recipe", "hpo", "kfold", "run", "data.path", "pictures.source", "pictures.path")
+NOT_SEARCHED = ("recipe", "hpo", "kfold", "run", "data.path", "pictures.source", "pictures.path")
 """Settings that say what a search is, and not what a run learns."""
 
 KEPT = ("recipe", "data", "pictures", "kfold", "run")
@@ -239,7 +239,7 @@ def _leaves(model: Any, given: Any, prefix: str, problems: list[str]) -> Iterato
                 f"hpo.space.{name}={value!r}: expected {{log: [low, high]}}, {{choices: [...]}} or the like"
                 f"{schema.meant(str(key), _WORDS)}"
             )
-        elif is_within(name, _NOT_SEARCHED):
+        elif is_within(name, NOT_SEARCHED):
             problems.append(f"hpo.space.{name}: this says what the search is, and cannot vary in it")
         elif name == GROUP or (is_within(name, (GROUP,)) and not set(map(str, value)) & set(_WORDS)):
             yield from _leaves(model, value, f"{name}.", problems)

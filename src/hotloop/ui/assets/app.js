@@ -90,10 +90,28 @@ if (form) {
   };
   const restore = () => {
     const typed = JSON.parse(sessionStorage.getItem(key) || "{}");
+    form.dispatchEvent(new CustomEvent("hotloop:restore", {detail: typed}));
     for (const one of fields()) if (one.name in typed) put(one, typed[one.name]);
     judge();
     if (typed.mode) document.getElementById("advanced").open = true;
   };
+  /* What nothing reads beside the other settings can be reached, has its reason, and is not changed. */
+  const grey = () => {
+    const off = new Set(document.getElementById("grey").dataset.controls.split(" "));
+    for (const one of form.querySelectorAll("input[id], select[id], #range-add")) {
+      if (off.has(one.id)) one.setAttribute("aria-disabled", "true"); else one.removeAttribute("aria-disabled");
+      if (one.type === "text") one.readOnly = off.has(one.id);
+    }
+  };
+  const isGrey = (one) => one.getAttribute?.("aria-disabled") === "true";
+  for (const kind of ["mousedown", "click", "keydown"]) form.addEventListener(kind, (event) => {
+    const leaves = event.type === "keydown" && (event.key === "Tab" || event.key === "Escape" || event.ctrlKey || event.metaKey);
+    if (!isGrey(event.target) || leaves || event.target.type === "text") return;
+    event.preventDefault();
+    event.target.focus();
+  }, true);
+  document.addEventListener("htmx:oobAfterSwap", (event) => { if (event.detail.target.id === "grey") grey(); });
+  grey();
   if (matchMedia("(max-width: 720px)").matches)
     form.querySelectorAll("[data-fold]").forEach((one) => { one.open = Boolean(one.querySelector(".wrong")); });
   form.addEventListener("input", () => document.getElementById("checked").replaceChildren());  // it was about other settings
@@ -142,7 +160,7 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   const note = document.getElementById(decodeURIComponent(link.hash.slice(1)));
   for (let one = note.closest("details"); one; one = one.parentElement.closest("details")) one.open = true;
-  note.closest(".field, tr, fieldset").querySelector("input, select").focus();
+  note.closest(".range, .field, tr, fieldset").querySelector("input:not([hidden]), select").focus();
 });
 
 document.addEventListener("click", (event) => {
