@@ -291,6 +291,22 @@ def test_ranges_become_the_space_that_the_search_is_sent():
     space.parse(configure.load_search(found.overrides))
 
 
+def test_a_changed_range_leaves_a_field_that_fixes_another_setting_alone():
+    usual = draft(verb="hpo")
+    at = {one.setting: one for one in usual.ranges}
+    typed = as_typed(usual) | {
+        at["training.batch_size"].slot + ".choices": "8, 16", "training.learning_rate": "0.003", "training.batch_size": "4",
+    }  # fmt: skip
+    found = draft(**typed)
+    assert not found.errors
+    searched = dict(ranges.leaves(configure.load_search(found.overrides).hpo.space))
+    assert "training.learning_rate" not in searched  # its field fixes it
+    assert searched["training.batch_size"] == {"choices": [8, 16]}  # its range was changed as well
+    assert found.notes["training.learning_rate"] == "fixed here, so the search does not vary it"
+    assert "fixes it" in found.notes[at["training.learning_rate"].slot]
+    assert "the search varies it" in found.notes["training.batch_size"]
+
+
 def test_a_range_that_is_taken_out_of_the_form_is_out_of_the_search():
     usual = draft(verb="hpo")
     names = [one.setting for one in usual.ranges]

@@ -160,6 +160,9 @@ class Draft:
                 f"name={self.named!r}: {there} is there already; choose another name, such as {self._free}"
             )
         self._leave_out_idle()
+        if ranges.SPACE in self.changes:
+            for name in self.fixed:
+                nested.put(self.changes[ranges.SPACE], name, None)
         if not self.errors:
             self._check_together()
 
@@ -216,10 +219,13 @@ class Draft:
 
     @property
     def fixed(self) -> list[str]:
-        """The changed settings that the search would vary, had nobody set them: ranges that were set as well win."""
-        if self.verb != "hpo" or ranges.SPACE in self.changes:
+        """The changed settings that the search would vary, had nobody set them: a range that was changed too wins."""
+        if self.verb != "hpo":
             return []
-        return [one for one in self.changes if compilation.at(self.space, one) is not None]
+        usual = dict(ranges.leaves(self.by_name[ranges.SPACE].default))
+        own = {row.setting for row in self.ranges} if ranges.ROWS in self.form else usual
+        now = dict(ranges.leaves(self.changes.get(ranges.SPACE, {})))
+        return [one for one in self.changes if one in own and one in usual and now.get(one, usual[one]) == usual[one]]
 
     def _wrong(self, field: Field, value: Any) -> str:
         if field.name.startswith(f"{GROUP}."):
@@ -242,12 +248,12 @@ class Draft:
         space = dict(ranges.leaves(self.space))
         for row in self.ranges:
             leaf = space.get(row.setting)
-            if leaf is None:
-                continue
-            if wrong := ranges.wrong(row, leaf, settings, self.by_name.get(row.setting)):
+            if leaf is not None and (wrong := ranges.wrong(row, leaf, settings, self.by_name.get(row.setting))):
                 self.errors[row.slot] = wrong
             if row.setting in self.fixed:
                 self.notes[row.slot] = "not varied: its field has another value than the default, and fixes it"
+            elif row.setting in self.changes:
+                self.notes[row.setting] = "not used: its range was changed as well, and the search varies it"
         if not space:
             self.errors[ranges.SPACE] = "a search needs a setting that varies: add a range"
 

@@ -105,7 +105,7 @@ def wrong(row: Row, leaf: Any, settings: Settings, field: Field | None) -> str:
     """Say why a setting cannot vary so; empty where it can. A condition on another one is not followed."""
     own = leaf if isinstance(leaf, dict) else {}
     if field is not None and row.setting.startswith(f"{GROUP}."):
-        values = next((own[kind] for kind in space.KINDS if isinstance(own.get(kind), list)), [])
+        values: list[Any] = next((own[kind] for kind in space.KINDS if isinstance(own.get(kind), list)), [])
         if said := next((text for value in values if (text := field.wrong(value))), ""):
             return said
     try:
