@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hotloop.prove.verify.verify import verify
     from hotloop.step import Loop, LoopStatus, Pad, Workload
     from hotloop.train.fold import Fold
+    from hotloop.train.optimizing import Training
     from hotloop.train.parameters import Range, Search
 
 _HOMES = {
@@ -46,6 +47,7 @@ _HOMES = {
     "Range": "hotloop.train.parameters",
     "Search": "hotloop.train.parameters",
     "Status": "hotloop.compiling.control",
+    "Training": "hotloop.train.optimizing",
     "Verdict": "hotloop.prove.verify.verdict",
     "Workload": "hotloop.step",
     "bench": "hotloop.prove.bench.bench",
@@ -78,6 +80,7 @@ __all__ = [
     "Range",
     "Search",
     "Status",
+    "Training",
     "Verdict",
     "Workload",
     "bench",

@@ -1,5 +1,6 @@
 """Optimizers, schedules and precisions by name."""
 
+import inspect
 import math
 import typing
 
@@ -7,10 +8,10 @@ import pytest
 import torch
 from test_train_fit import load, losses
 
-from hotloop import record
+from hotloop import recipes, record
 from hotloop.errors import ConfigError
-from hotloop.train import configure, optimizing, start
-from hotloop.train.settings import TrainingSettings
+from hotloop.train import checkpoint, configure, optimizing, start
+from hotloop.train.parameters import OptimizerName
 
 
 def settings(**changed):
@@ -58,13 +59,105 @@ def test_a_schedule_warms_up_and_goes_on_by_its_name(name, at_half, at_nine_tent
     assert factor(125) == (1 if name == "constant" else 0)
 
 
-@pytest.mark.parametrize("name", typing.get_args(TrainingSettings.model_fields["optimizer"].annotation))
+def test_every_optimizer_of_torch_that_steps_by_gradients_alone_may_be_named():
+    kinds = (
+        one for one in vars(torch.optim).values() if isinstance(one, type) and "lr" in inspect.signature(one).parameters
+    )
+    named = {one.__name__ for one in kinds} - {"LBFGS", "SparseAdam"}
+    assert named <= set(typing.get_args(OptimizerName))
+    for name, why in (("LBFGS", "by a closure"), ("SparseAdam", "for sparse gradients")):
+        with pytest.raises(ConfigError, match=rf"training\.optimizer={name}: .*{why}"):
+            settings(optimizer=name)
+
+
+@pytest.mark.parametrize("name", typing.get_args(OptimizerName))
 def test_each_optimizer_steps(name):
-    weight = torch.nn.Parameter(torch.ones(2, 2))
-    optimizer = optimizing.make_optimizer(settings(optimizer=name), [{"params": [weight], "weight_decay": 0.1}])
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"this torch has no {name}")
+    weight, decay = torch.nn.Parameter(torch.ones(2, 2)), 0.0 if name == "Rprop" else 0.1
+    named = settings(optimizer=name, weight_decay=decay)
+    optimizer = optimizing.make_optimizer(named, [{"params": [weight], "weight_decay": decay}])
     weight.square().sum().backward()
     optimizer.step()
     assert not torch.equal(weight, torch.ones(2, 2))
+
+
+def test_one_kernel_steps_all_parameters_where_the_optimizer_has_it_and_the_options_do_not_say_how():
+    def fused(device="cpu", **changed):
+        groups = [{"params": [torch.nn.Parameter(torch.ones(2, 2, device=device))], "weight_decay": 0.1}]
+        return optimizing.make_optimizer(settings(**changed), groups).param_groups[0].get("fused")
+
+    assert fused() is True
+    assert fused(optimizer="SGD") is True
+    assert fused(optimizer="NAdam") is None
+    assert not fused(device="meta")  # has no such kernel
+    assert fused(optimizer_options="{fused: false}") is False
+    assert not fused(optimizer_options="{foreach: true}")
+
+
+def test_an_optimizer_that_has_no_weight_decay_or_takes_no_such_parameters_is_refused_by_its_setting():
+    vector = [{"params": [torch.nn.Parameter(torch.ones(2))], "weight_decay": 0.0}]
+    with pytest.raises(ConfigError, match=r"training\.weight_decay=0\.01: Rprop has none; set it to 0"):
+        optimizing.make_optimizer(settings(optimizer="Rprop"), vector)
+    with pytest.raises(ConfigError, match=r"training\.optimizer=Muon with .* only supports 2D parameters"):
+        optimizing.make_optimizer(settings(optimizer="Muon"), vector)
+
+
+OWN = """
+import torch, hotloop
+
+def make(size: int = 4, training: hotloop.Training = hotloop.Training(learning_rate=0.1)):
+    x = torch.randn(24, size, generator=torch.Generator().manual_seed(0))
+    model = torch.nn.Linear(size, 1)
+    optimizer, average = training.make_optimizer(model), training.make_average(model)
+
+    def step(x):
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        training.clip(model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        if average is not None:
+            average.update_parameters(model)
+        return loss
+
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=4, shuffle=True)
+    state = [one for one in (training.make_rate(optimizer), average) if one is not None]
+    return hotloop.Workload(model, optimizer, step, loader, state=state)
+"""
+
+
+@pytest.mark.parametrize("compiled", ["false", "auto"])
+def test_a_program_that_asks_for_them_has_optimizer_schedule_clipping_and_average_by_name(tmp_path, compiled):
+    (tmp_path / "own.py").write_text(OWN)
+
+    def run(folder, *more):
+        given = [] if more[0].startswith("run.resume") else [
+            f"{tmp_path / 'own.py'}:make", f"run.folder={tmp_path / folder}", "program.training.schedule=linear",
+            "program.training.warmup_fraction=0.25", "program.training.ema_decay=0.5", "training.num_epochs=2",
+            "program.training.optimizer=SGD", "program.training.optimizer_options={momentum: 0.9}",
+            "program.training.max_grad_norm=0.1", f"training.optimization.use_torch_compile={compiled}",
+        ]  # fmt: skip
+        begun = start.prepare([*given, *more])
+        recipes.load(begun.settings.recipe.name).train(begun)
+        return checkpoint.load(tmp_path / folder / "checkpoints" / "last.pt")
+
+    whole = run("whole", "run.seed=0")
+    steps = record.load(tmp_path / "whole")["steps"]
+    rise, fall = [1 / 3, 2 / 3], [left / 9 for left in range(9, 0, -1)]
+    assert [one["learning_rate"] for one in steps] == pytest.approx([0.1 * one for one in (*rise, 1, *fall)])
+    group = whole["others"]["optimizer"]["param_groups"][0]
+    assert (group["momentum"], group["fused"]) == (0.9, True)
+    moved = [
+        whole["others"]["state[1]"][f"module.{name}"] - whole["model"]["model"][name] for name in ("weight", "bias")
+    ]
+    assert all(one.abs().max() > 0 for one in moved)
+
+    run("parts", "training.checkpoint_every_steps=1", "training.max_steps=5")
+    parts = run("parts", f"run.resume={tmp_path / 'parts'}", "training.max_steps=null")
+    again = record.load(tmp_path / "parts")["steps"]
+    assert [one["learning_rate"] for one in again[5:]] == [one["learning_rate"] for one in steps[5:]]
+    assert parts["others"]["state[0]"] == {"steps": 12}
 
 
 def test_a_run_has_the_optimizer_the_schedule_and_the_precision_that_it_names(tmp_path, train):

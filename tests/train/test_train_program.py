@@ -32,7 +32,7 @@ PROGRAM = """
         BIG = "big"
 
 
-    @dataclasses.dataclass
+    @dataclasses.dataclass(frozen=True)
     class Optimizer:
         lr: Annotated[float, hotloop.Range(0, 1)] = 1e-2
         betas: tuple[float, float] = (0.9, 0.99)

@@ -110,12 +110,11 @@ class _Fitting:
         self.settings, self.training, self.folder = start.settings, start.settings.training, start.folder
         self.position, self.doing, self.began = Position(), "start", time.monotonic()
         self.steps_per_epoch = task.steps_per_epoch(self.training) or 2**62
-        self.total = task.steps(self.training)
+        self.total = task.begin(self.training)
         self.feed, self.seen = Feed(task), len(live.events)
-        more = arguments(self.settings.compile)
         compiling = Compiling(
             task.plan(chosen), self.settings, task.parts, display.say, steps=self.total,
-            rehearsal=lambda plan: unsafe(task, plan, more, live.events),
+            rehearsal=lambda plan: unsafe(task, plan, arguments(self.settings.compile), live.events),
         )  # fmt: skip
         auto = self.training.optimization.use_torch_compile == "auto"
         self.automatic = self.make_automatic(compiling) if auto else None
@@ -230,6 +229,7 @@ class _Fitting:
         if starts:
             self.account.starts()
             self.display.running(self.compiling.running)
+        self.task.advance()
         rate = rate_of(self.optimizers)
         began = time.perf_counter()
         found = rate | self.task.take(batch, self.automatic.step if self.automatic else None)

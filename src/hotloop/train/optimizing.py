@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping  # noqa: TC003 - read as settings
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hotloop.errors import ConfigError
+from hotloop.train.parameters import OptimizerName, Range, ScheduleName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable
 
     from hotloop.train.settings import TrainingSettings
 
@@ -26,7 +31,7 @@ _FALLS: Mapping[str, Callable[[float], float]] = {
 """The factor on the rate, by the share of the steps behind the warm-up that is left."""
 
 
-def schedule(settings: TrainingSettings, steps: int) -> Callable[[int], float]:
+def schedule(settings: TrainingSettings | Training, steps: int) -> Callable[[int], float]:
     """Return the factor on the learning rate at each step: up over the warm-up, then as ``training.schedule`` says."""
     if settings.schedule == "one_cycle":
         return lambda step: _one_cycle(step, settings.warmup_fraction * steps - 1, steps - 1)
@@ -49,21 +54,39 @@ def _one_cycle(step: int, top: float, last: int) -> float:
     return end + (begin - end) / 2 * (1 + math.cos(math.pi * min(share, 1.0)))
 
 
-def make_optimizer(settings: TrainingSettings, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Make the optimizer of ``training.optimizer`` for parameter groups.
+def make_optimizer(
+    settings: TrainingSettings | Training, groups: list[dict[str, Any]], *, fuse: bool = True
+) -> torch.optim.Optimizer:
+    """Make the optimizer of ``training.optimizer`` for parameter groups, which are on their device.
+
+    Args:
+        settings: its name, rate and options.
+        groups: the parameters.
+        fuse: take the form that steps all parameters in one kernel, where optimizer and device have it, unless the
+            options say how it steps.
 
     Raises:
-        ConfigError: it does not take ``training.optimizer_options``, or its device does not.
+        ConfigError: it does not take ``training.optimizer_options`` or these parameters, or their device does not.
     """
-    options = settings.optimizer_options
-    try:
-        found: torch.optim.Optimizer = getattr(torch.optim, settings.optimizer)(
-            groups, lr=settings.learning_rate, **options
+    name, options = settings.optimizer, dict(settings.optimizer_options)
+    kind = getattr(torch.optim, name, None)
+    if kind is None:
+        raise ConfigError(f"training.optimizer={name}: torch {torch.__version__} has none of this name; take another")
+    takes = inspect.signature(kind).parameters
+    if "weight_decay" not in takes and settings.weight_decay:
+        raise ConfigError(
+            f"training.weight_decay={settings.weight_decay}: {name} has none; set it to 0, or take another optimizer"
         )
+    if fuse and "fused" in takes and not {"fused", "foreach", "differentiable"} & set(options):
+        devices = ("cpu",) if name == "Adagrad" else ("cpu", "cuda")
+        parameters = (one for group in groups for one in group["params"])
+        options["fused"] = all(one.is_floating_point() and one.device.type in devices for one in parameters)
+    try:
+        found: torch.optim.Optimizer = kind(groups, lr=settings.learning_rate, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"training.optimizer_options={dict(options)}: {error}; expected arguments of torch.optim."
-            f"{settings.optimizer}, other than lr and weight_decay, which have settings of their own"
+            f"training.optimizer={name} with training.optimizer_options={dict(settings.optimizer_options)}: {error}; "
+            f"expected arguments of torch.optim.{name} but lr and weight_decay, which have settings of their own"
         ) from error
     return found
 
@@ -71,14 +94,19 @@ def make_optimizer(settings: TrainingSettings, groups: list[dict[str, Any]]) -> 
 class Rate:
     """The learning rate at each step, by a schedule; its state is the number of steps, which a checkpoint keeps.
 
-    Rate and weight decay are the settings', also where they have changed since the checkpoint was written. ``rate`` is
-    the highest, in units of the optimizer's; ``factor`` gives what it is multiplied by, by step from 0.
+    Rate and weight decay are the settings', also where they have changed since the checkpoint was written. Before
+    `begin` says how many steps there are, the rate is the highest one.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, rate: float, factor: Callable[[int], float]) -> None:
-        self._optimizer, self._rate, self._factor = optimizer, rate, factor
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: TrainingSettings | Training) -> None:
+        self._optimizer, self._settings = optimizer, settings
         self._decays = [group["weight_decay"] for group in optimizer.param_groups]
+        self._factor: Callable[[int], float] = lambda _: 1.0
         self.steps = 0
+
+    def begin(self, steps: int) -> None:
+        """Follow the schedule over a run of so many steps."""
+        self._factor = schedule(self._settings, steps)
 
     @property
     def now(self) -> float:
@@ -88,7 +116,8 @@ class Rate:
     def advance(self) -> None:
         """Set the rate for the step that comes."""
         for group, decay in zip(self._optimizer.param_groups, self._decays, strict=True):
-            group["lr"], group["weight_decay"] = self._rate * self._factor(self.steps), decay
+            group["lr"] = self._settings.learning_rate * self._factor(self.steps)
+            group["weight_decay"] = decay
         self.steps += 1
 
     def state_dict(self) -> dict[str, int]:
@@ -108,3 +137,55 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
         {"params": [one for one in trained if one.ndim <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """What can be set of a program's training: ``def make(training: hotloop.Training = hotloop.Training()):``.
+
+    Its fields are the program's settings then, ``program.training.optimizer=SGD``, by the names of the group
+    ``training`` of recipes.
+
+    Attributes:
+        optimizer: a class of torch.optim.
+        optimizer_options: its arguments besides rate and weight decay.
+        learning_rate: the highest one.
+        weight_decay: on matrices only.
+        schedule: how the rate falls after its warm-up.
+        warmup_fraction: the share of the steps over which the rate rises.
+        max_grad_norm: what gradients are clipped to.
+        ema_decay: how much of an average of the weights a step keeps.
+    """
+
+    optimizer: OptimizerName = "AdamW"
+    optimizer_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    learning_rate: Annotated[float, Range(0)] = 1e-3
+    weight_decay: Annotated[float, Range(0)] = 0.0
+    schedule: ScheduleName = "constant"
+    warmup_fraction: Annotated[float, Range(0, 1)] = 0.0
+    max_grad_norm: Annotated[float, Range(0)] | None = None
+    ema_decay: Annotated[float, Range(0, 1)] | None = None
+
+    def make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """Make the optimizer of a model, which is on its device.
+
+        Raises:
+            ConfigError: it does not take the options, or these parameters.
+        """
+        return make_optimizer(self, parameter_groups(model, self.weight_decay))
+
+    def make_rate(self, optimizer: torch.optim.Optimizer) -> Rate:
+        """Make the schedule: in the Workload's ``state`` it is told the run's steps, and sets the rate before each."""
+        return Rate(optimizer, self)
+
+    def make_average(self, model: torch.nn.Module) -> AveragedModel | None:
+        """Make an average of a model's weights, for the Workload's ``state``; None without ``ema_decay``."""
+        if self.ema_decay is None:
+            return None
+        blend = get_ema_multi_avg_fn(self.ema_decay)  # type: ignore[no-untyped-call]
+        return AveragedModel(model, multi_avg_fn=blend)
+
+    def clip(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Clip gradients, between ``backward()`` and the optimizer's step."""
+        if self.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)

@@ -6,10 +6,18 @@ Neither needs an optional package, so that a program with annotations runs anywh
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+OptimizerName = Literal[
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
+    "SGD",
+]  # fmt: skip
+"""The classes of torch.optim that step by dense gradients alone; listed, since the page offers them without torch."""
+ScheduleName = Literal["linear", "cosine", "constant", "one_cycle", "wsd"]
 
 
 @dataclasses.dataclass(frozen=True)

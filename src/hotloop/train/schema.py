@@ -268,7 +268,8 @@ def fields(model: Any) -> dict[str, FieldInfo]:
     """Return the fields of a pydantic model or of a dataclass, as pydantic describes them."""
     if hasattr(model, "model_fields"):
         return dict(model.model_fields)
-    found: dict[str, FieldInfo] = dataclass(model).__pydantic_fields__
+    frozen = model.__dataclass_params__.frozen
+    found: dict[str, FieldInfo] = dataclass(model, frozen=frozen).__pydantic_fields__
     return {name: one for name, one in found.items() if one.init is not False}
 
 

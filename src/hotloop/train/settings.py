@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003 - pydantic reads the types of the fields at run time
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hotloop.errors import ConfigError
+from hotloop.train.parameters import OptimizerName, ScheduleName  # noqa: TC001 - as above
 from hotloop.train.recipe_settings import (  # noqa: TC001 - pydantic reads the types of the fields
     DiffusionSettings,
     DigitsSettings,
@@ -116,12 +117,10 @@ class TrainingSettings(Group):
     batch_size: int = Field(ge=1)
     eval_batch_size: int = Field(ge=1)
     gradient_accumulation: int = Field(ge=1)
-    optimizer: Literal[
-        "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "SGD"
-    ] = "AdamW"
+    optimizer: OptimizerName = "AdamW"
     optimizer_options: Mapping[str, Any] = {}
     learning_rate: float = Field(gt=0)
-    schedule: Literal["linear", "cosine", "constant", "one_cycle", "wsd"] = "linear"
+    schedule: ScheduleName = "linear"
     warmup_fraction: float = Field(ge=0, le=1)
     weight_decay: float = Field(ge=0)
     max_grad_norm: float | None = Field(gt=0)
@@ -131,6 +130,17 @@ class TrainingSettings(Group):
     checkpoint_every_steps: int | None = Field(ge=1)
     checkpoint_every_minutes: float | None = Field(None, gt=0)
     optimization: OptimizationSettings
+
+    @field_validator("optimizer", mode="before", check_fields=False)  # programs have none
+    @classmethod
+    def check(cls, name: Any) -> Any:
+        """Say why some optimizers of torch.optim cannot step here."""
+        if why := {
+            "LBFGS": "it computes the loss several times a step, by a closure",
+            "SparseAdam": "it is for sparse gradients, of which recipes have none",
+        }.get(name):
+            raise ConfigError(f"training.optimizer={name}: {why}. Take another, such as AdamW, or write a program")
+        return name
 
 
 class ComponentSettings(Group):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from hotloop.train import dry, environment, failures
 from hotloop.train.average import Average
 from hotloop.train.batches import Epochs, one_of_each, shapes
 from hotloop.train.evaluate import evaluate, evaluating
-from hotloop.train.optimizing import Rate, make_optimizer, parameter_groups, schedule
+from hotloop.train.optimizing import Rate, make_optimizer, parameter_groups
 from hotloop.train.task import Show, Task
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class Supervised(Task):
         if start.dry:
             dry.memory(model.parameters(), device)
         self.fabric, self.scaler = environment.fabric(device, start.settings.precision)
-        self.optimizer = make_optimizer(training, parameter_groups(model, training.weight_decay))
+        groups = parameter_groups(model.to(device), training.weight_decay)
+        self.optimizer = make_optimizer(training, groups, fuse=self.scaler is None)  # a fused one scales by itself
         # The wrapper is for precision and device; checkpoints and compile deal with the model itself.
         self.wrapped, self._stepping = self.fabric.setup(model, self.optimizer)
         self.wrapped.train()
@@ -115,7 +117,7 @@ class Supervised(Task):
         )
         self.parts = parts
         steps = self.steps(training)
-        self.rate = Rate(self.optimizer, training.learning_rate, schedule(training, steps))
+        self.rate = Rate(self.optimizer, training)
         lagging = self.average.lagging(steps) if self.average else None
         few = f"training.batch_size={training.batch_size}: batches are of the {size} rows to train on"
         self.lines = [*([few] if size < training.batch_size else []), *([lagging] if lagging else [])]
@@ -124,7 +126,6 @@ class Supervised(Task):
 
     def take(self, batch: Any, step: Callable[..., Any] | None) -> dict[str, float]:
         """Do an optimizer step; returns the mean loss, and the gradients' norm before clipping."""
-        self.rate.advance()
         moved = [one.to(self.device) for one in batch]
         # One wait for the device a step, here, since nothing in a step may wait for it. A captured step is one piece,
         # so its loss is looked at behind it, and the run ends then, before anything of these parameters is saved.
@@ -229,6 +230,11 @@ class Supervised(Task):
 
     # -- what fit asks for -----------------------------------------------------------------------------------------
 
+    @functools.cached_property
+    def rates(self) -> list[Rate]:
+        """The schedule of the run."""
+        return [self.rate]
+
     def others(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside the model."""
         kept = {
@@ -249,7 +255,8 @@ class Supervised(Task):
         model, parts = copy.deepcopy((self.model, {name: self.parts[name] for name in names}))
         model.train()
         loss = parts.get("loss", self.parts["loss"])
-        optimizer = make_optimizer(self.training, parameter_groups(model, self.training.weight_decay))
+        groups = parameter_groups(model, self.training.weight_decay)
+        optimizer = make_optimizer(self.training, groups, fuse=self.scaler is None)
 
         def step(batch: Batch) -> torch.Tensor:
             with self.fabric.autocast():

@@ -17,6 +17,7 @@ from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import arguments
 from hotloop.train import checkpoint, sharding
 from hotloop.train.goal import stated
+from hotloop.train.optimizing import Rate
 from hotloop.train.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -217,6 +218,23 @@ class Task:
         self.steps_per_epoch(training)
         numbers_ = sum(one.numel() for one in trained)
         return f"Program: {', '.join(models)} with {numbers_:,} trained parameters, {len(held.optimizers)} optimizer(s)"
+
+    @functools.cached_property
+    def rates(self) -> list[Rate]:
+        """The schedules of the learning rate: those in the Workload's state."""
+        return [one for one in self.workload.holdings().state if isinstance(one, Rate)]
+
+    def begin(self, training: TrainingSettings) -> int:
+        """Tell the schedules how many steps the run has at most, and return these."""
+        steps = self.steps(training)
+        for one in self.rates:
+            one.begin(steps)
+        return steps
+
+    def advance(self) -> None:
+        """Set the learning rate for the step that comes, where a schedule does that."""
+        for one in self.rates:
+            one.advance()
 
     def others(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside the models, by name: optimizers, and what the Workload calls state.

@@ -50,9 +50,7 @@ TINY = (
     "focus.layers=1", "focus.heads=2", "focus.lens_size=16", "focus.lens_layers=1", "focus.contexts=3",
     "training.batch_size=4", "training.eval_batch_size=4",
 )  # fmt: skip
-"""The settings of `make`, but for its rate."""
-ON_AND_ON = ("training.num_epochs=1000000", "training.max_steps=null", "training.warmup_fraction=0")
-"""A rate that all but stays as it is: how many steps are run is up to who makes the program."""
+"""The settings of `make`."""
 
 
 def train(start: Start, console: Console | None = None) -> Outcome:
@@ -194,7 +192,7 @@ def make() -> Workload:
 
     Its texts are random tokens in which far blocks return, so that no data is needed.
     """
-    settings = configure.load(["recipe=focus", *TINY, *ON_AND_ON])
+    settings = configure.load(["recipe=focus", *TINY])
     length, generator = (settings.focus.blocks + 1) * BLOCK, torch.Generator().manual_seed(0)
     found = torch.randint(settings.focus.vocabulary, (24, length), generator=generator)
     found[:, -BLOCK:] = found[:, BLOCK : 2 * BLOCK]

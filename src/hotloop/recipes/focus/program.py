@@ -12,7 +12,7 @@ from hotloop.recipes.focus import losses
 from hotloop.recipes.focus.allocator import Focused, focus
 from hotloop.recipes.focus.context import BLOCK, Frame, by_block, fill, lay_out
 from hotloop.recipes.focus.networks import Gist, Lens, Reader
-from hotloop.train.optimizing import Rate, make_optimizer, parameter_groups, schedule
+from hotloop.train.optimizing import Rate, make_optimizer, parameter_groups
 
 if TYPE_CHECKING:
     import contextlib
@@ -56,8 +56,7 @@ class Controller:
         networks = torch.nn.ModuleList([self.model, self.gist, self.lens])
         self.parameters = list(networks.parameters())
         self.optimizer = make_optimizer(self.training, parameter_groups(networks, self.training.weight_decay))
-        steps = min(len(self.loader) * self.training.num_epochs, self.training.max_steps or 2**62)
-        self.rate = Rate(self.optimizer, self.training.learning_rate, schedule(self.training, steps))
+        self.rate = Rate(self.optimizer, self.training)
         self.last: dict[str, float] = {}
         """The newest figures of `metrics`."""
 
@@ -140,7 +139,6 @@ class Controller:
 
         They are the allocator's, the newest blocks, and, by turns, the newest but for one, and blocks drawn at random.
         """
-        self.rate.advance()
         texts = texts.to(self.device)
         focused = self.focused(texts[:, :-BLOCK]).expanded
         others = [self.frame.newest(len(texts))]
