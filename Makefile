@@ -52,7 +52,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(TEST_ENV) $(BIN)/python -m pytest -q tests/torch_private
+	$(TEST_ENV) $(BIN)/python -m pytest -q tests/torch_private/test_private_names.py
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -47,11 +47,21 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", line)
 
 
-@pytest.fixture(autouse=True, scope="module")
+_imported = 0
+
+
+@pytest.fixture(autouse=True)
 def _short_collections():
-    """Keep what is there out of later collections: a million objects imported, and tests and libraries collect often."""
-    gc.collect()
-    gc.freeze()
+    """Keep what was imported out of later collections: a million objects, and tests and libraries collect often.
+
+    An audit also looks through all objects, for functions that nothing else leads to.
+    """
+    global _imported
+    if len(sys.modules) > _imported:
+        gc.collect()
+        gc.freeze()
+        gc.collect()  # Python waits with the next full one until there are a quarter more than the last one left
+        _imported = len(sys.modules)
 
 
 # A trace makes and drops tens of thousands of objects, and Python looks through the young ones after every 700.

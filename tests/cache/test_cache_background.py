@@ -499,7 +499,7 @@ def test_classes_of_a_notebooks_cells_are_compiled(tmp_path):
 
 
 WITH_AN_OPERATOR = """
-import torch, a_library
+import time, torch, a_library
 from hotloop.cache import BackgroundCompile, Recorder
 
 @torch.library.custom_op("hotloop_test_main::twice", mutates_args=())
@@ -511,7 +511,7 @@ with Recorder({"model": model}) as recorder:
     model(torch.randn(4, 8))
 child = BackgroundCompile.start(recorder.request({"preset": "aot_eager"}))
 while child.poll() == "running":
-    pass
+    time.sleep(0.05)
 print(child.poll())
 """
 
