@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import stat
+import threading
 
 import pytest
 
@@ -100,3 +101,18 @@ def test_a_file_has_its_permissions_before_anything_is_in_it(tmp_path):
         assert stat.S_IMODE(part.stat().st_mode) == 0o600
         file.write(b"x")
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+
+def test_two_threads_may_write_a_shared_file_at_once(tmp_path):
+    def write():
+        with record.whole(tmp_path / "shared", shared=True) as file:
+            file.write(b"second")
+
+    with record.whole(tmp_path / "shared", shared=True) as file:
+        file.write(b"first")
+        other = threading.Thread(target=write)
+        other.start()
+        other.join()
+        assert (tmp_path / "shared").read_bytes() == b"second"
+    assert (tmp_path / "shared").read_bytes() == b"first"
+    assert [one.name for one in tmp_path.iterdir()] == ["shared"]

@@ -9,7 +9,6 @@ what the export printed.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 import zipfile
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from hotloop.cache.compiled import MAX_BYTES, MAX_MANIFEST_BYTES, CompiledStore, File, Manifest, sha256_of
 from hotloop.cache.keys import fits
 from hotloop.errors import DataError
+from hotloop.record import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,16 +63,16 @@ def export_bundle(store: CompiledStore, target: Path, model: str | None = None) 
     models = {name: kind for entry in entries for name, kind in entry.models.items()}
     manifest = Manifest(here, models, time.time(), tuple(sorted(content, key=lambda file: file.path)))
     text = manifest.dumps()
-    part = target.with_name(f"{target.name}.part-{os.getpid()}")
     try:
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with (
+            whole(target, durable=False, shared=True) as part,
+            zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        ):
             archive.writestr(_MANIFEST, text)
             archive.writestr(_CHECKSUM, sha256_of(text))
             for digest, data in {file.digest: data for file, data in content.items()}.items():
                 archive.writestr(f"objects/{digest}", data)
-        part.replace(target)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise DataError(f"the bundle {target} cannot be written: {error}") from error
     return Bundle(sha256_of(text), manifest)
 

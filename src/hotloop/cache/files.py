@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import stat
-import tempfile
 from pathlib import Path
+
+from hotloop.record import whole
 
 
 def default_folder() -> Path | None:
@@ -59,16 +59,9 @@ def is_own(path: Path, size: int) -> bool:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: a reader sees the old or the new content, whenever this process is killed."""
-    descriptor, part = tempfile.mkstemp(suffix=".part", prefix=f"{path.name[:16]}-", dir=path.parent)  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(part).replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(part).unlink()
-        raise
+    """Write a file whole or not at all, for this user alone to read: a reader sees the old or the new content."""
+    with whole(path, durable=False, shared=True, mode=0o600) as file:
+        file.write(content)
 
 
 def check_folder(folder: Path) -> None:

@@ -186,7 +186,10 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a file for as long as this process lives; None where another process holds it, or there are no locks."""
+    """Lock a file for as long as this process lives; None where another process holds it, or there are no locks.
+
+    Not by filelock, as a run's folder is: the core does without it, and a fork that ends must not unlock.
+    """
     if sys.platform == "win32":
         return None
     import fcntl  # noqa: PLC0415 - not on every system

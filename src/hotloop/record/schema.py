@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import os
+import threading
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -110,14 +111,16 @@ def whole(path: Path, *, durable: bool = True, shared: bool = False, mode: int |
     Args:
         path: of the file.
         durable: wait for the disk, so that this holds after a power cut as well.
-        shared: other processes may write the file at the same time.
+        shared: other processes or threads may write the file at the same time.
         mode: permissions of the file; None leaves them to the system.
 
     Raises:
         OSError: it cannot be written; the former stays.
     """
     # One name alone, where one process writes: what a kill leaves of it is overwritten by the next start.
-    part = path.with_name(f".{path.name}.{os.getpid()}.part" if shared else f".{path.name}.part")
+    part = path.with_name(
+        f".{path.name}.{os.getpid()}-{threading.get_ident()}.part" if shared else f".{path.name}.part"
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if mode is not None:

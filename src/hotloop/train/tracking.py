@@ -17,6 +17,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotloop import record
 from hotloop.errors import ConfigError, MissingExtraError
 from hotloop.train import configure
 from hotloop.train.optional import require
@@ -323,5 +324,5 @@ def _installed(package: str) -> None:
 
 def _keep(path: Path, identity: str) -> None:
     """Keep what a run is called there, so that it is the same one when it goes on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(identity, encoding="utf-8")
+    with record.whole(path, durable=False) as file:
+        file.write(identity.encode())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hotloop.record import whole
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
@@ -81,10 +82,8 @@ class Sampler:
         large = made.repeat_interleave(factor, dim=1).repeat_interleave(factor, dim=2)
         images = [pillow.fromarray(one.numpy()) for one in ((large + 1) * (255 / 2)).round().to(torch.uint8)]
         path = folder / FOLDER / f"step-{step:06}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        utilities.make_image_grid(images, each, len(self.prompts)).save(part, format="PNG")
-        part.replace(path)
+        with whole(path, durable=False) as file:
+            utilities.make_image_grid(images, each, len(self.prompts)).save(file, format="PNG")
 
 
 def prompts_of(

@@ -10,20 +10,19 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import time
-import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from hotloop.record import whole
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 SCHEMA = "1"
 PART = 256
@@ -202,16 +201,11 @@ class Store:
 
     def _replace(self, path: Path, write: Callable[[Path], Any]) -> None:
         """Write a file so that its place always holds a whole one, also where two runs write it at the same time."""
-        part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
         try:
-            write(part)
-            with part.open("rb") as file:
-                os.fsync(file.fileno())  # a power cut must not leave the new name on a half-written file
-            part.replace(path)
+            with whole(path, shared=True) as part:
+                write(Path(part.name))
         except Exception as error:  # a full disk is an OSError, or an error of safetensors' own
             raise OSError(f"{path} cannot be written: {error}") from error
-        finally:
-            part.unlink(missing_ok=True)
 
     def _tidy(self) -> None:
         """Throw away what killed runs left half written, and stores that were not used for long."""
