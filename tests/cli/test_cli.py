@@ -71,7 +71,12 @@ def test_errors_of_others_are_not_hidden(monkeypatch):
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [("hotloop run", {"runs"}), ("hotloop hpo b", {"best"}), ("hotloop runs ", {"list", "show", "compare", "rm"})],
+    [
+        ("hotloop run", {"runs"}),
+        ("hotloop hpo b", {"best"}),
+        ("hotloop runs ", {"list", "show", "compare", "rm"}),
+        ("hotloop train --lr 1 --qui", {"--quiet"}),
+    ],
 )
 def test_a_shell_completes_commands(words, found, monkeypatch, capsys):
     asked = {"_HOTLOOP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

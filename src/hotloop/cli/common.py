@@ -47,7 +47,7 @@ class ProgramCommand(typer.core.TyperCommand):
         """
         ctx.meta["hotloop.arguments"] = list(args)
         options = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
-        for place, one in enumerate(args):
+        for place, one in enumerate(() if ctx.resilient_parsing else args):  # a shell completes what is not whole yet
             name, equals, value = one.partition("=")
             ours = name in options or difflib.get_close_matches(
                 name, options, n=1, cutoff=0.75
