@@ -10,9 +10,11 @@ from typer.testing import CliRunner
 from hotloop.cli import app
 from hotloop.errors import ConfigError, SearchStoppedError
 from hotloop.report import study as report
-from hotloop.train import configure, start
+from hotloop.train import checkpoint, configure, start
 from hotloop.train.search import before, document, nested, space, trial
 from hotloop.train.search.preparing import prepared
+from hotloop.train.search.study import Study
+from hotloop.train.search.work import Worker
 
 PROGRAM = """
     from typing import Annotated, Literal
@@ -49,6 +51,12 @@ PROGRAM = """
 
     def plain(lr: float = 0.01, width: int = 8):
         return made(lr, width)
+
+
+    def hidden(lr: float = 0.01):
+        made_ = made(lr)
+        figures = made_.metrics
+        return hotloop.Workload(made_.model, made_.optimizer, made_.step, made_.batches, metrics=lambda: dict(figures()))
 
 
     def needed(lr: float):
@@ -135,7 +143,7 @@ def test_the_final_run_keeps_its_best_by_what_the_search_was_for(own, overrides,
 
 def test_a_program_without_metrics_ends_the_search_before_a_step(own, tmp_path):
     with pytest.raises(
-        ConfigError, match=r"hpo\.metric=score: recipe=.*own\.py:silent has no metrics: give its Workload"
+        ConfigError, match=r"recipe\.goal=max:score: recipe=.*own\.py:silent has no metrics: give its Workload"
     ):
         nested(prepared(own("silent", "hpo.space.program.lr.log=[0.001,1]")), tmp_path / "study", 2)
     assert [one["state"] for one in trials(tmp_path / "study").values()] == ["interrupted"]
@@ -196,6 +204,32 @@ def test_trials_train_the_program_with_the_values_chosen(own, tmp_path):
     written = configure.load(config=tmp_path / "study" / "best.yaml")
     assert str(written.program["lr"]) == best["program.lr"]
     assert written.program["kind"] == "plain"
+
+
+@pytest.mark.parametrize(
+    ("kept", "written"), [("best", ["best.pt"]), ("none", []), ("all", 2 * ["best.pt", "last.pt"])]
+)
+def test_checkpoints_that_would_be_deleted_are_not_written(own, tmp_path, monkeypatch, kept, written):
+    saved, save = [], checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda path, document: saved.append(path.name) or save(path, document))
+    grid = ["hpo.space.program.lr.choices=[0.1]", "hpo.space.program.width.choices=[16,8]"]
+    settings = prepared(own("plain", *grid, f"hpo.keep_checkpoints={kept}", "training.num_epochs=1", sampler="grid"))
+    study = Study(settings, tmp_path / "study", print)
+    Worker(study, lambda _: None).run()
+    study.storage.close()
+    assert saved == written
+    names = [str(path.relative_to(tmp_path / "study" / "trials")) for path in (tmp_path / "study").rglob("best.pt")]
+    assert sorted(names) == {"best": ["0000/checkpoints/best.pt"], "none": []}.get(
+        kept, ["0000/checkpoints/best.pt", "0001/checkpoints/best.pt"]
+    )
+
+
+def test_a_corrected_metric_goes_on_with_the_same_study(own, tmp_path):
+    hidden = ["hpo.space.program.lr.log=[0.01,1]"]  # whose names the program's text does not state
+    with pytest.raises(ConfigError, match="did you mean score"):
+        nested(own("hidden", *hidden, "hpo.metric=scoer"), tmp_path / "study", 2)
+    nested(own("hidden", *hidden), tmp_path / "study", 2)
+    assert [one["state"] for one in trials(tmp_path / "study").values()] == ["complete", "complete"]
 
 
 def test_a_grid_has_every_combination_once(own, tmp_path):
@@ -360,9 +394,10 @@ def test_a_further_metric_that_the_program_lacks_ends_the_search(own, tmp_path):
 
 
 def test_a_misspelt_metric_is_told_with_those_of_the_program_and_kept_as_the_cause(own, tmp_path):
-    said = r"hpo\.metric=scoer: a validation of recipe .* gives score, size: did you mean score\?"
-    with pytest.raises(SearchStoppedError, match=said):
+    said = r"hpo\.metric or recipe\.goal names 'scoer'; the metrics of .* are score, size: did you mean score\? Set: "
+    with pytest.raises(ConfigError, match=said + "recipe.goal=max:score, in place of either"):
         nested(own("make", "hpo.metric=scoer"), tmp_path / "study", 2)
-    assert "gives score, size: did you mean score?" in trials(tmp_path / "study")[0]["cause"]
+    assert "are score, size: did you mean score?" in trials(tmp_path / "study")[0]["cause"]
+    assert not list((tmp_path / "study").rglob("record.json*")), "it is found before a step"
     (row,) = report.build(report.SCHEMA.load(tmp_path / "study")).trials
     assert "did you mean score?" in row.cause

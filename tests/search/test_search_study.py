@@ -1,6 +1,7 @@
 """The study in one process: who takes what, what becomes of the dead, and what a worker writes down."""
 
 import errno
+import gc
 import json
 import math
 import multiprocessing
@@ -8,7 +9,9 @@ import queue
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
+import optuna
 import pytest
 import search_objectives as objectives
 
@@ -23,7 +26,7 @@ from hotloop.errors import (
 )
 from hotloop.report import study as study_report
 from hotloop.train import configure, failures
-from hotloop.train.search import document, nested, samplers, space, supervise
+from hotloop.train.search import document, nested, samplers, space, supervise, trial
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
 from hotloop.train.search.told import SearchBegan, TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
 from hotloop.train.search.work import Worker
@@ -318,12 +321,20 @@ def test_a_search_is_not_put_into_the_folder_of_a_run(compose, tmp_path, kept):
     assert [one.name for one in (tmp_path / "study").iterdir()] == [kept]
 
 
-def test_a_study_that_has_nothing_may_be_begun_anew(open_study):
-    study = open_study(hpo__metric="f2")
-    with pytest.raises(ConfigError, match=r"begun with other settings: hpo\.metric .*; or delete .*study, in which no"):
+def test_a_study_in_which_no_trial_is_over_takes_other_settings(open_study):
+    study = open_study(hpo__metric="lss")
+    assert study.finish(study.take(), Outcome("interrupted", cause="no such metric"))
+    study = open_study(hpo__metric="loss")
+    assert study.study.direction.name == "MINIMIZE"
+    assert study.trials() == []
+    taken = study.take()
+    with pytest.raises(ConfigError, match=r'begun with other settings: hpo\.direction "minimize", now "maximize"'):
+        open_study(hpo__metric="f1")  # a trial runs
+    assert study.finish(taken, Outcome("failed", cause="planted"))
+    with pytest.raises(ConfigError, match=r"begun with other settings: .*; or delete .*study, in which no trial is"):
         open_study(hpo__metric="f1")
     assert study.finish(study.take(), Outcome("complete", 0.75))
-    with pytest.raises(ConfigError, match=r"other settings: hpo\.metric .*hpo\.folder=\.\.\.$"):
+    with pytest.raises(ConfigError, match=r"other settings: hpo\.direction .*hpo\.folder=\.\.\.$"):
         open_study(hpo__metric="f1")
 
 
@@ -570,3 +581,40 @@ def test_a_study_of_an_earlier_version_is_gone_on_with():
     assert study.differences(study._as_now(earlier | {"digits.heads": 2}, ours, settings), ours) == [
         "digits.heads 2, now 4"
     ]
+    earlier, ours = ours | {"recipe.goal": None}, ours | {"recipe.goal": "max:accuracy"}  # trials had no goal
+    assert study.differences(study._as_now(earlier, ours, settings), ours) == []
+
+
+def test_the_median_pruner_reads_the_other_trials_once_a_second(compose, monkeypatch):
+    read, now = [], [0.0]
+    monkeypatch.setattr(samplers.time, "monotonic", lambda: now[0])
+
+    def get_trials(**_):
+        read.append(1)
+        done = {"state": optuna.trial.TrialState.COMPLETE, "value": 1.0, "intermediate_values": {1: 1.0, 2: 1.0}}
+        return [optuna.create_trial(**done) for _ in range(3)]
+
+    study = SimpleNamespace(direction=optuna.study.StudyDirection.MAXIMIZE, get_trials=get_trials)
+    made = samplers.pruner(compose(hpo__pruner="median", hpo__startup_trials=2), 2)
+    bad, good = (
+        SimpleNamespace(number=number, last_step=1, intermediate_values={1: value})
+        for number, value in enumerate((0.5, 2.0))
+    )
+    assert [made.prune(study, bad), made.prune(study, bad), len(read)] == [True, True, 1]
+    assert [made.prune(study, good), len(read)] == [False, 2]  # a trial begins with what is over by then
+    now[0] += 1.5
+    assert [made.prune(study, good), len(read)] == [False, 3]
+
+
+def test_a_commit_does_not_wait_for_the_disk(open_study):
+    with open_study().storage.optuna.engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 1  # NORMAL
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+
+
+def test_what_a_first_trial_leaves_is_looked_through_once(work, monkeypatch):
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
+    monkeypatch.setattr(trial, "train", objectives.quadratic)
+    work(objectives.quadratic)
+    assert frozen == [1]

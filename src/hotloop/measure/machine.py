@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -31,14 +32,6 @@ def record_folder(folder: str | os.PathLike[str] | None) -> Path | None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Return what a reader needs to know to compare this run with another."""
-    names = (
-        "lightning", "transformers", "tokenizers", "diffusers", "peft", "torchmetrics", "pydantic", "scikit-learn",
-        "triton", "numpy",
-    )  # fmt: skip
-    packages = {}
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            packages[name] = importlib.metadata.version(name)
     return {
         "hotloop": __version__,
         "torch": str(torch.__version__),
@@ -49,8 +42,22 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device_name": device_name(device),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "packages": packages,
+        "packages": dict(_packages()),
     }
+
+
+@functools.cache
+def _packages() -> dict[str, str]:
+    """Return the versions of packages that a run may rest on; a search describes the machine for each trial."""
+    names = (
+        "lightning", "transformers", "tokenizers", "diffusers", "peft", "torchmetrics", "pydantic", "scikit-learn",
+        "triton", "numpy",
+    )  # fmt: skip
+    packages = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
+    return packages
 
 
 def device_name(device: torch.device) -> str:

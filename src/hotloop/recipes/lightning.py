@@ -50,7 +50,7 @@ class Lightning(OwnProgram):
 
         # What can be refused is refused here, before anything of the program runs.
         opening.begin(settings, display)
-        goal_of(settings)
+        goal_of(start)
         ranks.check(settings)
         device = environment.device_of(settings.run)
         chosen = compiling.plan(settings, self.COMPONENTS)
@@ -84,7 +84,7 @@ class Lightning(OwnProgram):
             module=made.module,
             data=made.data,
             device=device,
-            goal=goal_of(settings),
+            goal=goal_of(start),
             fold=fold,
             told={"program": lines} if lines else {},
             ranks=together,
@@ -93,7 +93,7 @@ class Lightning(OwnProgram):
 
     def _dry(self, start: Start, made: Made, device: Any, display: Display) -> Outcome:
         """Set the data up, read one batch, and compute the metrics once where one of them is the goal."""
-        goal = goal_of(start.settings)
+        goal = goal_of(start)
         if goal is not None:
             goal.check(self._judged(start.settings, made), self.name)
         made.data.prepare_data()

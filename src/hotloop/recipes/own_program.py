@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hotloop.train.display import Display
     from hotloop.train.fold import Fold
     from hotloop.train.settings import Settings
+    from hotloop.train.start import Start
 
 
 class OwnProgram(abc.ABC):
@@ -74,7 +75,10 @@ def fold_of(settings: Settings) -> Fold | None:
     return None if settings.kfold.n_splits is None else folds.fold_of(settings.kfold, settings.run.seed)
 
 
-def goal_of(settings: Settings) -> Goal | None:
+def goal_of(start: Start) -> Goal | None:
     """Return what ``recipe.goal`` says; None where it says nothing."""
-    wanted = settings.recipe.wanted
-    return Goal(wanted[0], maximize=wanted[1] == "maximize") if wanted else None
+    wanted, hpo = start.settings.recipe.wanted, start.settings.hpo
+    if wanted is None:
+        return None
+    of_search = start.within.metric is not None and wanted[0] == hpo.metric
+    return Goal(wanted[0], maximize=wanted[1] == "maximize", of_search=of_search)

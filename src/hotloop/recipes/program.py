@@ -69,7 +69,7 @@ class Program(OwnProgram):
 
         # What can be refused is refused here, before anything of the program runs.
         opening.begin(settings, display)
-        goal = goal_of(settings)
+        goal = goal_of(start)
 
         found = seeded(settings)
         ranks.check(settings)

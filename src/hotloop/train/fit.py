@@ -301,7 +301,7 @@ class _Fitting:
             self.display.validated(at.step, metrics, best=best)
         if self.feed.exhausted or at.step_in_epoch >= self.steps_per_epoch:
             at.epoch, at.step_in_epoch = at.epoch + 1, 0
-        for name in (checkpoint.BEST, checkpoint.LAST) if best else (checkpoint.LAST,):
+        for name in self.ranks.gathered(self.checkpoints.after_validation(metrics, best=best))[0]:
             self.save(name)
         self.settle()
         # Last, since whoever hears of it may end the run here: everything of this validation is kept by now.

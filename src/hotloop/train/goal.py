@@ -26,10 +26,12 @@ class Goal:
     Args:
         metric: its name among the metrics.
         maximize: whether more is better.
+        of_search: a search judges its trials by it, and ``hpo.metric`` may have named it.
     """
 
     metric: str
     maximize: bool = True
+    of_search: bool = False
 
     def __str__(self) -> str:
         return f"{'max' if self.maximize else 'min'}:{self.metric}"
@@ -61,8 +63,10 @@ class Goal:
         near = difflib.get_close_matches(self.metric, metrics, n=1)
         example = dataclasses.replace(self, metric=[*near, *metrics, "<metric>"][0])
         cure = f"{configure.again(folder)} recipe.goal={example}" if folder else f"recipe.goal={example}"
+        where = "hpo.metric or recipe.goal" if self.of_search else "recipe.goal"
+        cure += ", in place of either" if self.of_search else ""
         raise ConfigError(
-            f"recipe.goal names {self.metric!r}; the metrics of recipe={recipe} are {', '.join(metrics) or 'none'}"
+            f"{where} names {self.metric!r}; the metrics of recipe={recipe} are {', '.join(metrics) or 'none'}"
             f"{meant(self.metric, metrics) or '.'} {'Go on with' if folder else 'Set'}: {cure}"
         )
 

@@ -349,7 +349,7 @@ class _Recorder(pl.callbacks.Checkpoint):
         check_rates(self.ranks, trainer)
         with self.account.aside():
             best = bool(at.best) and at.best_step == at.step
-            for name in (checkpoint.BEST, checkpoint.LAST) if best else (checkpoint.LAST,):
+            for name in self.ranks.gathered(self.checkpoints.after_validation(self.metrics, best=best))[0]:
                 self.save(trainer, name)
             self.settle()
         self.ended_epoch = None

@@ -37,7 +37,7 @@ class Checkpoints:
         self._waits = start.settings.run.on_full_disk == "wait"
         # The checkpoint of a trial whose value is known is worth no failure.
         self._strict = start.within.trial is None
-        self._leads = start.leads
+        self._leads, self._keeps = start.leads, start.within.keeps
         self._failed: dict[str, OSError] = {}
         self._tried = time.monotonic()
         self._every, self._minutes = training.checkpoint_every_steps, training.checkpoint_every_minutes
@@ -63,6 +63,12 @@ class Checkpoints:
                 if self._failed.pop(name, None):
                     self._say(f"{self._folder / name} is written again, at step {document['position']['step']}")
                 return
+
+    def after_validation(self, metrics: Mapping[str, float], *, best: bool) -> tuple[str, ...]:
+        """Return the checkpoints to write after a validation, the ``best`` so far or another."""
+        if self._keeps is None:
+            return (checkpoint.BEST, checkpoint.LAST) if best else (checkpoint.LAST,)
+        return (checkpoint.BEST,) if best and self._keeps(metrics) else ()
 
     def is_due(self, step: int) -> bool:
         """Return whether it is time for the last checkpoint: by steps, by minutes, or to try again after a failure."""

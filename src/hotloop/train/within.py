@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 
@@ -38,6 +38,8 @@ class Within:
         trial: the trial's number, for the run of a trial and for the folds of one.
         fold: the fold's number, for the run of a fold.
         folder: of the study, which all of its workers share.
+        keeps: says of a validation's metrics whether the whole may keep its checkpoint: another is not written, nor is
+            any to resume the run by. None writes all.
         resume: the command that goes on with the whole; None where the run is on its own, and is resumed itself.
     """
 
@@ -48,6 +50,7 @@ class Within:
     trial: int | None = None
     fold: int | None = None
     folder: Path | None = None
+    keeps: Callable[[Mapping[str, float]], bool] | None = None
     resume: str | None = None
 
     def levels(self, name: str) -> tuple[tuple[str, str], ...]:

@@ -33,8 +33,6 @@ def check(settings: Settings, console: Console | None) -> Outcome:
         raise ConfigError(f"hpo.folder={folder} holds a run, whose report would be overwritten: name another folder")
     dry.check_folder(folder)
     changed = trial.settings_of(settings, {}, folder)
-    # A program's metrics are computed, and hpo.metric is one of them.
-    changed = trial.changed(changed, trial.goal_of(settings))
     for first in trial.folds_of(changed)[:1]:
         changed = trial.changed(changed, first)
     recipe = importlib.import_module("hotloop.recipes").load(settings.recipe.name)

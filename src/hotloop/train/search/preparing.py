@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def prepared(settings: Settings) -> Settings:
     """Return the settings of a search as its study keeps them; those that are prepared already as they are.
 
-    A metric that nobody names is that of ``recipe.goal``, and a direction that nobody names is the goal's.
+    A metric that nobody names is that of ``recipe.goal``, and a direction that nobody names is the goal's. A program
+    without a goal has the metric of the search for its goal, in trials and in the final run.
     A program's own settings are filled in, and so is the space that its annotations declare (``hotloop.Search``), where
     ``hpo.space`` does not name the setting. A grid has no more trials than combinations. With several
     metrics nothing is pruned.
@@ -58,6 +59,9 @@ def _with_objective(settings: Settings) -> Settings:
             f"hpo.metric is not set, and recipe={settings.recipe.name} has no goal: name one of the metrics that its "
             "validations give, such as hpo.metric=accuracy, or a goal, such as recipe.goal=max:accuracy"
         )
+    if wanted is None and ":" in settings.recipe.name:
+        goal = f"{'max' if hpo.towards == 'maximize' else 'min'}:{hpo.metric}"
+        return changed(settings, {"recipe.goal": goal, "hpo.direction": hpo.towards})
     if wanted is None or hpo.metric not in (None, wanted[0]):
         return settings
     return changed(settings, {"hpo.metric": wanted[0], "hpo.direction": hpo.direction or wanted[1]})

@@ -156,18 +156,17 @@ class Study:
     def over(self) -> int:
         """Count the trials that are over, once those whose worker died are given up."""
         with self.storage.turn():
-            self._give_up_dead()
+            trials = self._give_up_dead()
         done = [
             attempts
-            for number, attempts in _by_number(self.trials()).items()
+            for number, attempts in _by_number(trials).items()
             if number < self.settings.hpo.n_trials and not self._open(attempts)
         ]
         return sum(all(one.state.is_finished() for one in attempts) for attempts in done)
 
     def _take(self) -> Taken | None:
         with self.storage.turn():
-            self._give_up_dead()
-            trials = self.trials()
+            trials = self._give_up_dead()
             # One that waits was put there by somebody who died before he took it, or by hand in optuna-dashboard.
             waiting = [one for one in trials if one.state == self._states.WAITING]
             number, before = self._next(trials)
@@ -216,17 +215,24 @@ class Study:
             return False
         return sum(how_ended(one) == "died" for one in attempts if one.number >= self.since) < ATTEMPTS
 
-    def _give_up_dead(self) -> None:
-        """End every attempt whose worker died: at once on this machine, and by its silence on others."""
-        for one in self.trials():
-            if one.state != self._states.RUNNING:
-                continue
+    def _give_up_dead(self) -> Attempts:
+        """End every attempt whose worker died: at once on this machine, and by its silence on others.
+
+        Returns:
+            Every attempt, as it is then.
+        """
+        trials = self.trials()
+        running = [one for one in trials if one.state == self._states.RUNNING]
+        for one in running:
             worker = one.user_attrs.get(WORKER)
             if worker is None:  # it is our turn, so whoever took it died before he could say so
                 self._finish_now(one, Outcome("interrupted", cause="it was not begun"))
             elif record.was_killed({"status": "running", **worker}):
                 self._finish_now(one, read_outcome(self._folder_of(one)) or Outcome("died", cause=_DIED))
+        if not running:
+            return trials
         self._optuna.storages.fail_stale_trials(self.study)
+        return self.trials()
 
     def _folder_of(self, one: optuna.trial.FrozenTrial) -> Path:
         return trial_folder(self.folder, one.user_attrs.get(NUMBER, one.number), one.user_attrs.get(ATTEMPT, 1))
@@ -256,12 +262,25 @@ class Study:
                 self.study.set_user_attr(_SETTINGS, ours)
                 return
         other = differences(_as_now(theirs, ours, self.settings), ours)
-        if other:
+        if other and self._is_empty():
+            self.study = self.storage.study(
+                study_name(self.settings), list(self.settings.hpo.objectives.values()), anew=True
+            )
+            self.study.set_user_attr(_SETTINGS, ours)
+            self.say(f"No trial of the study was over, so it begins with these settings: {'; '.join(other)}")
+        elif other:
             raise ConfigError(
                 f"the study {study_name(self.settings)} in {self.storage.shown} was begun with other settings: "
                 f"{'; '.join(other)}. Go on with those, or name another study, in a folder of its own: "
                 f"hpo.name=... hpo.folder=...{self._or_begin_anew()}"
             )
+
+    def _is_empty(self) -> bool:
+        """Say whether a study of this folder's own has no trial that is over or runs: nothing that would be lost.
+
+        So it is where a metric was misspelt, and the first trial found that out.
+        """
+        return self.settings.hpo.storage is None and all(how_ended(one) == "interrupted" for one in self.trials())
 
     def _or_begin_anew(self) -> str:
         """Say what else can be done where a study has nothing that anybody would miss."""
@@ -307,6 +326,8 @@ def _as_now(theirs: Mapping[str, Any], ours: Mapping[str, Any], settings: Settin
     """
     usual = comparable(build(type(settings), {}))
     known = {key: value for key, value in theirs.items() if key in usual or at(type(settings), key)}
+    if known.get("recipe.goal") is None and "recipe.goal" in ours:  # trials had none
+        known["recipe.goal"] = ours["recipe.goal"]
     newer = {key: value for key, value in usual.items() if key in ours and not key.startswith("hpo.")}
     return {**newer, **known}
 

@@ -36,6 +36,7 @@ class Asked:
         report: takes an intermediate value with its count from 1, and raises `RunPrunedError` where that is not worth
             going on.
         runs: how many trials, this one included, are expected to share what is compiled in this process.
+        best: the value of the best trial that is over; None before there is one.
         stop: notes that somebody wished to stop when the trial was too far for it: the worker takes no other one.
     """
 
@@ -45,6 +46,7 @@ class Asked:
     folder: Path
     report: Callable[[int, float], None]
     runs: float = 1.0
+    best: float | None = None
     stop: Callable[[], None] = lambda: None
 
 
@@ -64,19 +66,8 @@ def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> 
 
 
 def best_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """Return the settings of the final run: the search's with the best values, without what made trials cheaper.
-
-    The best validation of a program's own run is kept for its goal: without one, what the search was for.
-    """
-    judged = {} if settings.recipe.goal else goal_of(settings)
-    return changed(_shown(settings), {**judged, **values, "run.folder": None, "run.resume": None})
-
-
-def goal_of(settings: Settings) -> dict[str, str]:
-    """Return the goal that a search gives the run of a program of the user's; nothing for other recipes."""
-    if ":" not in settings.recipe.name or settings.hpo.metric is None:
-        return {}
-    return {"recipe.goal": f"{'max' if settings.hpo.towards == 'maximize' else 'min'}:{settings.hpo.metric}"}
+    """Return the settings of the final run: the search's with the best values, without what made trials cheaper."""
+    return changed(_shown(settings), {**values, "run.folder": None, "run.resume": None})
 
 
 def _shown(settings: Settings) -> Settings:
@@ -151,6 +142,15 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
         if fold is None:
             asked.report(len(found), found[-1][0])
 
+    def keeps(metrics: Mapping[str, float]) -> bool:
+        """Say whether a validation may be the best of the best trial: the others' checkpoints would be deleted."""
+        wanted, value = settings.recipe.wanted, metrics.get(str(hpo.metric))
+        if hpo.keep_checkpoints == "none":
+            return False
+        if fold is not None or asked.best is None or value is None or wanted is None or wanted[0] != hpo.metric:
+            return True  # means over folds are judged, or another metric chooses the checkpoint
+        return value > asked.best if hpo.towards == "maximize" else value < asked.best
+
     within = Within(
         validated=validated,
         metric=f"hpo.metric={hpo.metric}",
@@ -159,6 +159,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
         trial=asked.number,
         fold=fold,
         folder=Path(hpo.folder),
+        keeps=None if hpo.keep_checkpoints == "all" else keeps,
         resume="the same hotloop hpo command, which begins this trial again",
     )
     start = Start(settings, folder, within=within)
