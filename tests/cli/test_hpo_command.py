@@ -50,6 +50,26 @@ def test_searches_are_listed_and_a_study_is_shown(tmp_path):
         invoke("best", tmp_path / "run", tmp_path / "search")
 
 
+def test_searches_of_any_program_and_recipe_are_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no search below runs/: `hotloop hpo` begins one"):
+        invoke("show")
+    a_study(tmp_path / "runs" / "digits" / "search")
+    assert invoke("show", "--json").stderr.startswith("Of runs/digits/search\n")
+    own = a_study(tmp_path / "runs" / "mine.py-make" / "search")
+    document = json.loads((own / "study.json").read_text())
+    document["trials"][0] |= {"began": 9.0, "value": 0.7}
+    (own / "study.json").write_text(json.dumps(document))
+    shown = invoke("show", "--json")
+    assert shown.stderr.startswith("Of runs/mine.py-make/search, the last to begin of 2 searches below runs/\n")
+    for named, value in ((["mine.py:make"], 0.7), (["recipe=mine.py:make"], 0.7), (["recipe=digits"], 0.9)):
+        assert f" {value}" in " ".join(invoke("show", *named).stdout.split()), named
+        (row,) = json.loads(invoke("list", *named, "--json").stdout)
+        assert row["best"] == value
+    with pytest.raises(ConfigError, match=r"runs/mine\.py-make/other holds no study"):
+        invoke("best", "mine.py:make", "hpo.name=other")
+
+
 def test_a_dry_run_checks_a_trial_and_writes_nothing(tmp_path):
     ours = [one for one in overrides(tmp_path) if not one.startswith("run.folder")]
     search = [*ours, "hpo.metric=loss", f"hpo.folder={tmp_path / 'study'}"]

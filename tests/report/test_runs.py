@@ -65,6 +65,15 @@ def test_cross_validations_and_searches_are_one_row_and_their_members_another_li
     assert [row.folder.name for row in runs.find(tmp_path / "search")] == ["0000"]
 
 
+def test_a_trial_that_is_open_again_is_not_counted_and_one_of_two_attempts_is_counted_once(tmp_path):
+    folder = a_study(tmp_path / "search")
+    document = json.loads((folder / "study.json").read_text())
+    states = {0: ["died", "complete"], 1: ["failed"], 2: ["interrupted"], 3: ["interrupted", "running"]}
+    document["trials"] = [{"number": number, "state": one} for number, each in states.items() for one in each]
+    (folder / "study.json").write_text(json.dumps(document))
+    assert runs.read(folder).members == 3
+
+
 def test_a_search_runs_where_one_of_its_trials_does(tmp_path):
     folder = a_study(tmp_path / "search", state="running")
     assert runs.read(folder).status == "finished"

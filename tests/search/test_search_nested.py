@@ -5,7 +5,8 @@ import pytest
 from hotloop import recipes
 from hotloop.errors import ConfigError
 from hotloop.train import configure, folds
-from hotloop.train.search import space, trial
+from hotloop.train.search import trial
+from hotloop.train.search.nested import inner
 
 NESTED = ("recipe=digits", "kfold.n_splits=3", "kfold.inner_trials=2", "kfold.inner_splits=2", "hpo.metric=accuracy")
 
@@ -35,10 +36,10 @@ def test_no_accepted_trial_sees_a_row_that_is_held_out(tmp_path, more, accepted)
     if not accepted:
         for level in (settings, searched):
             with pytest.raises(ConfigError, match=r"hpo\.trial\..* set hpo\.trial\."):
-                space.inner(level)
+                inner(level)
         return
-    space.inner(settings)
-    one = trial.settings_of(space.inner(searched), {}, tmp_path)
+    inner(settings)
+    one = trial.settings_of(inner(searched), {}, tmp_path)
     for fold in trial.folds_of(one):
         seen = sides(trial.changed(one, fold))
         assert not held_out & {*seen.train.groups, *seen.validation.groups}

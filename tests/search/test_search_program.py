@@ -159,8 +159,8 @@ def test_a_width_is_compiled_anew_and_a_rate_is_not(own):
     ("function", "override", "said"),
     [
         ("plain", "hpo.space.program.lrr.log=[1,2]", "hpo.space.program.lrr: unknown setting; did you mean program.lr?"),
-        ("plain", "hpo.space.program.width.log=[1,2]", "hpo.space.program.width.log: program.width takes an integer"),
-        ("make", "hpo.space.program.lr.log=[1,20]", "hpo.space.program.lr.log: program.lr=20: expected a number from 1e-06 to 1"),
+        ("plain", "hpo.space.program.width.log=[1.5,2]", "hpo.space.program.width.log: program.width takes an integer: expected two integers"),
+        ("make", "hpo.space.program.lr.log=[1,20]", "hpo.space.program.lr.log: program.lr=20.0: expected a number from 1e-06 to 1"),
         ("make", "hpo.space.program.kind.choices=[flat]", "hpo.space.program.kind.choices: program.kind='flat': expected plain or deep"),
         ("plain", "hpo.space.program.lr.logg=[1,2]", "hpo.space.program.lr.logg=[1, 2]: expected {log: [low, high]}, {choices: [...]} or the like: did you mean log?"),
         ("make", "hpo.space.program.width.choises=[1,2]", "or the like: did you mean choices?"),
@@ -230,6 +230,17 @@ def test_a_corrected_metric_goes_on_with_the_same_study(own, tmp_path):
         nested(own("hidden", *hidden, "hpo.metric=scoer"), tmp_path / "study", 2)
     nested(own("hidden", *hidden), tmp_path / "study", 2)
     assert [one["state"] for one in trials(tmp_path / "study").values()] == ["complete", "complete"]
+
+
+def test_integers_are_searched_by_their_logarithm(own, tmp_path):
+    settings = own("plain", "hpo.space.program.width.log=[1,64]", "hpo.space.program.lr.log=[1,2]", "hpo.n_trials=9")
+    lr, width = sorted(space.parse(prepared(settings)).searched, key=lambda one: one.name)
+    assert (width.changes_code, lr.changes_code) == (True, False)
+    nested(settings, tmp_path / "study", 6)
+    found = [one["values"] for one in trials(tmp_path / "study").values()]
+    assert all(isinstance(one["program.width"], int) and 1 <= one["program.width"] <= 64 for one in found)
+    assert all(isinstance(one["program.lr"], float) for one in found)
+    assert sum(one["program.width"] <= 8 for one in found) >= 2
 
 
 def test_a_grid_has_every_combination_once(own, tmp_path):
@@ -336,6 +347,26 @@ def test_what_is_written_on_the_command_line_wins_over_what_a_choice_sets_for_tr
         ).data.sample_size
         == 2000
     )
+
+
+def test_what_is_written_in_a_file_wins_as_well(own, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("data:\n  sample_size: 512\ntraining:\n  learning_rate: 1.0e-4\nhpo:\n  n_trials: 7\n")
+    written = configure.load_search(["hpo=fast"], file)
+    assert trial.settings_of(written, {}, Path("x")).data.sample_size == 512
+    assert trial.settings_of(written, {}, Path("x")).training.num_epochs == 3
+    names = [one.name for one in space.parse(written).searched]
+    assert "training.learning_rate" not in names
+    assert "training.batch_size" in names
+    file.write_text("hpo:\n  trial: {data: {sample_size: 64}}\ndata:\n  sample_size: 512\n")
+    assert trial.settings_of(configure.load_search(["hpo=fast"], file), {}, Path("x")).data.sample_size == 64
+    file.write_text("program:\n  lr: 0.5\n")
+    overrides = [f"{tmp_path / 'own.py'}:make", "hpo.metric=score"]
+    assert kinds(configure.load_search(overrides, file)) == {"program.width": "choices"}
+    # One that hotloop wrote has every setting, and none of them is the user's word.
+    file.write_text(configure.to_yaml(configure.load_search()))
+    assert trial.settings_of(configure.load_search(["hpo=fast"], file), {}, Path("x")).data.sample_size == 2000
+    assert "training.learning_rate" in [one.name for one in space.parse(configure.load_search([], file)).searched]
 
 
 def test_what_is_written_on_the_command_line_is_not_searched():

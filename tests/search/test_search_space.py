@@ -55,6 +55,9 @@ def test_every_kind_is_read():
     assert "model.dropout" not in by_name
     assert by_name["training.max_steps"].distinct() == by_name["training.warmup_fraction"].distinct() == 3
     assert by_name["training.max_grad_norm"].distinct() is None
+    assert by_name["training.max_grad_norm"].values == (0.1, 10.0)
+    (epochs,) = (one for one in parse("hpo.space.training.num_epochs.log=[1, 30]").searched if one.whole)
+    assert (epochs.name, epochs.holds(3), epochs.holds(3.5)) == ("training.num_epochs", True, False)
 
 
 def test_a_condition_decides_in_either_order():
@@ -91,7 +94,8 @@ def test_a_condition_decides_in_either_order():
         ("training.batch_size.choices=[0, 4]", "training.batch_size=0: expected an integer of at least 1"),
         ("training.batch_size.choices=[4, 4]", "twice"),
         ("training.batch_size.choices=[]", "at least one"),
-        ("training.num_epochs={float: [1, 2]}", "takes an integer"),
+        ("training.num_epochs={float: [1, 2]}", "takes an integer: use int, log or choices"),
+        ("training.num_epochs={log: [1.5, 2]}", "two integers"),
         ("training.num_epochs={int: [1.5, 2]}", "two integers"),
         ("model.buckets={choices: [[16], [32]]}", "plain value"),
         ("model.dropout.when={model.nam: x}", "did you mean model.name"),

@@ -14,7 +14,7 @@ from hotloop.cli.report import refresh_study
 from hotloop.cli.train import Config, Dry, Printed, Quiet, echo_outcome
 from hotloop.errors import ConfigError
 from hotloop.report import study as study_report
-from hotloop.report.runs import SEARCH
+from hotloop.report.runs import SEARCH, find
 from hotloop.report.terminal import draw
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Pro
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
 Named = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[STUDY]", help="A study by its folder, or by settings of its search: recipe=digits."),
+    typer.Argument(
+        metavar="[STUDY]",
+        help="A study by its folder, or by its search: FILE.py:make, recipe=digits; by default the newest below runs/.",
+    ),
 ]
 
 Fast = Annotated[bool, typer.Option("--fast", help="The study of hotloop hpo --fast.")]
@@ -87,10 +90,13 @@ def best(
 
 @app.command("list")
 def list_studies(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look.")] = Path("runs"),
+    place: Annotated[
+        str, typer.Argument(metavar="[FOLDER]", help="Where to look, or whose: FILE.py:make, recipe=digits.")
+    ] = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """List the searches below a folder, the newest first, as hotloop runs list does."""
+    """List the searches below a folder, or of a program or a recipe, the newest first, as hotloop runs list does."""
+    folder = Path(place) if _is_folder(place) else _folder([place], None, fast=False).parent
     runs.list_rows(folder, as_json=as_json, kinds=(SEARCH,))
 
 
@@ -199,22 +205,38 @@ def _summarize(status: str, folder: Path, document: dict[str, object]) -> None:
 
 
 def _folder(arguments: list[str], config: Path | None, *, fast: bool) -> Path:
-    """Return the study's folder: the folder that is named, or that of the search with these settings.
+    """Return the study's folder: the folder that is named, that of the search with these settings, or the newest one.
 
     Raises:
-        ConfigError: several studies are named.
+        ConfigError: several studies are named, or none, and there is none below ``runs/``.
     """
     from hotloop.train import configure  # noqa: PLC0415 - loads the optional packages
 
-    places = [argument for argument in arguments if "=" not in argument or Path(argument).is_dir()]
-    if not places:
-        return Path(configure.load([*arguments, *(["hpo=fast"] if fast else [])], config).hpo.folder)
-    if len(arguments) > 1:
+    places = [argument for argument in arguments if _is_folder(argument)]
+    if len(places) == len(arguments) == 1:
+        return Path(places[0])
+    if places:
         raise ConfigError(
             "expected the folder of one study, such as runs/criteria/search, or the settings of its search, such as "
             "recipe=digits"
         )
-    return Path(places[0])
+    if arguments or config or fast:
+        return Path(configure.load([*arguments, *(["hpo=fast"] if fast else [])], config).hpo.folder)
+    found = [row.folder for row in find(Path("runs")) if row.kind == SEARCH]
+    if not found:
+        raise ConfigError(
+            "there is no search below runs/: `hotloop hpo` begins one, and hpo.folder names another place"
+        )
+    rest = f", the last to begin of {len(found)} searches below runs/" if len(found) > 1 else ""
+    typer.echo(f"Of {found[0]}{rest}", err=True)
+    return found[0]
+
+
+def _is_folder(argument: str) -> bool:
+    """Say whether an argument names a place, and not a program or a setting."""
+    from hotloop.train import configure  # noqa: PLC0415 - as above
+
+    return Path(argument).is_dir() or ("=" not in argument and configure.program_name(argument) is None)
 
 
 def _write_best(folder: Path, number: int | None, *, as_json: bool) -> None:

@@ -40,7 +40,7 @@ class Row:
         best: its best value; of a cross-validation the mean over its folds.
         tier: what ran: ``eager``, a preset or a tier.
         problem: what is wrong with the folder or its record, or the error that ended the run.
-        members: the number of folds or trials.
+        members: the number of folds, or of trials that are over or run; one that was interrupted is open again.
         settings: the settings that it read, by their dotted names.
         figures: its metrics and measurements, by name.
         writer: where its record says ``running``, what `record.was_killed` asks: its process may end at any time.
@@ -260,7 +260,7 @@ def _search(folder: Path, document: Mapping[str, Any]) -> Row:
         created=min(began, default=number(document.get("written"))),
         metric=metric,
         best=value,
-        members=len(attempts),
+        members=len({number(one.get("number")) for one in attempts if one.get("state") not in ("interrupted", "died")}),
         settings=dict(flat(chosen)) if isinstance(chosen, dict) else {},
         figures={} if value is None else {metric: value},
     )

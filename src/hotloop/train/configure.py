@@ -16,7 +16,7 @@ from hotloop.errors import ConfigError
 from hotloop.train import conf_files, grammar, nested, schema
 from hotloop.train.conf_files import groups
 from hotloop.train.scope import RECIPES, has
-from hotloop.train.settings import GROUP, Settings
+from hotloop.train.settings import GROUP, HpoSettings, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -73,10 +73,10 @@ def _recipe(values: Mapping[str, Any]) -> str:
 
 
 def load_search(overrides: Sequence[str] = (), config: str | Path | None = None) -> Settings:
-    """Compose the settings of a search, in which those that the overrides name are as they name them.
+    """Compose the settings of a search, in which those that the user names are as named: by overrides or in a file.
 
     What ``hpo.trial`` would set otherwise for trials is left out of it, and the setting is out of the space, unless the
-    overrides say it of ``hpo.trial`` and ``hpo.space`` themselves.
+    user says it of ``hpo.trial`` and ``hpo.space`` themselves.
 
     Raises:
         ConfigError: as `load`.
@@ -84,7 +84,7 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
     overrides = with_data(overrides)
     composed = compose(overrides, config)
     named_keys = (text.partition("=")[0].strip().lstrip("+~") for text in overrides)
-    keys = [one for one in named_keys if "." in one]  # the others are choices
+    keys = [*_written(config), *(one for one in named_keys if "." in one)]  # the others are choices
     for text in overrides:  # what a program declares is not there yet to be taken out
         if text.startswith(f"~hpo.space.{GROUP}"):
             nested.put(composed["hpo"]["space"], text.removeprefix("~hpo.space."), None)
@@ -99,6 +99,14 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
             elif key.startswith(f"{GROUP}.") or any(f"{one}.".startswith(f"{key}.") for one, _ in nested.leaves(at)):
                 nested.put(at, key, None)
     return build(composed)
+
+
+def _written(config: str | Path | None) -> list[str]:
+    """Name the settings in a file of the user's; none in one that hotloop wrote, which has all there are."""
+    written = conf_files.read(Path(config)) if config and Path(config).is_file() else {}
+    search = written.get("hpo")
+    all_named = isinstance(search, dict) and set(search) >= set(HpoSettings.model_fields)
+    return [] if all_named else [name for name, _ in nested.leaves(written) if "." in name]
 
 
 def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> dict[str, Any]:

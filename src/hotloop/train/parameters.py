@@ -49,7 +49,8 @@ class Search:
     The same words as below ``hpo.space``, which takes its place where it names the setting.
 
     Args:
-        log, float, int: the two ends of a range, both included; ``log`` spreads values evenly by their logarithm.
+        log, float, int: the two ends of a range, both included; ``log`` spreads values evenly by their logarithm,
+            those of a setting that takes integers too.
         choices: the values to choose from.
         step: the distance of neighbours, with ``float`` and ``int``.
         when: settings with the values under which this one varies, such as ``{"program.kind": "wide"}``.

@@ -40,7 +40,7 @@ def check(settings: Settings) -> Settings:
             )
     space.parse(settings)
     space.check_trial(settings)
-    return space.inner(settings)
+    return inner(settings)
 
 
 def nested(  # noqa: PLR0913, PLR0917 - what is searched, where, by what, and who hears of it
@@ -85,3 +85,32 @@ def nested(  # noqa: PLR0913, PLR0917 - what is searched, where, by what, and wh
     finally:
         study.storage.close()
     return tuple(space.override(name, value) for name, value in values.items())
+
+
+def inner(settings: Settings) -> Settings:
+    """Return the settings of an inner search: its fold's, with an ``hpo.trial`` that leaves the fold's rows alone.
+
+    What is said there of `space.KEPT` may only repeat the settings' own values. It is left out then, since it would
+    undo the fold that the search is in.
+
+    Raises:
+        ConfigError: the space or ``hpo.trial`` names the data, the folds or the run itself.
+    """
+    searched = [name for name, value in settings.hpo.space.items() if value is not None and _is_kept(name)]
+    changes = [f"hpo.space.{name}=null" for name in searched]
+    for name, value in space.flat(settings.hpo.trial):
+        own = space.value_of(name, {}, settings)
+        says_nothing = value == own or (name == "kfold.fold" and value is None)
+        if _is_kept(name) and not says_nothing:
+            changes.append(space.override(f"hpo.trial.{name}", own))
+    if changes:
+        raise ConfigError(
+            f"{changes[0].split('=')[0]}: a search within a fold has no say in {', '.join(space.KEPT)}: the folds "
+            f"would then hold other rows. Leave it out, or set {' '.join(changes)}"
+        )
+    trial = {name: value for name, value in settings.hpo.trial.items() if not _is_kept(name)}
+    return space.with_hpo(settings, trial=trial)
+
+
+def _is_kept(name: str) -> bool:
+    return name.split(".", 1)[0] in space.KEPT

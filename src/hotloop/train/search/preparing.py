@@ -72,7 +72,7 @@ def _with_program(settings: Settings, own: Program) -> Settings:
     named = dict(_named(settings.hpo.space))
     out = [name for name, given in named.items() if given is None]  # a setting, or a whole group of them
     missing = nested({name: given for name, given in declared if name not in named and not space.is_within(name, out)})
-    settings = space.with_hpo(settings, space=merge(dict(settings.hpo.space), missing))
+    settings = _with_decimals(space.with_hpo(settings, space=merge(dict(settings.hpo.space), missing)), own)
     searched = [one for one in space.parse(settings).searched if one.name.startswith(f"{GROUP}.")]
     wrong = [text for one in searched for text in _wrong(one, own)]
     trial = nested(dict(space.flat(settings.hpo.trial)))
@@ -85,6 +85,16 @@ def _with_program(settings: Settings, own: Program) -> Settings:
     return settings.model_copy(update={GROUP: own.filled(merge(drawn.get(GROUP, {}), settings.program))})
 
 
+def _with_decimals(settings: Settings, own: Program) -> Settings:
+    """Return settings in which ends of ``log`` that a program takes as numbers are no integers: they would be drawn."""
+    given = dict(settings.hpo.space)
+    for one in space.parse(settings).searched:
+        parameter = own.of(one.name.removeprefix(f"{GROUP}."))
+        if one.kind == "log" and one.whole and parameter and float in members(parameter.kind):
+            given = merge(given, nested({f"{one.name}.log": [float(end) for end in one.values]}))
+    return space.with_hpo(settings, space=given)
+
+
 def _wrong(one: Searched, own: Program) -> Iterator[str]:
     """Say why a program's setting cannot vary as the space says."""
     bare, label = one.name.removeprefix(f"{GROUP}."), f"hpo.space.{one.name}"
@@ -93,8 +103,9 @@ def _wrong(one: Searched, own: Program) -> Iterator[str]:
         yield f"{label}: unknown setting; {own.nearest(bare)}"
         return
     kinds = members(parameter.kind)
-    if one.kind in ("log", "float") and int in kinds and float not in kinds:
-        yield f"{label}.{one.kind}: {one.name} takes an integer: use int or choices"
+    if int in kinds and float not in kinds and (one.kind == "float" or (one.kind == "log" and not one.whole)):
+        ends = "expected two integers" if one.kind == "log" else "use int, log or choices"
+        yield f"{label}.{one.kind}: {one.name} takes an integer: {ends}"
         return
     for value in one.values:
         yield from (f"{label}.{one.kind}: {text}" for text in own.problems(nested({bare: value})))

@@ -68,8 +68,13 @@ class Searched:
     @property
     def changes_code(self) -> bool:
         """Whether each of its values is compiled anew."""
-        is_rate = self.kind == "log" and is_within(self.name, (GROUP,))
+        is_rate = self.kind == "log" and not self.whole and is_within(self.name, (GROUP,))
         return is_within(self.name, CHANGES_CODE) and not is_rate
+
+    @property
+    def whole(self) -> bool:
+        """Whether its values are integers: ends of ``log`` are written as numbers with a point where they are not."""
+        return self.kind == "int" or (self.kind == "log" and all(isinstance(one, int) for one in self.values))
 
     def distinct(self) -> int | None:
         """Count its values; None where there is no end of them."""
@@ -85,7 +90,7 @@ class Searched:
         if self.kind == "choices":
             return value in self.values
         low, high = self.values
-        fits = isinstance(value, int if self.kind == "int" else int | float) and not isinstance(value, bool)
+        fits = isinstance(value, int if self.whole else int | float) and not isinstance(value, bool)
         steps = (value - low) / self.step if fits and self.step else 0.0
         return fits and low <= value <= high and abs(steps - round(steps)) < 1e-6  # noqa: PLR2004 - rounding
 
@@ -94,9 +99,10 @@ class Searched:
         if self.kind == "choices":
             return trial.suggest_categorical(self.name, self.values)
         low, high = self.values
-        if self.kind == "int":
-            return trial.suggest_int(self.name, low, high, step=int(self.step or 1))
-        return trial.suggest_float(self.name, low, high, step=self.step, log=self.kind == "log")
+        log = self.kind == "log"
+        if self.whole:
+            return trial.suggest_int(self.name, low, high, step=int(self.step or 1), log=log)
+        return trial.suggest_float(self.name, low, high, step=self.step, log=log)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,35 +203,6 @@ def check_trial(settings: Settings) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def inner(settings: Settings) -> Settings:
-    """Return the settings of an inner search: its fold's, with an ``hpo.trial`` that leaves the fold's rows alone.
-
-    What is said there of `KEPT` may only repeat the settings' own values. It is left out then, since it would undo the
-    fold that the search is in.
-
-    Raises:
-        ConfigError: the space or ``hpo.trial`` names the data, the folds or the run itself.
-    """
-    searched = [name for name, value in settings.hpo.space.items() if value is not None and _is_kept(name)]
-    changes = [f"hpo.space.{name}=null" for name in searched]
-    for name, value in flat(settings.hpo.trial):
-        own = value_of(name, {}, settings)
-        says_nothing = value == own or (name == "kfold.fold" and value is None)
-        if _is_kept(name) and not says_nothing:
-            changes.append(override(f"hpo.trial.{name}", own))
-    if changes:
-        raise ConfigError(
-            f"{changes[0].split('=')[0]}: a search within a fold has no say in {', '.join(KEPT)}: the folds would "
-            f"then hold other rows. Leave it out, or set {' '.join(changes)}"
-        )
-    trial = {name: value for name, value in settings.hpo.trial.items() if not _is_kept(name)}
-    return with_hpo(settings, trial=trial)
-
-
-def _is_kept(name: str) -> bool:
-    return name.split(".", 1)[0] in KEPT
-
-
 def _leaves(model: Any, given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Walk to what stands under each setting's name; null takes one out."""
     for key, value in given.items():
@@ -294,7 +271,15 @@ def _searched(name: str, given: Mapping[str, Any], problems: list[str]) -> Searc
     if len(problems) == before:
         problems += _step(label, kind, values, given.get("step"))
     when = _conditions(label, given.get("when"), problems)
-    return None if len(problems) > before else Searched(name, kind, tuple(values), given.get("step"), when)
+    if len(problems) > before:
+        return None
+    decimal = kind == "log" and float in _kinds(name)
+    return Searched(name, kind, tuple(map(float, values) if decimal else values), given.get("step"), when)
+
+
+def _kinds(name: str) -> tuple[Any, ...]:
+    found = schema.at(Settings, name)
+    return schema.members(found.kind) if found else ()
 
 
 def _choices(label: str, name: str, kind: str, values: Sequence[Any]) -> list[str]:
@@ -310,8 +295,10 @@ def _choices(label: str, name: str, kind: str, values: Sequence[Any]) -> list[st
 
 
 def _range(label: str, name: str, kind: str, values: Sequence[Any]) -> list[str]:
-    wanted = "two integers" if kind == "int" else "two numbers"
-    fits = int if kind == "int" else int | float
+    kinds = _kinds(name)
+    whole = kind == "int" or (kind == "log" and int in kinds and float not in kinds)
+    wanted = "two integers" if whole else "two numbers"
+    fits = int if whole else int | float
     if len(values) != 2 or any(isinstance(one, bool) or not isinstance(one, fits) for one in values):  # noqa: PLR2004
         return [f"{label}.{kind}={list(values)}: expected {wanted}, low and high"]
     low, high = values
@@ -319,10 +306,8 @@ def _range(label: str, name: str, kind: str, values: Sequence[Any]) -> list[str]
         return [f"{label}.{kind}={list(values)}: expected the lower one first"]
     if kind == "log" and low <= 0:
         return [f"{label}.log={list(values)}: a logarithm needs numbers above 0; use float"]
-    found = schema.at(Settings, name)
-    kinds = schema.members(found.kind) if found else ()
-    if kind != "int" and float not in kinds and int in kinds:
-        return [f"{label}.{kind}: {name} takes an integer: use int or choices"]
+    if not whole and float not in kinds and int in kinds:
+        return [f"{label}.{kind}: {name} takes an integer: use int, log or choices"]
     wrong = [schema.problem(Settings, name, value) for value in values]
     return [f"{label}.{kind}: {one}" for one in wrong if one]
 
