@@ -1,7 +1,7 @@
 """A user's program with settings of its own, searched and cross-validated: handwritten digits, 1,797 of scikit-learn.
 
 hotloop train examples/digits.py:make program.lr=3e-3 training.num_epochs=20 recipe.goal=max:accuracy
-hotloop hpo   examples/digits.py:make hpo.metric=accuracy hpo.n_trials=20 training.num_epochs=10
+hotloop hpo   examples/digits.py:make recipe.goal=max:accuracy hpo.n_trials=20 training.num_epochs=10
 hotloop kfold examples/digits.py:make program.lr=3e-3 training.num_epochs=20 recipe.goal=max:accuracy
 """
 

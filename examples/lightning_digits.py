@@ -1,7 +1,7 @@
 """A LightningModule and its data, searched and cross-validated: handwritten digits, 1,797 of scikit-learn.
 
 hotloop train examples/lightning_digits.py:Classifier data=examples/lightning_digits.py:Digits program.lr=3e-3
-hotloop hpo   examples/lightning_digits.py:Classifier data=examples/lightning_digits.py:Digits hpo.metric=accuracy
+hotloop hpo   examples/lightning_digits.py:Classifier data=examples/lightning_digits.py:Digits recipe.goal=max:accuracy
 hotloop kfold examples/lightning_digits.py:Classifier data=examples/lightning_digits.py:Digits recipe.goal=max:accuracy
 """
 

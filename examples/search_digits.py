@@ -2,7 +2,7 @@
 
 The same on the command line:
 
-hotloop hpo_fast examples/digits.py:make hpo.metric=accuracy hpo.n_trials=500
+hotloop hpo_fast examples/digits.py:make recipe.goal=max:accuracy hpo.n_trials=500
 """
 
 import sys
@@ -13,7 +13,7 @@ from hotloop.cli import main
 SEARCH = [
     "hpo_fast",
     f"{Path(__file__).with_name('digits.py')}:make",
-    "hpo.metric=accuracy",
+    "recipe.goal=max:accuracy",
     "hpo.n_trials=500",
     "hpo.workers=2",
     "hpo.space.program.dropout={float: [0, 0.5], step: 0.1}",
