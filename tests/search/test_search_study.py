@@ -392,7 +392,8 @@ def test_a_silent_worker_of_another_machine_loses_its_trial(open_study, monkeypa
 
 
 def test_a_study_keeps_its_settings(open_study):
-    open_study()
+    study = open_study()
+    assert study.finish(study.take(), Outcome("complete", 0.75))
     open_study(hpo__n_trials=9, hpo__workers=3, run__device="cpu")
     free = ["compile.preset=aot_eager", "training.optimization.use_torch_compile=true", "training.eval_batch_size=7"]
     open_study(*free, "training.checkpoint_every_steps=3", "run.project=other", "run.tracking=there")
