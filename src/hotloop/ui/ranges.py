@@ -112,7 +112,9 @@ def wrong(row: Row, leaf: Any, settings: Settings, field: Field | None) -> str:
         space.parse(space.with_hpo(settings, space=nested({row.setting: leaf})))
     except ConfigError as error:
         said = str(error).replace(f"hpo.space.{row.setting}.", "").replace(f"hpo.space.{row.setting}", row.setting)
-        return said.replace("use int or choices", "choose range or choices").replace("use float", "choose range")
+        return said.replace("use int, log or choices", "choose range, log range or choices").replace(
+            "use float", "choose range"
+        )
     return ""
 
 
