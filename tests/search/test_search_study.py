@@ -324,18 +324,20 @@ def test_a_search_is_not_put_into_the_folder_of_a_run(compose, tmp_path, kept):
 def test_a_study_in_which_no_trial_is_over_takes_other_settings(open_study):
     study = open_study(hpo__metric="lss")
     assert study.finish(study.take(), Outcome("interrupted", cause="no such metric"))
-    study = open_study(hpo__metric="loss")
+    with pytest.raises(ConfigError, match=r"begun with other settings: .*hpo\.metric"):
+        open_study(hpo__metric="loss")  # whoever only reads it
+    study = open_study(since=None, hpo__metric="loss")
     assert study.study.direction.name == "MINIMIZE"
     assert study.trials() == []
     taken = study.take()
     with pytest.raises(ConfigError, match=r'begun with other settings: hpo\.direction "minimize", now "maximize"'):
-        open_study(hpo__metric="f1")  # a trial runs
+        open_study(since=None, hpo__metric="f1")  # a trial runs
     assert study.finish(taken, Outcome("failed", cause="planted"))
     with pytest.raises(ConfigError, match=r"begun with other settings: .*; or delete .*study, in which no trial is"):
-        open_study(hpo__metric="f1")
+        open_study(since=None, hpo__metric="f1")
     assert study.finish(study.take(), Outcome("complete", 0.75))
     with pytest.raises(ConfigError, match=r"other settings: hpo\.direction .*hpo\.folder=\.\.\.$"):
-        open_study(hpo__metric="f1")
+        open_study(since=None, hpo__metric="f1")
 
 
 def test_a_program_of_ones_own_has_a_study_folder_by_its_files_name(tmp_path):

@@ -93,7 +93,7 @@ class Study:
         """What samplers find out about all trials so far, handed on from one to the next."""
         try:
             self.study = self.storage.study(study_name(settings), list(settings.hpo.objectives.values()))
-            self._check_settings()
+            self._check_settings(begins=since is None)
             self.since = len(self.trials()) if since is None else since
             if since is None and not self.since and (folder / "trials").is_dir():
                 say(f"{self.storage.shown} holds no trial, though {folder / 'trials'} does: all of them are run again")
@@ -254,7 +254,7 @@ class Study:
         values = None if outcome.value is None else [outcome.value, *outcome.also]
         self.study.tell(one.number, values, state=states.get(outcome.state, self._states.FAIL))
 
-    def _check_settings(self) -> None:
+    def _check_settings(self, *, begins: bool) -> None:
         ours = comparable(self.settings)
         with self.storage.turn():
             theirs = self.study.user_attrs.get(_SETTINGS)
@@ -262,7 +262,7 @@ class Study:
                 self.study.set_user_attr(_SETTINGS, ours)
                 return
         other = differences(_as_now(theirs, ours, self.settings), ours)
-        if other and self._is_empty():
+        if other and begins and self._is_empty():
             self.study = self.storage.study(
                 study_name(self.settings), list(self.settings.hpo.objectives.values()), anew=True
             )
