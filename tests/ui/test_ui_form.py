@@ -325,7 +325,7 @@ def test_a_range_that_is_taken_out_of_the_form_is_out_of_the_search():
         ("training.learning_rate", "log", {"low": "0", "high": "0.01"}, "above 0; choose range"),
         ("training.learning_rate", "float", {"high": "0.01"}, "low: expected a number"),
         ("training.learning_rate", "float", {"low": "fast", "high": "1"}, "low=fast: expected a number"),
-        ("training.batch_size", "log", {"low": "1", "high": "8"}, "choose range or choices"),
+        ("training.batch_size", "log", {"low": "1.5", "high": "8"}, "expected two integers"),
         ("training.batch_size", "float", {"low": "0", "high": "8"}, "at least 1"),
         ("training.batch_size", "choices", {"choices": "0,1"}, "put a space behind each comma"),
         ("training.batch_size", "choices", {"choices": ""}, "expected what is to be tried"),
