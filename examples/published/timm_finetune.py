@@ -15,6 +15,7 @@ try:
     import timm
     from timm.data import Mixup
     from timm.loss import SoftTargetCrossEntropy
+    from timm.optim import create_optimizer_v2
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}. Install what this example needs: pip install timm torchvision") from error
 
@@ -36,7 +37,7 @@ def make(
     val_loader = DataLoader(val, batch_size=256)
 
     model = timm.create_model(model, pretrained=pretrained, num_classes=10).to(device)
-    optimizer = timm.optim.create_optimizer_v2(model, opt="adamw", lr=lr, weight_decay=0.05)
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=lr, weight_decay=0.05)
     mixup, loss_fn = Mixup(mixup_alpha=mixup, num_classes=10), SoftTargetCrossEntropy()
 
     def ready(x, y):

@@ -7,6 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
+from timm.optim import create_optimizer_v2
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -32,7 +33,7 @@ def main():
     val_loader = DataLoader(val, batch_size=256)
 
     model = timm.create_model(args.model, pretrained=args.pretrained, num_classes=10).to(device)
-    optimizer = timm.optim.create_optimizer_v2(model, opt="adamw", lr=args.lr, weight_decay=0.05)
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=args.lr, weight_decay=0.05)
     mixup, loss_fn = Mixup(mixup_alpha=args.mixup, num_classes=10), SoftTargetCrossEntropy()
 
     best = 0.0

@@ -120,7 +120,7 @@ def test_rows_of_a_csv_are_predicted_in_batches_and_written_whole(program, tmp_p
     assert list(found[0]) == ["a", "b", "c", "prediction"]
     expected = averaged(program)(rows).squeeze(-1).tolist()
     assert [float(one["prediction"]) for one in found] == pytest.approx(expected, abs=1e-6)
-    shown = invoke("predict", program, tmp_path / "data.csv").stdout
+    shown = invoke("predict", program, tmp_path / "data.csv", "--batch-size", 2).stdout
     assert shown == (tmp_path / "out.csv").read_text()
 
 

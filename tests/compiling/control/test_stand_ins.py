@@ -373,6 +373,7 @@ def traced():
             return trace
 
         signal.signal(signal.SIGUSR1, interrupt)
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 counts no bytecode elsewhere without it
         sys.settrace(trace)
         try:
             function()

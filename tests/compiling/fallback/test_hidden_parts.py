@@ -41,7 +41,12 @@ class Hide(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Hide())
 """
-PLATFORM = "import sys; sys.platform = {name!r}"
+# From Python 3.12 on, shutil.which asks a module that Windows alone has.
+PLATFORM = """
+import shutil, sys, types
+sys.platform = {name!r}
+shutil._winapi = types.SimpleNamespace(NeedCurrentDirectoryForExePath=lambda _: False)
+"""
 
 FORKED = """
 import os, sys

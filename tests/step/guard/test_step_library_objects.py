@@ -301,6 +301,7 @@ def test_an_array_that_a_library_computes_with(both):
     dropped(both, script, "mean_")
 
 
+@pytest.mark.filterwarnings("ignore:GPU available but not used")
 @pytest.mark.parametrize("read", ["current_epoch", "max_epochs"])
 def test_a_property_of_lightnings_trainer(both, read):
     pl = pytest.importorskip("lightning.pytorch")

@@ -141,6 +141,7 @@ class Interrupted:
             train_step(batch)
         self.before, self.raised = state_of(model, optimizer), False
         with mock.patch.object(CapturedStep, "replay", fails) if stage == "undo" else contextlib.nullcontext():
+            sys._getframe().f_trace_opcodes = True  # Python 3.12 counts no bytecode elsewhere without it
             sys.settrace(self._trace)
             try:
                 train_step(batches[-1])
