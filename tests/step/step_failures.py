@@ -359,6 +359,25 @@ class Case:
     def plan(self):
         return Plan(*(Failure(*one) for one in self.failures))
 
+    @property
+    def brings(self):
+        """What it tries: two cases with all of this in common would fail for the same reasons."""
+        run, shape, stages = self.run, self.shape, tuple(one[0] for one in self.failures)
+        tried = {(run, stages), (shape.optimizer, shape.accumulates, shape.scales)}
+        for stage, step, kind, _, late, _ in self.failures:
+            tried |= {step, (run, stage, kind), (run, stage, late), (run, stage, "sum", shape.accumulates)}
+        return tried
+
+
+def telling(seeds):
+    """Keep the seeds whose cases try something that none before them does."""
+    kept = {}
+    for seed in seeds:
+        brings = Case.drawn(seed).brings
+        if not brings <= set().union(*kept.values()):
+            kept[seed] = brings
+    return list(kept)
+
 
 def _failure(draw, run, stage, accumulates):
     if stage in COMPILING:

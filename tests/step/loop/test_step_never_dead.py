@@ -26,6 +26,7 @@ from step_failures import (
     eager,
     planted,
     same_bits,
+    telling,
 )
 from step_programs import contents
 from torch import nn
@@ -35,7 +36,7 @@ import hotloop
 from hotloop import events as ev
 from hotloop.step.state import trial_run
 
-SEEDS = range(200)
+SEEDS = telling(range(200))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
