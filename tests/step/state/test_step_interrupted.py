@@ -3,14 +3,18 @@
 A signal is raised at a bytecode of what does that, one a run, and its handler raises. The state has to be that from
 before the step or that from after it.
 
-A place is one bytecode of one function, tried when it is reached first; later rounds of a loop are not tried. The
-stages have some 23,600 places: the tests try 16 of each stage, and the campaign each fifth of all.
+A place is one bytecode of one function that Python reaches right after it has looked for signals, tried when it is
+reached first; later rounds of a loop are not tried. The stages have some 5,100 places, of 26,300 bytecodes: the tests try
+16 of each stage, and the campaign each third of all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
+import functools
 import gc
+import itertools
 import signal
 import sys
 from unittest import mock
@@ -94,6 +98,18 @@ def _interrupt(*_):
     raise KeyboardInterrupt
 
 
+@functools.cache
+def _after_a_look_for_signals(code):
+    """Find the bytecodes before which Python handles signals: it does so after a call, at a start, and on the way back.
+
+    Entering a context is a call as well: a lock that is waited for handles them.
+    """
+    listed = list(dis.get_instructions(code))
+    calls = ("RESUME", "CALL", "BEFORE_WITH")
+    after = {then.offset for one, then in itertools.pairwise(listed) if one.opname.startswith(calls)}
+    return after | {one.argval for one in listed if "JUMP_BACKWARD" in one.opname}
+
+
 def _is_traced(_):
     return sys.gettrace() is not None
 
@@ -163,7 +179,8 @@ class Interrupted:
     def _count(self, frame, event, _argument):
         if event == "opcode":
             self.bytecodes += 1
-            self.places.setdefault((frame.f_code, frame.f_lasti), self.bytecodes)
+            if frame.f_lasti in _after_a_look_for_signals(frame.f_code):
+                self.places.setdefault((frame.f_code, frame.f_lasti), self.bytecodes)
             if self.bytecodes == self._at:
                 self.where = frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno, self.excuse
                 signal.raise_signal(signal.SIGUSR1)
@@ -273,7 +290,7 @@ def test_a_handler_that_the_program_found_in_a_step_may_be_put_back_later():
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_interrupt_at_many_places_leaves_the_state_from_before_the_step_or_from_after_it(stage, first):
-    assert not torn(stage, lambda places: places[first::10])
+    assert not torn(stage, lambda places: places[first::6])
