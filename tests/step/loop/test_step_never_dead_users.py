@@ -22,6 +22,16 @@ PLACES = ("model", "first", "backward", "optimizer", "end")
 STEPS = 14
 """In ``eager+graph`` step 0 is plain, 1 the survey, 2 the warm-up, 3 the capture, 4 and 5 proofs, the rest replays; the
 compiled tiers look at step 0, prove their code at steps 1 to 3, and capture after that."""
+STAGES = {
+    "eager": (0, 10),
+    "eager+graph": (0, 1, 2, 3, 4, 5, 10),
+    "aot_eager": (0, 1, 2, 3, 10),
+    "aot_eager+graph": (4, 5, 6, 10),  # what it does before is what `aot_eager` does
+}
+"""A step of each stage; one run or replay is like the next."""
+
+
+EACH = [(tier, at) for tier, steps in STAGES.items() for at in steps]
 
 
 class Mine(Exception):
@@ -176,8 +186,7 @@ def chain(error):
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("at", [0, 1, 2, 3, 4, 5, 6, 10])
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(("tier", "at"), EACH)
 def test_it_reaches_them_as_it_was_raised(tier, at, place):
     """At every stage; before a replay the recording notices that what the step reads has changed, so Python runs."""
     reference, theirs = eager(at, place)
@@ -194,8 +203,9 @@ def test_it_reaches_them_as_it_was_raised(tier, at, place):
 
 
 @pytest.mark.parametrize("place", ["first", "backward", "end"])
-@pytest.mark.parametrize("at", [0, 1, 2, 3, 4, 5])
-@pytest.mark.parametrize("tier", TIERS[1:])
+@pytest.mark.parametrize(
+    ("tier", "at"), [(tier, at) for tier, at in EACH if tier != "eager" and (at < 6 or tier == "aot_eager")]
+)
 def test_it_costs_no_tier(tier, at, place):
     """What eager raises as well says nothing against a tier: it is in force at the end as it was asked for."""
     with hotloop.watch() as events:
@@ -213,7 +223,7 @@ def test_it_costs_no_tier(tier, at, place):
 )
 @pytest.mark.parametrize("tier", TIERS)
 def test_classes_that_a_compiler_might_take_for_its_own(tier, kind):
-    for at, place in itertools.product((2, 9), ("model", "backward")):
+    for at, place in itertools.product([at for at in STAGES[tier] if at in (2, 10)], ("model", "backward")):
         reference, theirs = eager(at, place, kind)
         run, ours = ran(tier, at, place, kind)
         assert type(run.raised) is kind
@@ -348,7 +358,8 @@ def test_errors_of_shape_read_as_eager_says_them():
 @pytest.mark.parametrize("tier", TIERS)
 def test_an_interrupt_passes_at_once_and_the_loop_goes_on(tier, kind):
     """Not repeated: the state is what it was when it came, or, where a proof was going on, as before the step."""
-    moments = itertools.product((0, 2, 3, 5, 10), ("first", "backward", "optimizer"))
+    steps = [at for at in STAGES[tier] if at in (0, 2, 3, 5, 10)]
+    moments = itertools.product(steps, ("first", "backward", "optimizer"))
     # The others are caught by the same lines: each stage of a step once.
     for at, place in moments if kind is KeyboardInterrupt else ((2, "first"), (3, "backward"), (10, "optimizer")):
         run, ours = ran(tier, at, place, kind)
