@@ -150,6 +150,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "torch.compiler.disable, which takes longer than what hears a call",
     ),
     (
+        "torch._dynamo.eval_frame:_TorchDynamoContext",
+        "the code that calls each compiled function: what a step compiles itself is heard, and compared uncompiled",
+        "what a step compiles itself is not compared with anything",
+    ),
+    (
         "torch._dynamo.eval_frame:reset_code",
         "lets a function be traced again that was given up because the user's own code raised",
         "such a function stays eager",

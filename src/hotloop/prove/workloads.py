@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.ledger import CapabilityMissingError
+from hotloop._torch.own_compiles import uncompiled
 from hotloop._torch.settings import patched
 from hotloop.errors import ConfigError
 from hotloop.step.audit.op_trace import trace_step
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hotloop.step.audit.findings import AuditFindings
+    from hotloop.step.audit.listener import Listener
     from hotloop.step.state.holdings import Holdings
 
 SEED = 0
@@ -137,12 +139,14 @@ def same_random_numbers() -> Iterator[None]:
         yield
 
 
-def survey_training(
+def survey_training(  # noqa: PLR0913 - a step, where it runs, and who listens
     holdings: Holdings,
     device: torch.device,
     inputs: list[torch.Tensor],
     step: Callable[[], Any],
     again: Callable[[], Any],
+    *,
+    listener: Listener | None = None,
 ) -> AuditFindings:
     """Run an eager step, and return its survey; refuse a workload that trains nothing.
 
@@ -154,6 +158,7 @@ def survey_training(
         inputs: the tensors of the step's batch.
         step: runs the step.
         again: runs a further step; called only if the backward of the first reached no parameter.
+        listener: listens while the step runs.
 
     Raises:
         ConfigError: the step trains nothing.
@@ -167,7 +172,8 @@ def survey_training(
     trained = [parameter for parameter in holdings.parameters().values() if parameter.requires_grad]
     handles = [parameter.register_post_accumulate_grad_hook(note) for parameter in trained]  # type: ignore[no-untyped-call]
     try:
-        _, seen = trace_step(holdings, device, inputs, step)
+        with uncompiled():  # of compiled code nobody sees what it writes
+            _, seen = trace_step(holdings, device, inputs, step, listener)
     finally:
         for handle in handles:
             handle.remove()

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hotloop._torch.own_compiles import OwnCompiles
 from hotloop.interrupts import interruptible
 from hotloop.step.state.precision import compute_dtype
 
@@ -35,8 +36,8 @@ class Reports(Protocol):
     def emit(self, event: Event) -> None:
         """Hand an event to the record, the watchers and the log."""
 
-    def decided(self, reason: str, numbers: Mapping[str, Any]) -> None:
-        """Write a decision down, with the numbers that it rests on."""
+    def decided(self, reason: str, numbers: Mapping[str, Any], level: int = logging.INFO) -> None:
+        """Write a decision down, with the numbers that it rests on, and log it."""
 
     def say_once(self, line: str, level: int = logging.INFO) -> None:
         """Log a line the first time that it is said."""
@@ -158,6 +159,7 @@ class DecoratedStep:
         doing: what the last call was: ``run``, ``survey``, ``proof``, ``capture``, ``sentinel`` or ``undone``.
         ran: the name of the tier that the last call ran in.
         not_repeatable: why the step's Python must run exactly once a call, as an audit or a proof found.
+        own_compiles: the functions that audits heard it call compiled.
     """
 
     def __init__(self, context: Context, program: Program, argument: Callable[[str], str]) -> None:
@@ -165,6 +167,7 @@ class DecoratedStep:
         self.name = getattr(program.step, "__name__", type(program.step).__name__)
         self.doing, self.ran = "run", context.base_tier.name
         self.not_repeatable: Obstacle | None = None
+        self.own_compiles = OwnCompiles()
 
     def note_not_repeatable(self, obstacles: Iterable[Obstacle]) -> None:
         """Keep the first obstacle that forbids a second run of the step's Python; without one, keep what is known."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from hotloop import presets
+from hotloop._torch.own_compiles import OwnCompiles, uncompiled
 from hotloop._torch.products import products_in_tf32
 from hotloop._torch.upcast import Draw, recording_draws
 from hotloop.compiling.control import compile as compile_in_place
@@ -22,6 +23,7 @@ from hotloop.presets import Preset
 from hotloop.prove.verify.verdict import StepVerdict, Verdict, worst_of
 from hotloop.prove.workloads import same_random_numbers, survey_training
 from hotloop.step.audit.argument_gradients import GRADIENTS_OF_ARGUMENTS
+from hotloop.step.audit.listener import CompilesHeard
 from hotloop.step.capture.engines import traced_path
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.loop.arguments import device_of
@@ -60,9 +62,10 @@ def verify(  # noqa: PLR0913 - the public settings
     """Judge whether a program trains the same when it is compiled: results, gradients, updates, buffers of real steps.
 
     Each step runs eagerly, compiled, and in float64, from the same state on the same batch with the same random
-    numbers. Eager's outcome stays, so the next step begins at eager's state. In float32 the compiled step's error
-    against float64 may be a few times eager's; under bf16, fp16 and TF32 the slope and residual of each tensor against
-    eager decide. The step's Python runs several times a step. A `Workload` is restored afterwards.
+    numbers. Eager leaves out what the program compiles itself, too (``torch.compile(optimizer.step)``). Its outcome
+    stays, so the next step begins at eager's state. In float32 the compiled step's error against float64 may be a few
+    times eager's; under bf16, fp16 and TF32 the slope and residual of each tensor against eager decide. The step's
+    Python runs several times a step. A `Workload` is restored afterwards.
 
     Args:
         workload: the program, a function that makes it, or ``"file.py:function"``.
@@ -139,6 +142,7 @@ class _Verification:
             )
         self.program = Program(workload.step, holdings, device_of(holdings), lambda: False)
         self._batches = workload.endless()
+        self._own_compiles = OwnCompiles()
         self._draws: list[Draw] = []
         self._draws_random = False
         self._spread: dict[str, Difference] = {}
@@ -220,7 +224,9 @@ class _Verification:
         def another() -> Any:
             return self._step(self._next())()
 
-        seen = survey_training(holdings, device, inputs, self._step(call), another)
+        heard = CompilesHeard()
+        seen = survey_training(holdings, device, inputs, self._step(call), another, listener=heard)
+        self._own_compiles = heard.own_compiles
         self._draws_random = seen.random_operations > 0
         holdings.found += seen.written_found
         holdings.gradients_altered = seen.altered
@@ -287,7 +293,7 @@ class _Verification:
         return traced_path(self.program.device) if self._draws_random else contextlib.nullcontext()
 
     def _eagerly(self, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
-        with self._path():
+        with self._path(), uncompiled():  # also without what the program compiles itself
             return proof.plain_run(self.program.holdings, run)
 
     def _run(self, steps: int) -> Outcome | None:
@@ -352,16 +358,22 @@ class _Verification:
         self.compiled.remove()
         try:
             calls = [self._kept(call) for call in self._calls[: proof.STEPS]]
+            tests = culprit.Tests(
+                self.program,
+                self.compiled.models,
+                calls,
+                limits=self._limits,
+                settings=self._settings,
+                seconds=seconds,
+            )
+            if self._own_compiles.functions:
+                with self._path():
+                    alone = tests.disagrees_now()
+                if alone:
+                    how = f"it disagrees where only this is compiled, by the program itself: {self._own_compiles}"
+                    return Culprit((), how, 1, tests.spent)
         except CandidateFailedError as error:
             return Culprit((), f"no search: a step failed: {describe(error.__cause__ or error)}", 0, 0.0)
-        tests = culprit.Tests(
-            self.program,
-            self.compiled.models,
-            calls,
-            limits=self._limits,
-            settings=self._settings,
-            seconds=seconds,
-        )
         return culprit.search(self.compiled.models, tests)
 
     def _kept(self, call: Call) -> tuple[Callable[[], Any], StepOutputs]:

@@ -14,8 +14,10 @@ from hotloop._torch.autograd import was_freed
 from hotloop._torch.fake import version_of
 from hotloop._torch.hooks import ours
 from hotloop._torch.ledger import CapabilityMissingError
+from hotloop._torch.own_compiles import uncompiled
 from hotloop._torch.random_state import CPU, NUMPY, PYTHON, RandomState
 from hotloop._torch.thread_patch import called_here
+from hotloop.compiling.control import paused
 from hotloop.interrupts import uninterrupted
 from hotloop.measure import flatten
 from hotloop.step.audit.argument_gradients import gradients_of
@@ -253,7 +255,7 @@ class StepAuditor:
         self._context.parts.look_again()
         looked = _Observed(before_a_run(self._program, ready), moved, self._gradients())
         recorder = self._changes.recorder(compiled=self._context.base_tier.name != "eager")
-        looked.heard.recorder, looked.heard.ends = recorder, ends
+        looked.heard.recorder, looked.heard.ends, looked.heard.own_compiles = recorder, ends, self._step.own_compiles
         # Compiled code of the user's is guarded on torch's functions: others in their place compile it anew.
         looked.heard.skips_checks = self._context.skips_checks and self._context.base_tier.name == "eager"
         given = named(*call)
@@ -263,8 +265,9 @@ class StepAuditor:
         holdings, device = self._program.holdings, self._program.device
         failed: Exception | None = None
         strangers: list[str] = []
+        own_before = self._step.own_compiles.beside_models
         try:
-            with self._context.eager(), ambience, self._noting_strangers(strangers):
+            with self._context.eager(), self._uncompiled(), ambience, self._noting_strangers(strangers):
                 looked.result, _ = trace_step(holdings, device, inputs, run, looked.heard)
                 wait_for(device)  # a kernel's failure belongs to the code that launched it
         except CapabilityMissingError as error:  # this torch shows no operations: nothing of the step has run
@@ -288,7 +291,7 @@ class StepAuditor:
             looked.obstacles += [asks] if asks is not None else []
             looked.obstacles += [*looked.heard.obstacles, *self._drawn_since(random, looked.heard)]
             self._note_writes(looked.seen)
-            looked.met_others = self._changes.strangers()
+            looked.met_others = self._changes.strangers() or self._own_compiled(before=own_before)
             if looked.met_others:
                 self._rescue.look_again()
             looked.seen.read, looked.seen.found = self._changes.heard, self._changes.found
@@ -301,6 +304,22 @@ class StepAuditor:
                 failed = None  # its traceback holds this frame, and all that the step has made
         undo(self._program, looked.before, failed)
         raise CandidateFailedError from failed
+
+    def _own_compiled(self, *, before: bool = False) -> bool:
+        """Return whether the step calls compiled functions beside models that were compiled before the loop got them.
+
+        Of compiled code nobody sees what it writes. A model's own tensors are known, but not those of a function.
+        """
+        return self._step.own_compiles.beside_models and not before and self._context.base_tier.name != "eager"
+
+    @contextlib.contextmanager
+    def _uncompiled(self) -> Iterator[None]:
+        """Run the block without any compile, so that all is seen; with, where only models are known to be compiled."""
+        if self._context.base_tier.name == "eager" or self._own_compiled():
+            with paused(self._context.compiled.models.values()), uncompiled():
+                yield
+        else:
+            yield
 
     def _note_writes(self, seen: AuditFindings) -> None:
         """Add tensors to the holdings that the step writes and nobody named: proofs put them back and compare them."""

@@ -87,6 +87,7 @@ class SideEffects(Listener):
                 stack.enter_context(replaced(numpys, "set_state", self._numpys_seed))
             # Calls are heard in this thread: a backward on a GPU would run the user's hooks in another one.
             stack.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
+            self.own_compiles.begin()
             stack.enter_context(self._all.heard())
             yield
 
@@ -113,7 +114,9 @@ class SideEffects(Listener):
     def has_run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note which of torch's streams an operation has drawn from."""
         self._in_operation = False
-        self._drawn |= drawn_by(operation, args, kwargs, result)
+        if drawn := drawn_by(operation, args, kwargs, result):
+            self._drawn |= drawn
+            self.own_compiles.drew()
 
     def drawn(self) -> set[str] | None:
         """Name the streams that the step drew from, numpy's apart; None where that was not heard throughout."""
@@ -160,6 +163,8 @@ class SideEffects(Listener):
 
     def _began(self, code: CodeType, frame: FrameType) -> bool:
         """Note a function that begins, which may save to a file; return whether its code is worth listening to."""
+        if self.own_compiles.began(code, frame):
+            return True
         recorder = self.recorder
         if recorder is None:
             heard = False

@@ -57,10 +57,10 @@ class Reporter:
         if line:
             self.say_once(line, level)
 
-    def decided(self, reason: str, numbers: Mapping[str, Any]) -> None:
+    def decided(self, reason: str, numbers: Mapping[str, Any], level: int = logging.INFO) -> None:
         """Write a decision down, and log it."""
         self._account.decided(reason, numbers)
-        _log.info("step %d: %s", self._account.progress.steps, reason)
+        _log.log(level, "step %d: %s", self._account.progress.steps, reason)
 
     def say_once(self, line: str, level: int = logging.INFO) -> None:
         """Log a line the first time that it is said."""

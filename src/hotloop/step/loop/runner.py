@@ -21,6 +21,7 @@ from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.policy.lookahead import worth_a_compile
 from hotloop.step.prove.code_proofs import CodeProofs
 from hotloop.step.prove.graph_proofs import GraphProofs
+from hotloop.step.prove.own_code import OwnCode
 from hotloop.step.prove.reference_runs import ReferenceRuns
 from hotloop.step.prove.sentinel import Sentinel
 from hotloop.step.ranks.threads import WAITS, another_trains
@@ -79,6 +80,7 @@ class StepRunner:
         self._auditor = StepAuditor(self.step, self._rescue)
         runs = ReferenceRuns(self.step)
         self.code = CodeProofs(self.step, runs, self._auditor, self._rescue)
+        self._own = OwnCode(self.step, self._auditor, self._rescue)
         graphs = GraphProofs(self.step, runs, optimizers)
         alone = context.peers is None
         self.sentinel = (
@@ -107,6 +109,9 @@ class StepRunner:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         """Run the step once, in a tier or on the way to it; return the step's result."""
+        self.shapes.mark(args, kwargs)
+        if self._own.due() and gradients_of(flatten((args, kwargs))[0]) is None:
+            return self._own.compare((args, kwargs))
         if tier.channels_last:
             with channels_last(self.context.parts.modules()):
                 return self._run(args, kwargs, tier)
@@ -115,7 +120,6 @@ class StepRunner:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         step, context = self.step, self.context
         step.doing, step.ran = "run", tier.name
-        self.shapes.mark(args, kwargs)
         run = functools.partial(step.program.step, *args, **kwargs)
         if self._agreed is not None:
             return self._agreed.run(run, tier, self.shapes.note(args, kwargs), (args, kwargs))
