@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 from test_step_auto import planted, reasons
@@ -11,6 +13,7 @@ from torch.nn import functional as F
 import hotloop
 from hotloop.errors import ConfigError
 from hotloop.step.layout import why_not
+from hotloop.step.loop import loop as loop_module
 
 TIMES = {"eager": 0.040, "eager+graph": 0.039, "channels_last": 0.026, "channels_last+graph": 0.025}
 SLOWER = {**TIMES, "channels_last": 0.052, "channels_last+graph": 0.050, "eager+graph": 0.010}
@@ -172,3 +175,12 @@ def test_a_layout_is_refused_where_auto_is_given_compiled_code():
     model.compile(backend="aot_eager")
     with hotloop.testing.captured_step_emulation(), pytest.raises(ConfigError, match="compiled already"):
         made(model=model)
+
+
+def test_several_processes_leave_the_layout_and_say_so(monkeypatch):
+    peers = types.SimpleNamespace(size=2, meet=lambda: None, close=lambda: None)
+    monkeypatch.setattr(loop_module, "peers_of_this_run", lambda: peers)
+    with hotloop.testing.captured_step_emulation():
+        loop = made()
+    assert loop.policy.asked == "eager"
+    assert any("this layout is proven in one alone" in line for line in reasons(loop))
