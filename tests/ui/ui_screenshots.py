@@ -44,6 +44,7 @@ def main():
         page.wait_for_timeout(4000)  # the curves come behind the head
         keep("ui-run.png", [taken(page)], (1020, 705))
         searched(Path(place) / "runs" / "digits" / "search")
+        ranges(chromium, url)
         narrow(chromium, url)
         page.goto(urllib.parse.urljoin(url, "/run?run=digits/search"))
         expect(page.locator(".uplot").first).to_be_visible()
@@ -51,6 +52,24 @@ def main():
         keep("ui-search.png", [taken(page)], (1020, 705))
         page.goto(urllib.parse.urljoin(url, "/run?run=diffusion/tiny"))
         expect(page.locator("#status")).to_have_text("finished")
+
+
+def ranges(chromium, url):
+    """Take the form of a search: its ranges, one of them with a mistake, and on a narrow screen by night."""
+    found = []
+    for size, scheme in ((WIDE, "light"), (NARROW, "dark")):
+        page = person(chromium, url, size, scheme)
+        page.goto(urllib.parse.urljoin(url, "/training?recipe=digits"))
+        page.select_option("#verb", "hpo")
+        page.click("#advanced > summary")
+        page.click("#group-hpo > summary")
+        page.fill("#range-0-low", "0,001")
+        expect(page.locator("[id='note-range.0']")).to_contain_text("with a point")
+        page.evaluate("document.getElementById('ranges').scrollIntoView()")
+        found.append(taken(page))
+        page.context.close()
+    wide, small = found
+    keep("ui-ranges.png", [wide.crop((0, 0, 940, 844)), small], (1020, 647))
 
 
 def searched(folder, many=40):
@@ -117,8 +136,10 @@ def taken(page):
 def keep(name, pictures, size):
     """Write pictures side by side as a small file of few colours."""
     whole = Image.new("RGB", (sum(one.width for one in pictures), pictures[0].height))
-    for place, one in enumerate(pictures):
-        whole.paste(one, (place * one.width, 0))
+    left = 0
+    for one in pictures:
+        whole.paste(one, (left, 0))
+        left += one.width
     file = DOCS / name
     small = whole.resize(size, Image.Resampling.LANCZOS).quantize(
         160, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE
