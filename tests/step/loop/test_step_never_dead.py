@@ -467,6 +467,7 @@ def test_python_state_that_cannot_be_looked_at_declines_the_capture(after):
     assert "cannot be looked at" in told or "planted: do not look" in told, told
 
 
+@pytest.mark.campaign
 @pytest.mark.inductor
 def test_an_inductor_kernel_that_dies_is_undone(monkeypatch):
     """The real compiler's code, whose second forward graph fails once it has run for some steps."""

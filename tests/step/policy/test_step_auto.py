@@ -302,6 +302,7 @@ def test_the_child_is_asked_for_what_the_swap_puts_on(child, monkeypatch):
     assert put_on[0]["preset"].options == {"fallback_random": True}
 
 
+@pytest.mark.campaign
 @pytest.mark.inductor
 def test_the_swap_finds_all_that_the_child_compiled(tmp_path, monkeypatch):
     """The model draws random numbers, which the loop learns from a survey: after the child has begun."""
