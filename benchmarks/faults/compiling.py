@@ -84,7 +84,7 @@ def interrupted(run: Run) -> Cell:
 def dead(run: Run) -> Cell:
     """Fail once a part of the step has run: what cannot be undone ends, and goes on from its checkpoint, eager."""
     ended = run.run()
-    if run.way in ("loop", "lightning") or ended == 0:  # on Python 3.12 no graph of the call may have run by then
+    if run.way in ("loop", "lightning") or ended == 0:  # all that the call had changed could be put back
         return run.judged()
     run.resume("training.optimization.use_torch_compile=false")
     return run.judged(1, 0)

@@ -12,7 +12,7 @@ from benchmarks.faults.__main__ import FAULTS, cell
 from benchmarks.faults.running import Bench
 
 ROOT = pathlib.Path(__file__).parents[2]
-RESULTS = [ROOT / "benchmarks" / "results" / f"2026-11-25-cpu-faults-torch-{torch}.json" for torch in ("2.11", "2.15")]
+RESULTS = [ROOT / "benchmarks" / "results" / f"2026-11-26-cpu-faults-torch-{torch}.json" for torch in ("2.11", "2.15")]
 STATE = {"weight": [[1.0, 2.0], [-0.5, 0.0]], "step": 3}
 EAGER = judging.Outcome([1.0, 0.5, 0.25], 0.125, STATE)
 SAID = "model: preset default failed (lower): planted\nand goes on"
