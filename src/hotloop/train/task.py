@@ -225,7 +225,7 @@ class Task:
         return [one for one in self.workload.holdings().state if isinstance(one, Rate)]
 
     def begin(self, training: TrainingSettings) -> int:
-        """Tell the schedules how many steps the run has at most, and return these."""
+        """Begin the schedules with the most steps that the run may have, and return these."""
         steps = self.steps(training)
         for one in self.rates:
             one.begin(steps)

@@ -84,7 +84,7 @@ def pruner(settings: Settings, reports: int) -> optuna.pruners.BasePruner:
 
 
 def _seldom_reading(pruner: Any) -> Any:
-    """Have a pruner read the study's complete trials once a second at most in a trial: it takes 4 ms each time."""
+    """Let a pruner read the study's complete trials once a second at most in a trial: it takes 4 ms each time."""
     judge, known = pruner.prune, SimpleNamespace(number=None, until=0.0, trials=[])
 
     def prune(study: Any, trial: Any) -> bool:
