@@ -62,7 +62,7 @@ def denoiser_of(folder, *, trained=("unet",), embedded=False, **more):
 
 
 def bare(folder, settings, steps, trained):
-    """A training loop as one writes it with diffusers: its pipeline's embeddings and sizes, its scheduler, AdamW."""
+    """A training loop as one writes it with diffusers: its pipeline's embeddings and sizes, its scheduler, fused AdamW."""
     pipe = StableDiffusionXLPipeline.from_pretrained(folder)
     schedule = DDPMScheduler.from_config(pipe.scheduler.config)
     data = pictures.load(settings)
@@ -75,7 +75,7 @@ def bare(folder, settings, steps, trained):
         {"params": [one for one in weights if one.ndim > 1], "weight_decay": chosen.weight_decay},
         {"params": [one for one in weights if one.ndim <= 1], "weight_decay": 0.0},
     ]
-    optimizer, losses = torch.optim.AdamW(groups, lr=chosen.learning_rate), []
+    optimizer, losses = torch.optim.AdamW(groups, lr=chosen.learning_rate, fused=True), []
     side = batches.Table({}, torch.empty(len(rows)))
     side.apart = True
     torch.manual_seed(settings.run.seed)

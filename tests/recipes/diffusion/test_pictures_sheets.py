@@ -40,7 +40,7 @@ def test_a_sheet_that_cannot_be_written_leaves_the_former_whole(tmp_path, monkey
     before = path.read_bytes()
 
     def full(self, file, **options):
-        file.write_bytes(b"half")
+        file.write(b"half")
         raise OSError("No space left on device")
 
     monkeypatch.setattr(Image.Image, "save", full)
