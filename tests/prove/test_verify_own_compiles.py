@@ -68,6 +68,24 @@ def test_a_program_that_compiles_a_part_of_its_step_rightly_passes():
     assert hotloop.verify(by_hand("aot_eager"), "aot_eager").passes
 
 
+def test_a_compiled_step_of_torchs_optimizer_passes():
+    """Compiled, torch's Adam counts in float32: its updates are 2e-5 off, which is no fault."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    own_step = torch.compile(optimizer.step, backend="eager")
+
+    def train_step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        own_step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    batches = by_hand("eager").batches
+    assert hotloop.verify(hotloop.Workload(model, optimizer, train_step, batches), "aot_eager").passes
+
+
 def test_the_regions_are_searched_where_the_programs_own_code_is_right(monkeypatch):
     """The control: own code that is compiled is no suspect by itself."""
     program = by_hand("eager")

@@ -1,5 +1,7 @@
 """Compiled functions run as plain Python in a block, but for the operators of torch that compile themselves in eager."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -79,3 +81,100 @@ def test_attention_with_a_score_of_ones_own_is_what_it_is_in_eager():
     right = attended()
     with uncompiled():
         assert torch.equal(attended(), right)
+
+
+def in_another_thread(run):
+    """Run a function in a thread of its own; return what it gave."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(run()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def runs_compiled():
+    ran = []
+
+    @torch.compile(backend="eager")
+    def one_more(x):
+        if not torch.compiler.is_compiling():
+            ran.append("python")
+        return x + 1
+
+    one_more(torch.ones(2))
+    return not ran
+
+
+def test_another_thread_goes_on_compiled_and_trains_its_conditions():
+    """torch's own setting is the whole process's: a condition trained in another thread lost its gradients meanwhile."""
+    torch.manual_seed(0)
+    model = Branches()
+    right = gradients(model, torch.ones(2, WIDTH))
+    assert runs_compiled()
+    with uncompiled():
+        assert alike(in_another_thread(lambda: gradients(model, torch.ones(2, WIDTH))), right)
+        assert in_another_thread(runs_compiled)
+        assert not runs_compiled()
+
+
+def test_two_threads_that_end_as_they_began_leave_compiled_code_compiled():
+    runs_compiled()  # imports dynamo
+    one, other = uncompiled(), uncompiled()
+    one.__enter__()
+    began, first_ended = threading.Event(), threading.Event()
+    seen = []
+
+    def second():
+        with other:
+            began.set()
+            first_ended.wait(20)
+            seen.append(runs_compiled())
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    began.wait(20)
+    one.__exit__(None, None, None)
+    first_ended.set()
+    thread.join()
+    assert seen == [False]
+    assert runs_compiled()
+
+
+@pytest.mark.parametrize("stance", ["force_eager", "default"])
+def test_what_the_program_has_set_for_all_stays_set(stance):
+    with uncompiled():
+        pass
+    with torch.compiler.set_stance(stance):
+        with uncompiled():
+            assert not runs_compiled()
+        assert runs_compiled() == (stance == "default")
+    assert runs_compiled()
+
+
+def test_a_function_that_must_be_one_graph_runs_uncompiled():
+    @torch.compile(backend="eager", fullgraph=True)
+    def doubled(x):
+        return x * 2
+
+    with uncompiled():
+        assert doubled(torch.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_attention_that_the_program_compiles_stays_compiled_unless_asked():
+    """Uncompiled it makes a number of each pair of tokens: a long text that trains compiled would not fit in memory."""
+    ran = []
+
+    def backend(graph, _):
+        return lambda *args: ran.append("compiled") or graph(*args)
+
+    x = torch.randn(1, 1, 8, 16, generator=torch.Generator().manual_seed(0))
+    attention = torch.compile(flex_attention, backend=backend)
+    right = attention(x, x, x)
+    assert ran == ["compiled"]
+    with uncompiled():
+        assert torch.equal(attention(x, x, x), right)
+    assert ran == ["compiled"] * 2
+    with uncompiled(attention=True):
+        torch.testing.assert_close(attention(x, x, x), right)
+    assert ran == ["compiled"] * 2

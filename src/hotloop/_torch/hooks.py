@@ -175,6 +175,19 @@ def ours(handle: RemovableHandle) -> RemovableHandle:
     return handle
 
 
+def before_steps(optimizer: torch.optim.Optimizer, hook: Callable[..., None], number: int | None) -> RemovableHandle:
+    """Register a hook that runs before an optimizer's steps, under the number that it had before, if any.
+
+    A program may compile ``optimizer.step``. That code is guarded on the numbers of the hooks: each new one is a
+    compile, and past torch's limit of these all its steps run eager.
+    """
+    handle = optimizer.register_step_pre_hook(hook)
+    if number is not None and (table := handle.hooks_dict_ref()) is not None:
+        table[number] = table.pop(handle.id)
+        handle.id = number
+    return handle
+
+
 def first_after_step(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> RemovableHandle:
     """Register a hook of ours that runs after an optimizer's steps, before all other such hooks."""
     handle = ours(optimizer.register_step_post_hook(hook))

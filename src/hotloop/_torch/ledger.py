@@ -155,6 +155,12 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "what a step compiles itself is not compared with anything",
     ),
     (
+        "torch._dynamo.eval_frame:_set_stance torch._dynamo.eval_frame:_stance",
+        "a thread runs a step uncompiled while others run their compiled code",
+        "while a step is run uncompiled, all threads run uncompiled",
+        "torch.compiler.set_stance, once it is a thread's own",
+    ),
+    (
         "torch._dynamo.eval_frame:reset_code",
         "lets a function be traced again that was given up because the user's own code raised",
         "such a function stays eager",

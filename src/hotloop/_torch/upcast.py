@@ -28,6 +28,7 @@ from hotloop._torch.dispatch import (
     tensors_in,
     written_by,
 )
+from hotloop._torch.own_compiles import uncompiled
 from hotloop._torch.thread_patch import replaced
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def widened(dtype: torch.dtype, draws: Sequence[Draw]) -> Iterator[None]:
         stack.enter_context(replaced(torch, "set_autocast_enabled", lambda _real: lambda *_args: None))
         stack.enter_context(_exact_products())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(uncompiled(attention=True))
         stack.enter_context(observing(wide.operation))
         yield
     if wide.left:

@@ -163,7 +163,8 @@ class Limits:
     def of_updates(self) -> Limits:
         """Return the limits of what an optimizer adds to parameters in the same step; for ``compiled`` limits only."""
         assert self.compute_dtype is not None
-        return dataclasses.replace(Limits.compiled(self.compute_dtype, updates=True), leans=self.leans)
+        limits = Limits.compiled(self.compute_dtype, updates=True)
+        return dataclasses.replace(limits, leans=self.leans, scalars=self.scalars)
 
     def ulps(self, dtype: str) -> float:
         """Return the relative difference that rounding alone may make in a tensor of this dtype."""

@@ -345,7 +345,7 @@ def _score_compiled(
     else:
         shared, lean = pooled(pool), pooled(leans)
     scored.append(Score(ALL, "residual", median, max(figures.median, spread.allowed("", "residual"))))
-    allowed = max(figures.pooled_limit(median), spread.allowed("", "slope")) + abs(lean)
+    allowed = max(figures.pooled_limit(median), spread.allowed("", "slope")) + abs(lean) + limits.scalars
     scored.append(Score(ALL, "slope", shared, allowed))
     return scored, below_floor
 

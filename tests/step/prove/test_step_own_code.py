@@ -168,3 +168,32 @@ def test_tensors_that_compiled_code_alone_writes_are_put_back(run):
     with captured_step_emulation():
         trained(train_step, model, run=run)
     assert count.item() == STEPS
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "run"),
+    [(torch.optim.AdamW, "aot_eager"), (torch.optim.AdamW, GRAPH), (torch.optim.RAdam, "aot_eager")],
+)
+def test_a_compiled_step_of_torchs_optimizer_agrees_and_stays_compiled(caplog, optimizer, run):
+    """Compiled, torch's Adam counts in float32, which is no fault. A new hook at each proof used up torch's recompiles."""
+    codes = []
+
+    def backend(graph, _):
+        codes.append(graph)
+        return graph
+
+    model = network()
+    made = optimizer(model.parameters(), 0.01)
+    own_step = torch.compile(made.step, backend=backend)
+
+    def train_step(x, y):
+        F.cross_entropy(model(x), y).backward()
+        own_step()
+        made.zero_grad()
+
+    with captured_step_emulation():
+        loop, _ = trained(train_step, model, made, run=run)
+    assert not warnings(caplog)
+    (decided,) = decisions(loop)
+    assert decided["agrees"] is True
+    assert len(codes) <= 4  # with the hook and without, and the same for a recording

@@ -25,6 +25,7 @@ from hotloop.prove.workloads import same_random_numbers, survey_training
 from hotloop.step.audit.argument_gradients import GRADIENTS_OF_ARGUMENTS
 from hotloop.step.audit.listener import CompilesHeard
 from hotloop.step.capture.engines import traced_path
+from hotloop.step.capture.optimizers import counted_rounding
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.obstacle import CandidateFailedError
@@ -232,6 +233,9 @@ class _Verification:
         holdings.gradients_altered = seen.altered
         compute = compute_dtype(seen.matrix_dtypes, device)
         self._limits = Limits.compiled(compute)
+        if self._own_compiles.functions:
+            scalars = counted_rounding(holdings.optimizers.values())
+            self._limits = dataclasses.replace(self._limits, scalars=scalars)
         run = self._step(self._next())
 
         def noted() -> Any:

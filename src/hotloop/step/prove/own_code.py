@@ -8,6 +8,7 @@ verdict changes nothing that runs: results stay those of the program as it was w
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop._torch.own_compiles import uncompiled
 from hotloop.compiling.control import paused
 from hotloop.measure import Limits
+from hotloop.step.capture.optimizers import counted_rounding
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps
@@ -99,13 +101,14 @@ class OwnCode:
 
     def _outcome(self, call: Call) -> Outcome:
         program, context = self._step.program, self._context
-        run, limits = self._runs.call(call), Limits.compiled(context.compute_dtype())
+        run, scalars = self._runs.call(call), counted_rounding(program.holdings.optimizers.values())
+        limits = dataclasses.replace(Limits.compiled(context.compute_dtype()), scalars=scalars)
 
         def given() -> Any:
             with context.eager():
                 return run()
 
-        elsewhere = roundings(self._runs, call, given) if self._by_roundings else None
+        elsewhere = roundings(self._runs, call, given, limits) if self._by_roundings else None
         wide = in_more_bits(self._runs, call)
         with self._runs.aside():
             made = StepOutputs.of(program, run, wide)

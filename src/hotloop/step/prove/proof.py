@@ -8,15 +8,18 @@ exchanged in place.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.capture import captures_waited_for
 from hotloop._torch.foreach import copies
+from hotloop._torch.hooks import before_steps
 from hotloop._torch.random_state import RandomState
 from hotloop.errors import describe
 from hotloop.interrupts import interruptible
@@ -318,23 +321,49 @@ def plain_run(
             their earlier values. Otherwise they are copied if the step was seen to write into them afterwards, as
             ``zero_grad(set_to_none=False)`` does: only zeros could be compared then.
     """
-    paths = {id(parameter): name for name, parameter in holdings.parameters().items()}
     gradients: dict[str, torch.Tensor] = {}
-
-    def note(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        found = gradients_of(optimizer, paths)
-        if holdings.gradients_altered and not as_left:
-            dense = [name for name, gradient in found.items() if gradient.layout == torch.strided]
-            found.update(zip(dense, copies([found[name] for name in dense]), strict=True))
-        gradients.update(found)
-
     with captures_waited_for():
-        handles = [optimizer.register_step_pre_hook(note) for optimizer in holdings.optimizers.values()]
-        try:
+        read = _gradients_read.setdefault(holdings, _GradientsRead())
+        with read.noted_in(gradients, holdings, as_left=as_left):
             return interruptible(run), gradients
+
+
+class _GradientsRead:
+    """The hook that notes the gradients which optimizers read: one, since code may be guarded on it and its number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._paths: dict[int, str] = {}
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._copied = False
+
+        def note(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            found = gradients_of(optimizer, self._paths)
+            if self._copied:
+                dense = [name for name, gradient in found.items() if gradient.layout == torch.strided]
+                found.update(zip(dense, copies([found[name] for name in dense]), strict=True))
+            self._gradients.update(found)
+
+        self._note = note
+
+    @contextlib.contextmanager
+    def noted_in(self, gradients: dict[str, torch.Tensor], holdings: Holdings, *, as_left: bool) -> Iterator[None]:
+        """Note gradients in a dict while the block runs."""
+        self._paths = {id(parameter): name for name, parameter in holdings.parameters().items()}
+        self._gradients, self._copied = gradients, holdings.gradients_altered and not as_left
+        handles = []
+        try:
+            for name, optimizer in holdings.optimizers.items():
+                handles.append(before_steps(optimizer, self._note, self._numbers.get(name)))
+                self._numbers[name] = handles[-1].id
+            yield
         finally:
+            self._gradients = {}
             for handle in handles:
                 handle.remove()
+
+
+_gradients_read: weakref.WeakKeyDictionary[Holdings, _GradientsRead] = weakref.WeakKeyDictionary()
 
 
 def values_of(holdings: Holdings, result: Any, at_step: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:

@@ -60,8 +60,16 @@ def in_more_bits(runs: ReferenceRuns, call: Call) -> dict[str, torch.Tensor | No
         return step_in_first(program, call, narrowest_first, draws)[0]
 
 
-def roundings(runs: ReferenceRuns, call: Call, candidate: Run) -> dict[str, Comparison] | None:
+def roundings(
+    runs: ReferenceRuns, call: Call, candidate: Run, limits: Limits | None = None
+) -> dict[str, Comparison] | None:
     """Compare a candidate with eager and with other roundings of eager, from displaced parameters, and undo it all.
+
+    Args:
+        runs: the reference runs of the step.
+        call: the step's arguments.
+        candidate: runs the step in another way.
+        limits: how far the two may be apart where no rounding explains more; by default those of compiled code.
 
     Returns:
         the comparisons by kind of tensor; None if they cannot be made: too little memory, a step that does not run
@@ -89,7 +97,7 @@ def roundings(runs: ReferenceRuns, call: Call, candidate: Run) -> dict[str, Comp
         if made_and_draws is None:
             return None
         made, draws = made_and_draws
-        return made.compare_run(program, candidate, Limits.compiled(runs.context.compute_dtype()), draws)
+        return made.compare_run(program, candidate, limits or Limits.compiled(runs.context.compute_dtype()), draws)
 
 
 def repeats_elsewhere(runs: ReferenceRuns, unlike: proof.Unlike, once: Run, again: Run, limits: Limits) -> bool:
