@@ -11,7 +11,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import hotloop
 from hotloop import events as ev
+from hotloop import interrupts
 from hotloop.step.prove.own_code import AFTER
+from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.testing import captured_step_emulation
 
 WIDTH, STEPS = 8, AFTER + 8
@@ -197,3 +199,18 @@ def test_a_compiled_step_of_torchs_optimizer_agrees_and_stays_compiled(caplog, o
     (decided,) = decisions(loop)
     assert decided["agrees"] is True
     assert len(codes) <= 4  # with the hook and without, and the same for a recording
+
+
+def test_interrupts_wait_while_it_is_compared(monkeypatch):
+    """One in an exchange of state left the random stream of the step before, and its parameters changed."""
+    waits, compare = [], StepOutputs.compare
+
+    def noted(*args, **kwargs):
+        waits.append(interrupts._handlers.wait)
+        return compare(*args, **kwargs)
+
+    monkeypatch.setattr(StepOutputs, "compare", noted)
+    loop, _ = with_a_loss("aot_eager")
+    assert decisions(loop)
+    assert waits
+    assert all(waits)

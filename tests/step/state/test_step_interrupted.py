@@ -29,6 +29,7 @@ from hotloop import interrupts
 from hotloop.step import tiers
 from hotloop.step.capture.recording import CapturedStep, _OutsideCall
 from hotloop.step.policy.policy import SetTier
+from hotloop.step.prove.own_code import AFTER
 from hotloop.step.prove.sentinel import Sentinel
 from hotloop.step.rescue import Rescue
 from hotloop.testing import captured_step_emulation
@@ -48,6 +49,7 @@ STAGES = {
     "replay": (GRAPH, 8),
     "check of a recording": (GRAPH, 8),
     "check of code": ("aot_eager", 8),
+    "comparison of what a step compiles itself": ("aot_eager", AFTER + 1),
 }
 
 
@@ -134,10 +136,15 @@ class Interrupted:
             self._run(stage, model, optimizer, batches, hotloop.Loop(model, optimizer, run=asked, sentinel=share))
 
     def _run(self, stage, model, optimizer, batches, loop):
+        def squares(made):
+            return made.square().mean()
+
+        loss_of = torch.compile(squares, backend="eager") if stage.startswith("comparison") else squares
+
         @loop.step
         def train_step(x):
             self.excuse = "the user's own step: it leaves what it leaves in eager"
-            loss = model(x).square().mean()
+            loss = loss_of(model(x))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)

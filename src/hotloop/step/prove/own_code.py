@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.own_compiles import uncompiled
 from hotloop.compiling.control import paused
+from hotloop.interrupts import uninterrupted
 from hotloop.measure import Limits
 from hotloop.step.capture.optimizers import counted_rounding
 from hotloop.step.obstacle import CandidateFailedError
@@ -80,6 +81,7 @@ class OwnCode:
         self._waits -= 1
         return self._waits < 0 and self._step.not_repeatable is None and not another_trains(context)
 
+    @uninterrupted
     def compare(self, call: Call) -> Any:
         """Run the step as it is and uncompiled, undo both, and run it as a real step; return its result."""
         step, began = self._step, time.perf_counter()
