@@ -29,6 +29,8 @@ _FALLS: Mapping[str, Callable[[float], float]] = {
     "wsd": lambda left: min(1.0, left / DECAY),
 }
 """The factor on the rate, by the share of the steps behind the warm-up that is left."""
+_FUSED = ("Adam", "AdamW")
+"""Optimizers that are fused by themselves: torch has no fused SGD of sharded parameters, and no fused Adagrad on a GPU."""
 
 
 def schedule(settings: TrainingSettings | Training, steps: int) -> Callable[[int], float]:
@@ -62,8 +64,8 @@ def make_optimizer(
     Args:
         settings: its name, rate and options.
         groups: the parameters.
-        fuse: take the form that steps all parameters in one kernel, where optimizer and device have it, unless the
-            options say how it steps.
+        fuse: have one kernel step all parameters, for Adam and AdamW where the device has it, unless the options say
+            how they step.
 
     Raises:
         ConfigError: it does not take ``training.optimizer_options`` or these parameters, or their device does not.
@@ -77,10 +79,10 @@ def make_optimizer(
         raise ConfigError(
             f"training.weight_decay={settings.weight_decay}: {name} has none; set it to 0, or take another optimizer"
         )
-    if fuse and "fused" in takes and not {"fused", "foreach", "differentiable"} & set(options):
-        devices = ("cpu",) if name == "Adagrad" else ("cpu", "cuda")
-        parameters = (one for group in groups for one in group["params"])
-        options["fused"] = all(one.is_floating_point() and one.device.type in devices for one in parameters)
+    parameters = (one for group in groups for one in group["params"])
+    can = name in _FUSED and all(one.is_floating_point() and one.device.type in ("cpu", "cuda") for one in parameters)
+    if fuse and can and not {"fused", "foreach", "differentiable"} & set(options):
+        options["fused"] = True  # False elsewhere would have torch step each parameter by itself
     try:
         found: torch.optim.Optimizer = kind(groups, lr=settings.learning_rate, **options)
     except (TypeError, ValueError, RuntimeError) as error:
