@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import queue
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ from hotloop.train.search import document, nested, samplers, space, supervise, t
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
 from hotloop.train.search.told import SearchBegan, TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
 from hotloop.train.search.work import Worker
+from hotloop.train.turn import turn
 
 
 @pytest.fixture
@@ -338,6 +340,25 @@ def test_a_study_in_which_no_trial_is_over_takes_other_settings(open_study):
     assert study.finish(study.take(), Outcome("complete", 0.75))
     with pytest.raises(ConfigError, match=r"other settings: hpo\.direction .*hpo\.folder=\.\.\.$"):
         open_study(since=None, hpo__metric="f1")
+
+
+def test_nobody_takes_a_trial_while_a_study_is_begun_anew(open_study, monkeypatch, tmp_path):
+    study, look, said = open_study(hpo__metric="lss"), Study._is_empty, []
+    assert study.finish(study.take(), Outcome("interrupted", cause="no such metric"))
+    (tmp_path / "study" / "trials").mkdir(exist_ok=True)
+
+    def looks(self):
+        with pytest.raises(sqlite3.OperationalError, match="locked"), turn(tmp_path / "study" / "study.db.turn", 0):
+            pass
+        return look(self)
+
+    monkeypatch.setattr(Study, "_is_empty", looks)
+    settings = study.settings.model_copy(update={"hpo": study.settings.hpo.model_copy(update={"metric": "loss"})})
+    begun = Study(settings, tmp_path / "study", said.append)
+    begun.storage.close()
+    assert begun.trials() == []
+    (line,) = said  # and no word of trials that were lost
+    assert line.startswith("No trial of the study was over, so it begins with these settings")
 
 
 def test_a_program_of_ones_own_has_a_study_folder_by_its_files_name(tmp_path):

@@ -190,6 +190,19 @@ def test_heads_that_do_not_share_the_width_are_refused():
         configure.load(["recipe=digits", "digits.hidden_size=10"])
 
 
+@pytest.mark.parametrize(
+    ("goal", "cure"),
+    [
+        (Goal("lss", of_search=True), "min:loss"),  # hpo.metric=lss was taken for one that is good where it is high
+        (Goal("los", maximize=False, of_search=True), "min:loss"),
+        (Goal("lss"), "max:loss"),  # somebody wrote max
+    ],
+)
+def test_the_direction_of_a_misspelt_metric_is_that_of_the_one_that_is_meant(goal, cure):
+    with pytest.raises(ConfigError, match=rf"did you mean loss\? Set: recipe\.goal={cure}"):
+        goal.check(["loss", "accuracy"], "train.py:make")
+
+
 def test_a_goal_knows_its_direction_and_that_nan_is_never_better():
     nan = float("nan")
     assert Goal("f1").better({"f1": 0.5}, {})

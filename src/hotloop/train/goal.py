@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError
 from hotloop.train import configure
 from hotloop.train.schema import meant
+from hotloop.train.settings import usual_direction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -60,8 +61,11 @@ class Goal:
         """
         if self.metric in metrics:
             return
-        near = difflib.get_close_matches(self.metric, metrics, n=1)
-        example = dataclasses.replace(self, metric=[*near, *metrics, "<metric>"][0])
+        metric = [*difflib.get_close_matches(self.metric, metrics, n=1), *metrics, "<metric>"][0]
+        maximize = self.maximize
+        if self.of_search and maximize == _is_high(self.metric):  # its misspelt name may have said so
+            maximize = _is_high(metric)
+        example = dataclasses.replace(self, metric=metric, maximize=maximize)
         cure = f"{configure.again(folder)} recipe.goal={example}" if folder else f"recipe.goal={example}"
         where = "hpo.metric or recipe.goal" if self.of_search else "recipe.goal"
         cure += ", in place of either" if self.of_search else ""
@@ -69,6 +73,10 @@ class Goal:
             f"{where} names {self.metric!r}; the metrics of recipe={recipe} are {', '.join(metrics) or 'none'}"
             f"{meant(self.metric, metrics) or '.'} {'Go on with' if folder else 'Set'}: {cure}"
         )
+
+
+def _is_high(metric: str) -> bool:
+    return usual_direction(metric) == "maximize"
 
 
 def stated(metrics: Callable[..., Any]) -> list[str] | None:

@@ -40,7 +40,9 @@ class Checkpoints:
         self._leads, self._keeps = start.leads, start.within.keeps
         self._failed: dict[str, OSError] = {}
         self._tried = time.monotonic()
-        self._every, self._minutes = training.checkpoint_every_steps, training.checkpoint_every_minutes
+        resumed = self._keeps is None  # or nobody resumes the run by its last checkpoint
+        self._every = training.checkpoint_every_steps if resumed else None
+        self._minutes = training.checkpoint_every_minutes if resumed else None
 
     def save(self, name: str, document: Mapping[str, Any]) -> None:
         """Write a checkpoint, or keep in mind that it is missing."""

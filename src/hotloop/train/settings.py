@@ -215,6 +215,11 @@ LOW_IS_GOOD = ("loss", "perplexity", "bits", "error", "mse", "mae", "nll", "entr
 """Words in the names of metrics of which a low one is good."""
 
 
+def usual_direction(metric: str) -> Literal["maximize", "minimize"]:
+    """Return what is done with a metric where nobody says: its name tells."""
+    return "minimize" if any(word in metric.lower() for word in LOW_IS_GOOD) else "maximize"
+
+
 class HpoSettings(Group):
     """A search: how many trials of what, who chooses them, which are cut short, and where they are kept."""
 
@@ -240,8 +245,7 @@ class HpoSettings(Group):
     @property
     def towards(self) -> Literal["maximize", "minimize"]:
         """What is done with the metric: as ``direction`` says, or as its name does."""
-        low = any(word in (self.metric or "").lower() for word in LOW_IS_GOOD)
-        return self.direction or ("minimize" if low else "maximize")
+        return self.direction or usual_direction(self.metric or "")
 
     @property
     def objectives(self) -> dict[str, str]:

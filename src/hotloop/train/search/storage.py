@@ -55,15 +55,20 @@ class Storage:
         self._heartbeat = heartbeat_seconds
         self.optuna = self._opened()
 
-    def study(self, name: str, directions: list[str], *, anew: bool = False) -> optuna.Study:
-        """Return the study of a name, which is made where it is not there yet; ``anew`` deletes one that is there."""
+    def study(self, name: str, directions: list[str]) -> optuna.Study:
+        """Return the study of a name, which is made where it is not there yet."""
         with self.turn():
-            if anew:
-                self._optuna.delete_study(study_name=name, storage=self.optuna)
             study: optuna.Study = self._optuna.create_study(
                 study_name=name, storage=self.optuna, directions=directions, load_if_exists=True
             )
         return study
+
+    def renewed(self, study: optuna.Study, directions: list[str]) -> optuna.Study:
+        """Delete a study and return an empty one of its name; it has to be the caller's turn."""
+        name = study.study_name
+        self._optuna.delete_study(study_name=name, storage=self.optuna)
+        made: optuna.Study = self._optuna.create_study(study_name=name, storage=self.optuna, directions=directions)
+        return made
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:

@@ -93,9 +93,9 @@ class Study:
         """What samplers find out about all trials so far, handed on from one to the next."""
         try:
             self.study = self.storage.study(study_name(settings), list(settings.hpo.objectives.values()))
-            self._check_settings(begins=since is None)
+            anew = self._check_settings(begins=since is None)
             self.since = len(self.trials()) if since is None else since
-            if since is None and not self.since and (folder / "trials").is_dir():
+            if since is None and not self.since and not anew and (folder / "trials").is_dir():
                 say(f"{self.storage.shown} holds no trial, though {folder / 'trials'} does: all of them are run again")
         except self.storage.errors as error:
             raise self.storage.gone(error) from error
@@ -254,19 +254,18 @@ class Study:
         values = None if outcome.value is None else [outcome.value, *outcome.also]
         self.study.tell(one.number, values, state=states.get(outcome.state, self._states.FAIL))
 
-    def _check_settings(self, *, begins: bool) -> None:
+    def _check_settings(self, *, begins: bool) -> bool:
+        """Check that the study was begun with these settings, and return whether it has been begun anew with them."""
         ours = comparable(self.settings)
-        with self.storage.turn():
+        with self.storage.turn():  # as a whole: nobody may take a trial of a study that is about to be deleted
             theirs = self.study.user_attrs.get(_SETTINGS)
-            if theirs is None:
+            other = [] if theirs is None else differences(_as_now(theirs, ours, self.settings), ours)
+            anew = bool(other) and begins and self._is_empty()
+            if anew:
+                self.study = self.storage.renewed(self.study, list(self.settings.hpo.objectives.values()))
+            if anew or theirs is None:
                 self.study.set_user_attr(_SETTINGS, ours)
-                return
-        other = differences(_as_now(theirs, ours, self.settings), ours)
-        if other and begins and self._is_empty():
-            self.study = self.storage.study(
-                study_name(self.settings), list(self.settings.hpo.objectives.values()), anew=True
-            )
-            self.study.set_user_attr(_SETTINGS, ours)
+        if anew:
             self.say(f"No trial of the study was over, so it begins with these settings: {'; '.join(other)}")
         elif other:
             raise ConfigError(
@@ -274,6 +273,7 @@ class Study:
                 f"{'; '.join(other)}. Go on with those, or name another study, in a folder of its own: "
                 f"hpo.name=... hpo.folder=...{self._or_begin_anew()}"
             )
+        return anew
 
     def _is_empty(self) -> bool:
         """Say whether a study of this folder's own has no trial that is over or runs: nothing that would be lost.
