@@ -180,6 +180,7 @@ def test_a_width_is_compiled_anew_and_a_rate_is_not(own):
         ("make", "hpo.trial.program.width=x", "hpo.trial: program.width='x': expected an integer"),
         ("make", "hpo.enqueue=[{program.lrr: 1}]", "hpo.enqueue[0].program.lrr: it is not searched; did you mean program.lr or"),
         ("make", "hpo.enqueue=[{program.lr: 5}]", "hpo.enqueue[0].program.lr=5: expected a value of its space, log [0.001, 1]"),
+        ("plain", "hpo.space.program.lr.log=5", "hpo.space.program.lr.log=5: expected a list"),
         ("make", "hpo.enqueue=5", "hpo.enqueue=5: expected a list of items that are each a mapping"),
         ("plain", "hpo.n_trials=3", "hpo.space is empty: expected a setting to vary, such as program.NAME, or training.num_epochs"),
         ("needed", "hpo.space.training.num_epochs.int=[1,2]", "program.lr is not set: expected a number"),
@@ -243,6 +244,12 @@ def test_integers_are_searched_by_their_logarithm(own, tmp_path):
     assert all(isinstance(one["program.width"], int) and 1 <= one["program.width"] <= 64 for one in found)
     assert all(isinstance(one["program.lr"], float) for one in found)
     assert sum(one["program.width"] <= 8 for one in found) >= 2
+
+
+def test_a_range_under_its_dotted_name_is_searched_once(own):
+    settings = own("plain", "hpo.space={program.lr: {log: [1, 2]}}")
+    (lr,) = space.parse(prepared(settings)).searched
+    assert (lr.name, lr.whole) == ("program.lr", False)
 
 
 def test_a_grid_has_every_combination_once(own, tmp_path):

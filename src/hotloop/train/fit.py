@@ -114,8 +114,7 @@ class _Fitting:
         self.feed, self.seen = Feed(task), len(live.events)
         compiling = Compiling(
             task.plan(chosen), self.settings, task.parts, display.say, steps=self.total,
-            rehearsal=lambda plan: unsafe(task, plan, arguments(self.settings.compile), live.events),
-        )  # fmt: skip
+            rehearsal=lambda plan: unsafe(task, plan, arguments(self.settings.compile), live.events))  # fmt: skip
         auto = self.training.optimization.use_torch_compile == "auto"
         self.automatic = self.make_automatic(compiling) if auto else None
         self.compiling = self.automatic or compiling

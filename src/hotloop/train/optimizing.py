@@ -30,7 +30,7 @@ _FALLS: Mapping[str, Callable[[float], float]] = {
 }
 """The factor on the rate, by the share of the steps behind the warm-up that is left."""
 _FUSED = ("Adam", "AdamW")
-"""Optimizers that are fused by themselves: torch has no fused SGD of sharded parameters, and no fused Adagrad on a GPU."""
+"""Optimizers that are fused by themselves: torch fuses no SGD of sharded parameters, and no Adagrad on a GPU."""
 
 
 def schedule(settings: TrainingSettings | Training, steps: int) -> Callable[[int], float]:

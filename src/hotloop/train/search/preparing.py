@@ -72,7 +72,7 @@ def _with_program(settings: Settings, own: Program) -> Settings:
     named = dict(_named(settings.hpo.space))
     out = [name for name, given in named.items() if given is None]  # a setting, or a whole group of them
     missing = nested({name: given for name, given in declared if name not in named and not space.is_within(name, out)})
-    settings = _with_decimals(space.with_hpo(settings, space=merge(dict(settings.hpo.space), missing)), own)
+    settings = space.with_hpo(settings, space=_with_decimals(merge(dict(settings.hpo.space), missing), own))
     searched = [one for one in space.parse(settings).searched if one.name.startswith(f"{GROUP}.")]
     wrong = [text for one in searched for text in _wrong(one, own)]
     trial = nested(dict(space.flat(settings.hpo.trial)))
@@ -85,14 +85,20 @@ def _with_program(settings: Settings, own: Program) -> Settings:
     return settings.model_copy(update={GROUP: own.filled(merge(drawn.get(GROUP, {}), settings.program))})
 
 
-def _with_decimals(settings: Settings, own: Program) -> Settings:
-    """Return settings in which ends of ``log`` that a program takes as numbers are no integers: they would be drawn."""
-    given = dict(settings.hpo.space)
-    for one in space.parse(settings).searched:
-        parameter = own.of(one.name.removeprefix(f"{GROUP}."))
-        if one.kind == "log" and one.whole and parameter and float in members(parameter.kind):
-            given = merge(given, nested({f"{one.name}.log": [float(end) for end in one.values]}))
-    return space.with_hpo(settings, space=given)
+def _with_decimals(given: Mapping[str, Any], own: Program, prefix: str = "") -> dict[str, Any]:
+    """Return a space in which ends of ``log`` that a program takes as numbers are no integers: they would be drawn."""
+    found = dict(given)
+    for key, value in given.items():
+        name = f"{prefix}{key}"
+        if not isinstance(value, Mapping):
+            continue
+        parameter = own.of(name.removeprefix(f"{GROUP}.")) if name.startswith(f"{GROUP}.") else None
+        ends = value.get("log")
+        if parameter is None:
+            found[key] = _with_decimals(value, own, f"{name}.")
+        elif isinstance(ends, list | tuple) and float in members(parameter.kind) and {*map(type, ends)} == {int}:
+            found[key] = {**value, "log": [float(end) for end in ends]}
+    return found
 
 
 def _wrong(one: Searched, own: Program) -> Iterator[str]:
