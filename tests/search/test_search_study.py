@@ -1,5 +1,6 @@
 """The study in one process: who takes what, what becomes of the dead, and what a worker writes down."""
 
+import contextlib
 import errno
 import gc
 import json
@@ -27,7 +28,7 @@ from hotloop.errors import (
 )
 from hotloop.report import study as study_report
 from hotloop.train import configure, failures
-from hotloop.train.search import document, nested, samplers, space, supervise, trial
+from hotloop.train.search import document, nested, samplers, space, storage, supervise, trial
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
 from hotloop.train.search.told import SearchBegan, TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
 from hotloop.train.search.work import Worker
@@ -340,6 +341,14 @@ def test_a_study_in_which_no_trial_is_over_takes_other_settings(open_study):
     assert study.finish(study.take(), Outcome("complete", 0.75))
     with pytest.raises(ConfigError, match=r"other settings: hpo\.direction .*hpo\.folder=\.\.\.$"):
         open_study(since=None, hpo__metric="f1")
+
+
+@pytest.mark.parametrize(("log", "level"), [("wal", 1), ("delete", 2)])
+def test_a_commit_waits_for_the_disk_where_there_is_no_write_ahead_log(tmp_path, log, level):
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as file:
+        file.execute(f"PRAGMA journal_mode={log}")
+        storage._without_waiting(file, None)
+        assert file.execute("PRAGMA synchronous").fetchone() == (level,)
 
 
 def test_nobody_takes_a_trial_while_a_study_is_begun_anew(open_study, monkeypatch, tmp_path):
