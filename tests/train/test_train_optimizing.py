@@ -102,6 +102,11 @@ def test_an_optimizer_that_has_no_weight_decay_or_takes_no_such_parameters_is_re
         optimizing.make_optimizer(settings(optimizer="Rprop"), vector)
     with pytest.raises(ConfigError, match=r"training\.optimizer=Muon with .* only supports 2D parameters"):
         optimizing.make_optimizer(settings(optimizer="Muon"), vector)
+    own = optimizing.Training(optimizer="Rprop", weight_decay=0.1)  # a program has no training.weight_decay
+    with pytest.raises(ConfigError, match=r"^weight_decay=0\.1: Rprop has none"):
+        own.make_optimizer(torch.nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match=r"^optimizer=Muon with optimizer_options={}: "):
+        optimizing.Training(optimizer="Muon").make_optimizer(torch.nn.Linear(2, 2))
 
 
 OWN = """
