@@ -57,6 +57,10 @@ def test_what_is_shown():
     json.dumps(view.to_dict())
 
 
+def test_a_search_whose_first_trial_runs_does_not_say_that_none_was_begun():
+    assert study.build(made([], left=10)).sentence == "10 trials: none is over yet; 10 trials left."
+
+
 def test_nothing_in_a_document_acts_as_code():
     values = {"training.learning_rate": 1e-4, HOSTILE: HOSTILE}
     hostile = attempt(7, cause=HOSTILE, worker=HOSTILE, values=values, state=HOSTILE)

@@ -134,6 +134,12 @@ def test_settings_of_trials_are_checked(given, said):
         space.check_trial(configure.load([f"++hpo.trial.{given}"]))
 
 
+def test_null_takes_a_group_out_of_the_settings_of_trials():
+    settings = configure.load(["recipe=digits", "hpo.trial={training: null, run: {seed: 1}}"])
+    space.check_trial(settings)
+    assert space.trial_changes(settings) == {"run.seed": 1}
+
+
 def test_only_what_changes_code_counts_as_compiled():
     assert {one.name: one.distinct() for one in parse().compiled} == {"training.batch_size": 2, "model.dropout": 4}
     ours = parse("recipe=digits", "hpo.space.digits.layers={choices: [1, 2, 3]}")

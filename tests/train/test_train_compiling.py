@@ -111,6 +111,8 @@ def test_disabling_everything_by_the_environment_is_said(train, capsys, monkeypa
         ("compile.components.modell.training=none", "no such component; expected one of .*model"),
         ("compile.components.model.inference=trito", "compile.components.model.inference: .*triton"),
         ("compile.presets.mine.base=trito", "triton"),
+        ("compile.presets.none={base: inductor}", "compile.presets.none: .*choose another name"),
+        ("compile.ladder=[aot_eage,none]", "compile.ladder: .*aot_eager"),
     ],
 )
 def test_names_that_do_not_exist_are_refused_with_the_nearest(override, message):

@@ -82,7 +82,9 @@ def test_all_that_is_wrong_is_said_at_once_beside_its_field():
     assert "at least 1" in found.errors["training.batch_size"]
 
 
-@pytest.mark.parametrize("typed", ["0,001", "1.000,5", "1'000,5"])
+@pytest.mark.parametrize(
+    "typed", ["0,001", "1.000,5", "1'000,5", "1,000.5", "1,000,000", "1'000", "1 000", "1.000.000"]
+)
 def test_a_number_in_another_countrys_format_is_refused_and_never_read_as_another(typed):
     wrong = draft(**{"training.learning_rate": typed}).errors["training.learning_rate"]
     assert "with a point" in wrong
@@ -321,6 +323,15 @@ def test_a_range_that_is_taken_out_of_the_form_is_out_of_the_search():
     ("setting", "kind", "more", "said"),
     [
         ("training.learning_rate", "log", {"low": "0,001", "high": "0.1"}, "low=0,001: write numbers with a point"),
+        (
+            "training.learning_rate",
+            "log",
+            {"low": "0.1", "high": "1,000.5"},
+            "high=1,000.5: write numbers with a point",
+        ),
+        ("training.learning_rate", "log", {"low": "0.1", "high": "[1"}, "high=[1: cannot be read"),
+        ("training.learning_rate", "log", {"low": "0.1", "high": "1", "when": "{"}, "only while={: cannot be read"),
+        ("training.batch_size", "choices", {"choices": "8,,16"}, "values=8,,16: cannot be read"),
         ("training.learning_rate", "log", {"low": "0.1", "high": "0.01"}, "lower one first"),
         ("training.learning_rate", "log", {"low": "0", "high": "0.01"}, "above 0; choose range"),
         ("training.learning_rate", "float", {"high": "0.01"}, "low: expected a number"),
@@ -341,6 +352,14 @@ def test_a_range_that_cannot_be_is_said_in_its_row(setting, kind, more, said):
     found = draft(**rows(("training.warmup_fraction", "float", {"low": "0", "high": "0.1"}), (setting, kind, more)))
     assert set(found.errors) == {"range.1"}
     assert said in found.errors["range.1"]
+
+
+def test_the_settings_of_trials_can_be_emptied():
+    found = draft(verb="hpo", **{"hpo.trial": "{}"})
+    assert "hpo.trial=" in found.command
+    settings = configure.load_search(found.overrides)
+    space.check_trial(settings)
+    assert not space.trial_changes(settings)
 
 
 def test_a_setting_has_one_range_and_a_row_that_nobody_filled_is_none():

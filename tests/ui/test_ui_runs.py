@@ -37,10 +37,17 @@ def test_runs_are_listed_with_what_came_of_them(client, root):
         "accuracy 0.9",
         "why it ended",
         "2 folds",
-        "1 trials",
+        "1 trial<",
         "cross-validation",
     ):
         assert said in text, said
+
+
+def test_the_list_has_the_loss_that_the_page_of_a_run_has(client, root):
+    a_run(root / "one", accuracies=(0.5, 0.9))
+    page = client.get("/run?run=one").text
+    own = re.search(r"Final loss\D*?>([\d.]+)<", page)[1]
+    assert f'<td data-label="Loss">{own}</td>' in client.get("/runs").text
 
 
 def test_the_list_is_found_by_name_and_paged_the_last_changed_first(client, root):

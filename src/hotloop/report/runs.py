@@ -14,7 +14,7 @@ from hotloop.report.series import Steps
 from hotloop.report.text import count, flat, line, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 RUN, FOLDS, SEARCH, UNKNOWN = "run", "cross-validation", "search", "unknown"
@@ -36,6 +36,7 @@ class Row:
         recipe: the recipe or the program.
         created: seconds since the epoch.
         steps: optimizer steps that were done.
+        loss: of the training, the mean of its last twentieth.
         metric: the metric that says which validation is the best.
         best: its best value; of a cross-validation the mean over its folds.
         tier: what ran: ``eager``, a preset or a tier.
@@ -52,6 +53,7 @@ class Row:
     recipe: str = ""
     created: float | None = None
     steps: int | None = None
+    loss: float | None = None
     metric: str = ""
     best: float | None = None
     tier: str = ""
@@ -187,6 +189,7 @@ def row(folder: Path, document: Mapping[str, Any]) -> Row:
         recipe=line(settings.get("recipe.name") or "", 200),
         created=begun,
         steps=int(done),
+        loss=_late_loss(document["steps"]),
         metric=line(wanted if entries else first, 60),
         best=best,
         tier="eager" if tier == "none" else line(tier, 60),
@@ -195,6 +198,13 @@ def row(folder: Path, document: Mapping[str, Any]) -> Row:
         figures=figures,
         writer=_writer(document),
     )
+
+
+def _late_loss(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the mean of the last twentieth of the losses, as a run's page has it."""
+    losses = [loss for one in steps if (loss := number(one.get("loss"))) is not None]
+    late = losses[-max(1, len(losses) // 20) :]
+    return sum(late) / len(late) if late else None
 
 
 def _writer(document: Mapping[str, Any]) -> dict[str, Any]:

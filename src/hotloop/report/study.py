@@ -163,7 +163,7 @@ class _Search:
         counts = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
         wanted = number(self.document.get("n_trials")) or 0
         rest = f"; {count(left, 'trial')} left" if left else ""
-        return f"{count(int(wanted), 'trial')}: {counts or 'none was begun'}{rest}."
+        return f"{count(int(wanted), 'trial')}: {counts or 'none is over yet'}{rest}."
 
     def facts(self) -> Iterator[str]:
         """Yield how the search chooses trials and where it is kept."""

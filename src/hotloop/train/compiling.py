@@ -50,13 +50,12 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
             raise ConfigError(f"compile.components.{name}: no such component; expected one of {', '.join(known)}")
 
     def find(setting: str, name: str) -> Preset:
-        if name in own:
-            return own[name]
-        try:
-            return presets.get(name)
-        except ConfigError as error:
-            raise ConfigError(f"{setting}: {error}") from error
+        return own[name] if name in own else _known(setting, name)
 
+    if taken := next((name for name in own if name.lower() in (*presets.NAMES, "auto")), ""):
+        raise ConfigError(f"compile.presets.{taken}: hotloop has a preset of this name; choose another name")
+    for rung in chosen.ladder or ():
+        _known("compile.ladder", rung)
     default, inference = find("compile.preset", chosen.preset), find("compile.inference", chosen.inference)
     found = {}
     for name in known:
@@ -71,6 +70,13 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
     elif not asked:
         return {}
     return {name: both for name, both in found.items() if any(preset.backend != "eager" for preset in both)}
+
+
+def _known(setting: str, name: str) -> Preset:
+    try:
+        return presets.get(name)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error
 
 
 def _given(preset: PresetSettings) -> dict[str, Any]:

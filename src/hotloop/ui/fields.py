@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _PLAIN = re.compile(r"[A-Za-z_/.~@+-][\w/.@+-]*(?: [\w/.@+-]+)*", re.ASCII)
-COMMA = re.compile(r"\s*[-+]?\d{1,3}(?:[.']?\d{3})*,\d+\s*")
+_APART = r",'\u2019 \u00a0\u202f"
+COMMA = re.compile(rf"\s*[-+]?(?:\d[\d.]*[{_APART}](?=\d)[\d.{_APART}]*|\d+\.\d+\.[\d.{_APART}]*)\s*")
+"""A number in the format of a country: 0,001 or 1.000,5 or 1,000.5 or 1'000 or 1 000 or 1.000.000."""
 _NULL = re.compile(r"(\. |)\bnull\b")
 _WORDS = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "text"}
 _WORDS |= {"array": "a list, [1,2]", "object": "a mapping, {name: value}"}

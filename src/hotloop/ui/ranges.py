@@ -145,10 +145,10 @@ def _leaf(row: Row, field: Field | None) -> Any:
     if not row.setting:
         raise ValueError("choose the setting that varies")
     if row.kind == AS_WRITTEN:
-        return grammar.parse(row.choices)
+        return _parsed("values", row.choices)
     if row.kind not in KINDS:
         raise ValueError(f"kind={row.kind}: expected one of {', '.join(KINDS.values())}")
-    when = {"when": grammar.parse(row.when)} if row.when else {}
+    when = {"when": _parsed("only while", row.when)} if row.when else {}
     if row.kind == "choices":
         return {"choices": _choices(row.choices), **when}
     kind = "int" if row.kind == "float" and _is_whole(field) else row.kind
@@ -159,16 +159,24 @@ def _leaf(row: Row, field: Field | None) -> Any:
 def _number(label: str, text: str) -> Any:
     if COMMA.fullmatch(text):
         raise ValueError(f"{label}={text}: write numbers with a point and without separators, such as 0.001")
-    value = grammar.parse(text) if text else None
+    value = _parsed(label, text) if text else None
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     raise ValueError(f"{label}{f'={text}' if text else ''}: expected a number")
 
 
+def _parsed(label: str, text: str, written: str = "") -> Any:
+    """Read a part of a row; what cannot be read is said with the part's name and what was typed."""
+    try:
+        return grammar.parse(written or text)
+    except ValueError as error:
+        raise ValueError(f"{label}={text}: {error}") from error
+
+
 def _choices(text: str) -> list[Any]:
     if _BETWEEN.search(text):
         raise ValueError(f"values={text}: put a space behind each comma, 1, 2, and write numbers with a point, 0.001")
-    found = grammar.parse(f"[{text}]")
+    found = _parsed("values", text, f"[{text}]")
     if not found:
         raise ValueError("values: expected what is to be tried, such as 16, 32")
     return list(found)

@@ -166,9 +166,11 @@ def parse(settings: Settings) -> Space:
 
 
 def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Walk nested settings, such as ``hpo.trial``, as dotted names and values."""
+    """Walk nested settings, such as ``hpo.trial``, as dotted names and values; null takes a group of settings out."""
     for key, value in given.items():
         name = f"{prefix}{key}"
+        if value is None and _is_group(name) and schema.problem(Settings, name, None):
+            continue
         if isinstance(value, Mapping) and (_is_group(name) or is_within(name, (GROUP,))):
             yield from flat(value, f"{name}.")
         else:
