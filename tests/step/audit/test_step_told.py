@@ -171,6 +171,30 @@ def test_a_container_whose_parts_are_called_is_told_to_be_given_in_parts():
     assert "give the loop the modules that are called, not one around them: Loop([encoder, head], optimizer)" in why
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_that_is_compiled_whole_is_told_to_leave_that_to_the_loop():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = hotloop.Loop(model, optimizer, run="aot_eager")
+
+    @torch.compile(backend="eager")
+    def whole(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    step = loop.step(whole)
+    for _ in range(6):
+        step(torch.ones(2, 4))
+    why = next(tier.why for tier in loop.status().tiers if tier.name == "aot_eager")
+    assert "nothing of the model was compiled by hotloop: torch compiles it as a part of " in why
+    assert "whole (" in why
+    assert "leave torch.compile out there: aot_eager compiles the model" in why
+    assert "give the loop" not in why
+
+
 def test_a_machine_without_a_compiler_is_told_what_it_lacks(monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/g++")
     why = same_as_eager(plain, "default").why

@@ -270,12 +270,15 @@ class CodeProofs:
             self._outcomes[base].clear()
         return wide
 
-    def _nothing_compiled(self, why: str) -> Obstacle:
+    def _nothing_compiled(self, why: str, tier: str) -> Obstacle:
         """Return the obstacle that nothing of the model was compiled, with the line and remedy of its first cause."""
         cause, reason = self._context.compiled.first_cause(), f"nothing of the model was compiled: {why}"
         if cause is None:
             return Obstacle(reason, _COMPILE_IT)
         if cause.hint == NoEffect.problem("bypassed").change:
+            if own := str(self._step.own_compiles):
+                reason = f"nothing of the model was compiled by hotloop: torch compiles it as a part of {own}"
+                return Obstacle(reason, f"leave torch.compile out there: {tier} compiles the model")
             return Obstacle(reason, f"call the model itself, model(x), or {_COMPILE_IT}")
         return Obstacle(reason, cause.hint or _SEE_IT, cause.file, cause.line)
 
@@ -310,7 +313,7 @@ class CodeProofs:
             reason = f"{what} does not agree with eager: {verdict.why}"
             context.reports.failed(step, tier.without_graph(), Obstacle(reason, remedy_of(verdict)))
         elif enough and (idle := context.compiled.idle()):
-            context.reports.failed(step, tier.without_graph(), self._nothing_compiled(idle))
+            context.reports.failed(step, tier.without_graph(), self._nothing_compiled(idle, tier.base))
         elif enough and base not in self._agree:
             self._agree.add(base)
             if self._evidence.get(base) == "more bits":
