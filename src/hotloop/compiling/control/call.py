@@ -83,11 +83,11 @@ class TargetCall(Call):
     def raise_as_eager(self) -> None:
         """Run the target eagerly for its exception alone; without one, restore the module and the random states.
 
-        Where eager raises, all is as eager leaves it, unless compiled code had run a part of
-        the call before: then eager has run that part for the second time.
+        Where eager raises, all is as eager leaves it. Where compiled code had run a part of the call before, and
+        what that changed was not put back, eager has run that part for the second time.
         """
         before = Before(module_of(self.target), (*self.args, *self.kwargs.values()))
-        undo, partly_ran = True, self.reached_graph()
+        undo, partly_ran = True, self.reached_graph() and self.before is None
         try:
             self.run_eager()
         except Exception:
