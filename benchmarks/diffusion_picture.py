@@ -1,4 +1,4 @@
-"""The picture of docs/diffusion.md: a row of samples for each of some steps of a run of recipe=diffusion.
+"""The picture of docs/how-to/diffusion.md: a row of samples for each of some steps of a run of recipe=diffusion.
 
 usage: hotloop train recipe=diffusion run.folder=RUN diffusion.sample_every=50 diffusion.samples=1
        python benchmarks/diffusion_picture.py RUN OUT.png [STEP ...]

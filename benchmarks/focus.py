@@ -1,7 +1,7 @@
 """The gain of the lens in recipe `focus`: held-out loss at equal budget, against recency, random focus, shared words.
 
 usage: python benchmarks/focus.py [--seeds 0 1 2] [--runs FOLDER] [--out benchmarks/results/DATE-cpu-focus.json]
-       [--picture docs/focus.svg] [settings of the recipe ...]
+       [--picture docs/images/focus.svg] [settings of the recipe ...]
 
 Each seed is a run of `hotloop train recipe=focus` with documents, split and networks of its own; one that stands in
 FOLDER/seed0 already, and so on, is judged as it is. All ways to focus read the same held-out texts with the same

@@ -114,6 +114,7 @@ class TimeLine:
     def __init__(self, loop):
         self.loop, self.began, self.entries = loop, time.perf_counter(), []
         self._decisions, self._tier, self._compiles_for = 0, loop.tier.name, None
+        self._declined = set()
 
     def add(self, what):
         """Add an entry for what happens now."""
@@ -128,6 +129,10 @@ class TimeLine:
                 entry = next(one for one in self.loop.record.document["decisions"] if one["reason"] == line)
                 self.add(", ".join(f"{part} {entry[part]:.1f}" for part in CHILD))
         self._decisions = len(decided)
+        for name, account in self.loop.account.tiers.items():
+            if account.declined and name not in self._declined:
+                self._declined.add(name)
+                self.add(f"{name} is declined: {account.declined}")
         background = self.loop.policy.background
         if background.tier != self._compiles_for:
             self.add(f"a child began to compile {background.tier}" if background.tier else "the child is gone")

@@ -1,7 +1,7 @@
 """One run with ``run="auto"``, step by step: its eager steps, its trials, and its choice.
 
 usage: python benchmarks/one_run.py RESULT.json [--steps N] [--seconds S] [--device cpu]
-       python benchmarks/one_run.py RESULT.json --picture docs/hot-loop.svg
+       python benchmarks/one_run.py RESULT.json --picture docs/images/hot-loop.svg
 
 Trains a small byte-level language model on the Python standard library's own source. ``--steps`` is the length that the
 run is told; ``--seconds`` ends it earlier, since a decision shows in its first minutes. RESULT.json holds the time

@@ -2,9 +2,9 @@
 
 usage: python -m benchmarks.two_processes [--exits 20] [--votes 1000] [--backend gloo|nccl] [--out FILE]
 
-Exits: so often two processes train under DDP with a loop, compiled, and leave in the order of docs/distributed.md; an
-exit is clean where both end with 0. Votes: in one more pair, the seconds of a vote, of a step that is compiled, and of
-the same step with torch's guard collectives on. ``--backend nccl`` takes two GPUs of one host.
+Exits: so often two processes train under DDP with a loop, compiled, and leave in the order of
+docs/how-to/distributed.md; an exit is clean where both end with 0. Votes: in one more pair, the seconds of a vote, of a
+step that is compiled, and of the same step with the guard collectives of torch on. ``--backend nccl`` takes two GPUs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lightning's demo transformer in its Trainer: fitted eager, then with hotloop; the benchmark callback prints both."""
+"""Lightning's demo transformer in its Trainer, fitted with hotloop, whose status says what ran and what that saved."""
 
 import argparse
 import warnings
@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.demos import LightningTransformer
 from torch.utils.data import DataLoader
 
-from hotloop.integrations.lightning import Benchmark, HotLoop
+from hotloop.integrations.lightning import HotLoop
 
 VOCABULARY, BATCH, LENGTH = 128, 4, 64
 
@@ -34,18 +34,15 @@ def fit(batches: int, *callbacks: pl.Callback, accelerator: str = "auto") -> pl.
 
 
 def main() -> None:
-    """Compare as the command line says."""
+    """Fit as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", default="auto", help="auto, a tier, or a preset")
-    parser.add_argument("--batches", type=int, default=40, help="of each fit")
-    parser.add_argument("--skip", type=int, default=20, help="first batches that are not counted")
+    parser.add_argument("--batches", type=int, default=40, help="of the fit")
     given = parser.parse_args()
     warnings.filterwarnings("ignore", module="lightning")
     accelerator = "auto" if torch.cuda.is_available() else "cpu"
-    benchmark = Benchmark(skip=given.skip)
-    fit(given.batches, benchmark, accelerator=accelerator)
     hot = HotLoop(run=given.run)
-    fit(given.batches, benchmark, hot, accelerator=accelerator)
+    fit(given.batches, hot, accelerator=accelerator)
     print(hot.status())  # noqa: T201 - the program's output
 
 

@@ -1,4 +1,4 @@
-"""What ``docs/claims.md`` says of torch.compile, where it is no matter of time: held against the torch that is there."""
+"""What ``docs/evidence/claims.md`` says of torch.compile, where it is no matter of time: held against the torch that is there."""
 
 import pytest
 import torch

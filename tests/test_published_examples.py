@@ -57,5 +57,7 @@ def test_the_timm_fine_tune_says_what_to_install(monkeypatch):
 
 def test_the_page_counts_the_lines():
     table = runpy.run_path(str(PUBLISHED / "count.py"))["table"]()
-    page = (ROOT / "docs" / "program.md").read_text()
-    assert table in page, f"docs/program.md: put the table of `python examples/published/count.py` into it:\n{table}"
+    page = (ROOT / "docs" / "how-to" / "program.md").read_text()
+    assert table in page, (
+        f"docs/how-to/program.md: put the table of `python examples/published/count.py` into it:\n{table}"
+    )

@@ -1,8 +1,8 @@
-"""Plant every fault in every way to train, and write the table of docs/faults.md.
+"""Plant every fault in every way to train, and write the table of docs/evidence/faults.md.
 
 usage: python -m benchmarks.faults [--python INTERPRETER] [--ways loop train] [--only lowering ...]
            [--out benchmarks/results/DATE-cpu-faults-torch-2.11.json]
-       python -m benchmarks.faults --write docs/faults.md RESULT RESULT
+       python -m benchmarks.faults --write docs/evidence/faults.md RESULT RESULT
 
 A cell is a process of its own (or several, for a resume), judged by its exit code, what it printed, and its losses.
 Rows that are in the file already are replaced by those that ran. Small disks and folders of other users need root.

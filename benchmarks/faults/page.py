@@ -1,4 +1,4 @@
-"""Writes the tables of docs/faults.md from the results of the oldest and the newest torch."""
+"""Writes the tables of docs/evidence/faults.md from the results of the oldest and the newest torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BEGIN, END = "<!-- made by python -m benchmarks.faults -->", "<!-- end of what i
 WAYS = {"compile": "in place", "loop": "`Loop`", "train": "`hotloop train`", "lightning": "Lightning"}
 PARTS = {"compiling": "The compiler, and compiled steps", "runs": "Runs, disks and folders"}
 CODES = {-9: "killed", 2: "refused (exit code 2)"}
-LONGEST = 150
+LONGEST = 100
 """Characters of a line that the table shows."""
 
 

@@ -36,7 +36,6 @@ SETTINGS = {
     "autocast": {"gpu": "bfloat16, but for ppo", "cpu": None},
     "matmul_precision": "high",
     "optimizer": "AdamW, fused",
-    "checks": 'Loop(checks="skip") for ppo, "keep" elsewhere',
     "dropout": ["xlmr", "xlmr-lengths", "lora", "convnext", "speech", "lstm"],
     "cold": "seconds from the begin of the first step, each step waited for, in a process and compile caches of its "
     "own; torch.compile's ways to the end of the third step, hotloop's until the tier is proven and in force",

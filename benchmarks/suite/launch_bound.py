@@ -46,10 +46,7 @@ def speech(place):
 
 
 def ppo(place):
-    """A minibatch of a PPO update: actor and critic of width 256 in float32, with the checks of torch.distributions.
-
-    hotloop is told `checks="skip"`, as its decline advises: a recording leaves the checks out, proofs make them.
-    """
+    """A minibatch of a PPO update: actor and critic of width 256 in float32, with the checks of torch.distributions."""
     number, seen, moves, width = place.of(gpu=(4096, 64, 8, 256), cpu=(32, 8, 2, 16))
     model = place.build(lambda: models.ActorCritic(seen, moves, width))
     optimizer = adamw(model.parameters())
@@ -72,7 +69,7 @@ def ppo(place):
         moved = place.normal(number, moves)
         old = Normal(torch.zeros_like(moved), 1.0).log_prob(moved).sum(-1)
         batches.append((place.normal(number, seen), moved, old, place.normal(number), place.normal(number)))
-    return Program(model, optimizer, train_step, batches, checks="skip")
+    return Program(model, optimizer, train_step, batches)
 
 
 def lstm(place):

@@ -22,10 +22,7 @@ BATCHES = 8
 
 @dataclasses.dataclass
 class Program:
-    """A workload's program: ``model`` and ``components`` may be compiled; ``padded`` puts a batch into buckets.
-
-    ``checks`` is what a loop is told of the checks that libraries make.
-    """
+    """A workload's program: ``model`` and ``components`` may be compiled; ``padded`` puts a batch into buckets."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -34,7 +31,6 @@ class Program:
     components: Mapping[str, nn.Module] = dataclasses.field(default_factory=dict)
     buckets: Mapping[str, hotloop.Pad] | None = None
     padded: Callable[..., tuple[Any, ...]] | None = None
-    checks: str = "keep"
 
     def batch(self, index):
         """Return the arguments of a step by its number."""

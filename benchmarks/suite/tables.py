@@ -17,7 +17,7 @@ from . import totals
 from .totals import LONG, MEDIUM
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = ("README.md", "docs/hot-loop.md")
+PAGES = ("README.md", "docs/evidence/figures.md")
 NAMES = {
     "tiny": "tiny: 8 layers d256, 8×64",
     "xlmr": "XLM-R base, 16×256",

@@ -51,9 +51,7 @@ def start(program, way, *, told=None):
     if kind == "components":
         hotloop.compile({"unet": program.model} if name == "unet" else dict(program.components), "default")
         return Running(program.step)
-    loop = hotloop.Loop(
-        program.model, program.optimizer, run=way, total_steps=told, buckets=program.buckets, checks=program.checks
-    )
+    loop = hotloop.Loop(program.model, program.optimizer, run=way, total_steps=told, buckets=program.buckets)
     return Running(loop.step(program.step), loop, way)
 
 

@@ -1,4 +1,4 @@
-"""Counts the lines by which each script differs from its version through the door: the table of docs/program.md.
+"""Counts the lines by which each script differs from its version through the door: the table of docs/how-to/program.md.
 
 python examples/published/count.py
 """
@@ -30,7 +30,7 @@ def table() -> str:
         same = sum(
             block.size for block in difflib.SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
         )
-        link = f"[{about}](../examples/published/{name}.py)"
+        link = f"[{about}](../../examples/published/{name}.py)"
         rows.append(f"| {link} | {len(before)} | {len(before) - same} | {len(after) - same} | {same} |")
     return "\n".join(rows)
 

@@ -244,7 +244,7 @@ class TierChanged(Event):
 class SentinelDisagreed(Event):
     """A step of the tier in force did not agree with the same step in eager: ``tensor`` is furthest past its limit.
 
-    ``region`` names the part at fault, if it was found; file and line are those of its forward.
+    ``region`` says so where the recording is at fault, and not the compiled code in it.
     """
 
     kind: ClassVar[str] = "sentinel_disagreed"
@@ -257,8 +257,6 @@ class SentinelDisagreed(Event):
     limit: float | None
     reason: str
     region: str = ""
-    file: str | None = None
-    line: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -322,15 +320,12 @@ class CheckpointOutside(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SettingSwitched(Event):
-    """A setting of torch's that affects numerics or speed was changed: ``by`` is the module or file that did it."""
+    """A framework switched TF32 on, since it was asked to compile: ``by`` is its name."""
 
     kind: ClassVar[str] = "setting_switched"
     setting: str
-    before: str
     after: str
     by: str
-    file: str | None = None
-    line: int | None = None
 
 
 _KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__()}

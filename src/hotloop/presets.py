@@ -38,7 +38,11 @@ class Preset:
             which run slower; False compiles once per size.
         ladder: the presets to step down to when this one fails, by name or as presets, ending in ``none``.
         needs: what the machine must have.
-        sets, performance, overhead, memory, best_for: words for the table.
+        sets: what it sets, in words, for the table of `hotloop presets`.
+        performance: how fast steps are, in a word, for the same table.
+        overhead: how long it compiles, in a word.
+        memory: how much it takes, in a word.
+        best_for: which programs it is for, in words.
     """
 
     name: str

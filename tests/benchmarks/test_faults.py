@@ -107,7 +107,7 @@ def test_every_fault_was_run_in_every_way(result):
 
 
 def test_the_page_is_made_of_the_results(tmp_path):
-    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "evidence" / "faults.md").read_text(encoding="utf-8")
     before, rest = text.split(page.BEGIN)
     (tmp_path / "faults.md").write_text(f"{before}{page.BEGIN}{page.END}{rest.split(page.END)[1]}", encoding="utf-8")
     page.write(tmp_path / "faults.md", RESULTS)

@@ -150,4 +150,4 @@ def test_the_page_has_the_table_of_its_file(capsys):
     table = capsys.readouterr().out.strip()
     assert len(table.splitlines()) == 2 + 7 * 5
     assert "(ran eager)" not in table
-    assert table in (root / "docs/frameworks.md").read_text()
+    assert table in (root / "docs/evidence/frameworks.md").read_text()

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -86,6 +87,37 @@ def test_a_shell_completes_commands(words, found, monkeypatch, capsys):
     assert set(capsys.readouterr().out.split()) == found
 
 
+COMPLETED = """
+import hotloop
+
+raise SystemExit("a shell must not run a program")
+
+
+def make(rate: float = 0.1, ratio: float = 0.2, width: int = 4) -> hotloop.Workload: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("train training.num_e", {"training.num_epochs="}),
+        ("train recipe=digits digits.h", {"digits.hidden_size=", "digits.heads="}),
+        ("train recipe=digits data.pa", set()),
+        ("hpo own.py:make program.ra", {"program.rate=", "program.ratio="}),
+        ("train missing.py:make program.ra", set()),
+    ],
+)
+def test_a_shell_completes_settings(words, found, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(COMPLETED)
+    typed = f"hotloop {words}"
+    asked = {"_HOTLOOP_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    run()
+    assert set(capsys.readouterr().out.split()) == found
+
+
 @pytest.mark.parametrize("command", ["train", "verify"])
 @pytest.mark.parametrize(
     ("text", "said"),
@@ -109,3 +141,10 @@ def test_a_program_that_cannot_be_imported_is_shown_without_our_frames(tmp_path,
     lines = capsys.readouterr().err.splitlines()
     shown = [line for line in lines if line.startswith(("  File", "Trace")) or "Error: " in line]
     assert shown == [line.format(file) for line in said]
+
+
+def test_help_fills_the_lines_of_a_narrow_terminal():
+    environment = {**os.environ, "COLUMNS": "80"}
+    command = [sys.executable, "-m", "hotloop", "runs", "list", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert "that cannot be read is listed with what is wrong with it." in shown

@@ -109,6 +109,50 @@ def test_the_encoder_of_a_recipe_loads_in_transformers(criteria, tmp_path):
     assert again(*inputs.values()).item() == pytest.approx(logit, abs=1e-6)
 
 
+PRETRAINED = """
+import torch, hotloop
+from peft import LoraConfig, get_peft_model
+from transformers import BertConfig, BertForSequenceClassification
+def base():
+    torch.manual_seed(0)
+    return BertForSequenceClassification(BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=1,
+    ))
+def make(adapters: bool = False):
+    model = base()
+    if adapters:
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    def step(ids):
+        loss = (model(input_ids=ids).logits - 1).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+        return loss
+    return hotloop.Workload(model, optimizer, step, [torch.arange(8).view(2, 4)] * 3)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21
+@pytest.mark.parametrize("adapters", [False, True])
+def test_what_a_program_of_transformers_or_peft_trained_is_loaded_by_it(tmp_path, adapters):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    (tmp_path / "own.py").write_text(PRETRAINED)
+    settings = [f"{tmp_path / 'own.py'}:make", f"program.adapters={adapters}".lower(), f"run.folder={tmp_path / 'run'}"]
+    invoke("train", *settings, "-q")
+    invoke("export", tmp_path / "run", tmp_path / "out", "--format", "pretrained")
+    names: dict = {}
+    exec(PRETRAINED, names)
+    model = names["make"](adapters).model
+    before = model.eval()(input_ids=torch.arange(4)[None]).logits
+    model.load_state_dict(checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["model"]["model"])
+    if adapters:
+        again = peft.PeftModel.from_pretrained(names["base"](), tmp_path / "out")
+    else:
+        again = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "out")
+    found = again.eval()(input_ids=torch.arange(4)[None]).logits
+    assert torch.equal(found, model.eval()(input_ids=torch.arange(4)[None]).logits)
+    assert not torch.equal(found, before)
+
+
 def test_rows_of_a_csv_are_predicted_in_batches_and_written_whole(program, tmp_path):
     rows = torch.randn(5, 3)
     with (tmp_path / "data.csv").open("w", newline="") as file:
@@ -165,6 +209,25 @@ def test_what_cannot_be_exported_or_predicted_is_told(program, tmp_path):
 class Evil:
     def __reduce__(self):
         return (print, ("executed",))
+
+
+def test_what_is_a_file_or_a_search_is_answered_with_what_to_name_instead(program, tmp_path):
+    search = tmp_path / "search"
+    (search / "trials" / "0003" / "checkpoints").mkdir(parents=True)
+    (search / "trials" / "0003" / "checkpoints" / "best.pt").touch()
+    (search / "study.yaml").touch()
+    best = program / "checkpoints" / "last.pt"
+    for arguments, said in {
+        ("export", search): f"is a search: name one of its runs, {search}/trials/0003",
+        ("predict", program, "rows.csv"): "rows.csv: no such file",
+        ("export", best): "is a file: expected the folder of the run",
+        ("eval", program): f"did you mean run={program}?",
+        ("eval", best): f"did you mean checkpoint={best}?",
+        ("runs", "list", best): "is a file, and no folder of runs",
+    }.items():
+        with pytest.raises((ConfigError, DataError)) as caught:
+            invoke(*arguments)
+        assert said in str(caught.value)
 
 
 def test_a_hostile_run_executes_nothing_and_writes_nowhere_else(program, tmp_path):

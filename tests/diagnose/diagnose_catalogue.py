@@ -1,4 +1,4 @@
-"""``docs/catalogue.md``, made of the rules' own words, the programs and what the rules say of the saved documents:
+"""``docs/reference/catalogue.md``, made of the rules' own words, the programs and what the rules say of the saved documents:
 ``python tests/diagnose/diagnose_catalogue.py`` writes it; a test keeps the two alike."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from diagnose_documents import PROGRAMS, SAVED, WRITTEN
 
 from hotloop.diagnose import CATALOGUE, REMEDIES, RULES, diagnose
 
-PAGE = Path(__file__).parents[2] / "docs" / "catalogue.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "catalogue.md"
 HEAD = """# Catalogue of advice
 
 What `hotloop doctor` can find, rule by rule: symptom, cause, cost, remedy, the shortest program that shows it, and the
@@ -30,6 +30,8 @@ for advice in diagnose.diagnose(record.load("runs/mine")):  # worst first, by wh
 - One problem is one advice, whatever the number of events; `Advice.times` says how often it was observed.
 - The line that ends in `# here` is the one that the advice has to name.
 - "By itself" names what `hotloop.Loop` can do about it without a change to your code.
+- The advice of a problem says its cause and remedy as well, where here they stand above it. A cost that all problems of a
+  rule share stands at the first.
 - Problems without a program need a GPU, several processes, diffusers or what the doctor measures; their advice comes from
   events written by hand.
 """
@@ -41,18 +43,26 @@ def render():
     parts = [HEAD, "## Rules\n", rules]
     for name in RULES:
         parts.append(f"\n## {name}\n")
-        parts += [_problem(problem) for problem in CATALOGUE if problem.rule == name]
+        told = ""
+        for problem in (one for one in CATALOGUE if one.rule == name):
+            parts.append(_problem(problem, told))
+            told = problem.cost
     return "\n".join(parts)
 
 
 def _about(rule):
-    return "; ".join(problem.symptom for problem in CATALOGUE if problem.rule == rule)
+    found = [problem for problem in CATALOGUE if problem.rule == rule]
+    return found[0].symptom if len(found) == 1 else ", ".join(problem.kind for problem in found)
 
 
-def _problem(problem):
+def _problem(problem, told_cost):
+    """Return the part of a problem, whose cost is left out where the problem before it has the same."""
     name = problem.rule if problem.kind == problem.rule else f"{problem.rule}-{problem.kind}"
     title = problem.symptom if problem.kind == problem.rule else f"{problem.kind}: {problem.symptom}"
-    rows = [f"### {title}\n", f"- Cause: {problem.cause}.", f"- Cost: {problem.cost}.", f"- Remedy: {problem.change}."]
+    rows = [f"### {title}\n", f"- Cause: {problem.cause}."]
+    if problem.cost != told_cost:
+        rows.append(f"- Cost: {problem.cost}.")
+    rows.append(f"- Remedy: {problem.change}.")
     if problem.remedy is not None:
         rows.append(f"- By itself (`{problem.remedy}`): `hotloop.Loop` {REMEDIES[problem.remedy]}.")
     program = PROGRAMS / f"{name}.py"
@@ -61,7 +71,9 @@ def _problem(problem):
     folder = SAVED if program.exists() else WRITTEN
     document = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     told = [str(one) for one in diagnose(document) if (one.rule, one.kind) == (problem.rule, problem.kind)]
-    rows.append("\n```\n" + "\n".join(told) + "\n```\n")
+    said = {f"  cause: {problem.cause}", f"  change: {problem.change}"}
+    lines = [line for line in "\n".join(told).splitlines() if line not in said]
+    rows.append("\n```\n" + "\n".join(lines) + "\n```\n")
     return "\n".join(rows)
 
 

@@ -9,7 +9,7 @@ from hotloop.diagnose import CATALOGUE
 
 def test_the_page_is_what_the_rules_say():
     assert PAGE.read_text(encoding="utf-8") == render(), (
-        "docs/catalogue.md is out of date: python tests/diagnose/diagnose_catalogue.py writes it anew"
+        "docs/reference/catalogue.md is out of date: python tests/diagnose/diagnose_catalogue.py writes it anew"
     )
 
 

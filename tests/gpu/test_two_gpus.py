@@ -12,6 +12,12 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "step" / "ranks"))
 sys.path.append(str(Path(__file__).parents[1] / "integrations"))
 
+from test_captured_ranks import (
+    test_accelerate_captures_in_two_processes,
+    test_fabric_captures_in_two_processes,
+    test_lightning_captures_in_two_processes,
+    test_transformers_captures_in_two_processes,
+)
 from test_lightning_strategies import test_two_processes_train_as_eager_with_their_steps_compiled
 from test_step_peers import (
     PROGRAM,
@@ -26,11 +32,15 @@ from test_step_peers import (
 )
 
 __all__ = [
+    "test_accelerate_captures_in_two_processes",
     "test_ddp_compiles_and_falls_back_in_one_process_alone",
+    "test_fabric_captures_in_two_processes",
     "test_fsdp1_compiles_what_it_wraps_and_is_left_alone_by_a_loop",
     "test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone",
+    "test_lightning_captures_in_two_processes",
     "test_processes_that_do_not_keep_pace_go_on_eager",
     "test_shapes_that_vary_end_the_votes_and_groups_made_later_count",
+    "test_transformers_captures_in_two_processes",
     "test_two_processes_train_as_eager_with_their_steps_compiled",
 ]
 NCCL = {"PEERS_BACKEND": "nccl"}

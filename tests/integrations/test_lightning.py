@@ -15,7 +15,7 @@ import hotloop
 from hotloop import events as ev
 from hotloop.diagnose.host_sync import IN_A_SCALER
 from hotloop.errors import ConfigError
-from hotloop.integrations.lightning import Benchmark, HotLoop
+from hotloop.integrations.lightning import HotLoop
 from hotloop.testing import assert_max_recompiles, captured_step_emulation
 from hotloop.testing.fitting import SmallClassifier, flatten, inventory, small_batches
 
@@ -265,78 +265,14 @@ def test_an_exception_restores_the_module_and_comes_through():
     assert inventory(held[0]) == inventory(held[1])
 
 
-def test_the_benchmark_prints_both_medians_and_the_speed_up(capsys):
-    benchmark = Benchmark(skip=4)
-    fit(Sgd, benchmark)
-    assert "median" not in capsys.readouterr().out
-    fit(Sgd, benchmark, HotLoop("aot_eager"))
-    said = capsys.readouterr().out.splitlines()
-    eager, compiled = benchmark.medians
-    assert said[-3:] == [
-        f"Eager median time: {eager:.4f} seconds",
-        f"Compile median time: {compiled:.4f} seconds",
-        f"Speedup: {eager / compiled:.1f}x",
-    ]
-    assert benchmark.text() == "\n".join(said[-3:])
-    with pytest.raises(ConfigError, match="more than are skipped"):
-        fit(Sgd, Benchmark(skip=3), batches=3)
-    with pytest.raises(ConfigError, match="skip"):
-        Benchmark(skip=-1)
+def test_an_unknown_tier_is_refused():
     with pytest.raises(ConfigError, match="nonesuch"):
         HotLoop(run="nonesuch")
 
 
-NOTHING_FAST = {
-    "no callback": (list, "it has no HotLoop, and its module was not compiled"),
-    "eager": (lambda: [HotLoop("eager")], "run='eager' was asked for"),
-    "auto, too short": (lambda: [HotLoop("auto")], "in its 6 steps nothing was decided yet"),
-    "auto, no loop": (lambda: [Watches(), HotLoop("auto")], "Watches.on_after_backward runs inside the step"),
-}
-
-
-@pytest.mark.parametrize("name", NOTHING_FAST)
-def test_where_most_batches_ran_eager_the_benchmark_gives_the_cause_and_no_speed_up(name, capsys):
-    callbacks, cause = NOTHING_FAST[name]
-    benchmark = Benchmark(skip=1)
-    fit(Sgd, benchmark, batches=6)
-    fit(Sgd, benchmark, *callbacks(), batches=6)
-    said = capsys.readouterr().out
-    assert f"No speed-up to tell: the second fit ran eager: {cause}" in said, said
-    assert "Speedup" not in said
-
-
-def test_a_tier_that_came_late_gives_no_speed_up_either(capsys):
-    benchmark = Benchmark(skip=0)
-    fit(Sgd, benchmark, batches=4)
-    with captured_step_emulation():
-        fit(Sgd, benchmark, HotLoop("eager+graph"), batches=4)
-    assert "only 2 of 4 counted batches ran in eager+graph: make the fit longer" in capsys.readouterr().out
-
-
-def test_a_benchmark_whose_first_fit_was_compiled_as_well_says_so(capsys):
-    benchmark = Benchmark(skip=4)
-    for _ in range(2):
-        fit(Sgd, benchmark, HotLoop("aot_eager"))
-    assert "No speed-up to tell: the first fit ran compiled as well: fit it eager" in capsys.readouterr().out
-
-
-class CompiledPart(Sgd):
-    def __init__(self, net):
-        super().__init__(net)
-        self.net.head = torch.compile(net.head, backend="eager")
-
-
-def test_a_module_that_torch_compiled_is_compiled_for_the_benchmark(capsys):
-    benchmark = Benchmark(skip=1)
-    fit(Sgd, benchmark, batches=3)
-    fit(CompiledPart, benchmark, batches=3)
-    assert "Speedup: " in capsys.readouterr().out
-
-
-def test_the_example_fits_eager_and_with_hotloop(monkeypatch, capsys):
+def test_the_example_fits_with_hotloop(monkeypatch, capsys):
     example = Path(__file__).parents[2] / "examples" / "lightning_transformer.py"
-    monkeypatch.setattr("sys.argv", [str(example), "--run", "eager", "--batches", "4", "--skip", "1"])
+    monkeypatch.setattr("sys.argv", [str(example), "--run", "eager", "--batches", "4"])
     runpy.run_path(str(example), run_name="__main__")
     said = capsys.readouterr().out
-    assert "No speed-up to tell: the second fit ran eager: run='eager' was asked for" in said
     assert "hotloop in Lightning's Trainer (asked for: eager)" in said

@@ -31,5 +31,3 @@ def _torchs_own_settings():
     yield
     torch.set_float32_matmul_precision(precision)
     torch.backends.cudnn.benchmark = benchmark
-    torch.use_deterministic_algorithms(False)
-    torch.set_grad_enabled(True)

@@ -225,26 +225,6 @@ def parts():
     return workload(model, of)
 
 
-def deterministic():
-    torch.use_deterministic_algorithms(True)  # DETERMINISTIC
-    return workload(Net())
-
-
-def grad_left_off():
-    def of(model, optimizer):
-        def step(x, y):
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            torch.set_grad_enabled(False)  # GRAD
-            optimizer.step()
-            torch.set_grad_enabled(True)
-            torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark  # CUDNN
-
-        return step
-
-    return workload(Net(), of)
-
-
 def fails_in_the_third():
     count = [0]
 

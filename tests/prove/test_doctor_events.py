@@ -12,7 +12,6 @@ from hotloop.diagnose.host_sync import IN_A_SCALER
 from hotloop.prove.doctor import step_operations
 from hotloop.prove.doctor.examining import examine
 from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts, busy_event, kernel_intervals
-from hotloop.prove.doctor.switches import Switches
 
 PROGRAMS = Path(__file__).with_name("doctor_programs.py")
 
@@ -141,51 +140,6 @@ def test_a_head_that_the_program_leaves_eager_is_named(events, line_of):
     assert found["head"]["line"] == line_of("HEAD")
     assert "body" not in found
     assert found["head"]["share"] >= max(one["share"] for one in found.values())
-
-
-def test_settings_that_the_program_leaves_changed_name_the_line(events, line_of):
-    (found,) = events("deterministic", ev.SettingSwitched)
-    assert (found["setting"], found["file"], found["line"]) == (
-        "deterministic",
-        str(PROGRAMS),
-        line_of("DETERMINISTIC"),
-    )
-    assert (found["before"], found["after"], found["by"]) == ("0", "2", "doctor_programs")
-    inside = events("grad_left_off", ev.SettingSwitched)
-    assert [(one["setting"], one["line"]) for one in inside] == [("backends.cudnn.benchmark", line_of("CUDNN"))]
-
-
-def test_settings_are_asked_without_being_traced():
-    """``torch.cond`` compiles itself at its first call, whatever Python runs meanwhile included."""
-    torch._dynamo.reset()
-    with Switches("a step", None):
-        found = torch.cond(torch.ones(()) > 0, torch.sin, torch.cos, (torch.ones(2),))
-    assert torch.equal(found, torch.ones(2).sin())
-
-
-def test_a_framework_that_switches_tf32_on_is_named_and_the_program_itself_is_not(tmp_path, monkeypatch):
-    home = tmp_path / "lib" / "site-packages"
-    home.mkdir(parents=True)
-    framework = home / "some_framework.py"
-    framework.write_text("import torch\n\ndef prepare():\n    torch.set_float32_matmul_precision('high')\n")
-    monkeypatch.syspath_prepend(home)
-    program = tmp_path / "theirs.py"
-    body = (
-        "import torch, hotloop{0}\n"
-        "def make():\n"
-        "    {1}\n"
-        "    model = torch.nn.Linear(4, 1)\n"
-        "    optimizer = torch.optim.SGD(model.parameters())\n"
-        "    return hotloop.Workload(model, optimizer, lambda x: model(x).sum().backward(), [torch.ones(2, 4)])\n"
-    )
-    program.write_text(body.format(", some_framework", "some_framework.prepare()"))
-    events = examine(f"{program}:make", preset="none", steps=4)["events"]
-    assert [(one["setting"], one["by"], one["file"], one["line"], one["after"]) for one in events] == [
-        ("float32_matmul_precision", "some_framework", str(framework), 4, "high")
-    ]
-    torch.set_float32_matmul_precision("highest")
-    program.write_text(body.format("", "torch.set_float32_matmul_precision('high')"))
-    assert not examine(f"{program}:make", preset="none", steps=4)["events"]
 
 
 def test_how_busy_a_device_is_comes_from_the_union_of_its_kernels():

@@ -1,7 +1,7 @@
 """Silent wrong results of torch.compile that were reported upstream: `verify`, the proof and the sentinel find each.
 
 Planted: `aot_eager` computes what the report says, on any torch and CPU. Real: Inductor's own code, on a torch that has
-the bug, which one comparison without hotloop tells. docs/miscompiles.md has the table.
+the bug, which one comparison without hotloop tells. docs/evidence/miscompiles.md has the table.
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ def test_the_sentinel_finds_a_planted_one_that_comes_later(part):
         run = Trained(part, "aot_eager", steps=start + 30, before=goes_wrong)
     (told,) = run.told(ev.SentinelDisagreed)
     assert start <= told.step <= start + PERIOD + 9  # a check, and up to nine more that confirm it
-    assert told.region.startswith("model.part (")
     assert run.loop.status().tier == "eager"
 
 

@@ -17,7 +17,7 @@ import hotloop
 from hotloop._torch.attention import drops_inside
 from hotloop._torch.upcast import NotRepeatableError, recording_draws
 from hotloop.step.prove import proof
-from hotloop.step.prove.step_outputs import StepOutputs
+from hotloop.step.prove.reference_runs import StepOutputs
 from hotloop.step.prove.wide_reference import wide_step
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.program import Program

@@ -11,7 +11,7 @@ from torch.utils import checkpoint
 from hotloop._torch.upcast import NotRepeatableError, recording_draws, widened
 from hotloop.measure import differences
 from hotloop.step.prove import proof
-from hotloop.step.prove.step_outputs import StepOutputs
+from hotloop.step.prove.reference_runs import StepOutputs
 from hotloop.step.prove.wide_reference import wide_step
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.program import Program

@@ -146,14 +146,14 @@ def test_what_the_doctor_observes_reads_as_a_sentence():
         HostBound(busy=0.25, step_seconds=0.01, kernels=900),
         EagerPart(part="loss", operations=3, share=0.125, seconds=0.002),
         CheckpointOutside(function="Block"),
-        SettingSwitched(setting="cudnn.benchmark", before="False", after="True", by="lightning"),
+        SettingSwitched(setting="float32_matmul_precision", after="high", by="accelerate"),
     ]
     rows = {row.label: row.reason for row in build(fresh(events=[one.to_dict() for one in events])).events}
     assert rows == {
         "Host-bound": "the device works 25% of a step, in 900 kernels",
         "Eager part": "loss: 12% of a step, 3 operations",
         "Checkpoint outside": "torch.utils.checkpoint is around Block",
-        "Setting switched": "cudnn.benchmark: False → True, by lightning",
+        "Setting switched": "float32_matmul_precision: high, by accelerate",
     }
 
 

@@ -4,6 +4,8 @@ import pytest
 from report_documents import FILE, fresh
 from rich.console import Console
 
+from hotloop import record
+from hotloop.cli.report import report
 from hotloop.report import summary
 from hotloop.report.terminal import EVENTS, spark
 
@@ -86,3 +88,22 @@ def test_a_spark_line_keeps_the_peak():
     assert len(bars) == 48
     assert bars.count("█") == 1
     assert spark([2.0]) == "▁"
+
+
+def test_a_run_of_several_processes_has_a_table_of_all(tmp_path, capsys):
+    for folder, running in ((tmp_path, "eager+graph"), (tmp_path / "rank-1", "eager")):
+        with record.RunRecord(folder) as run:
+            run.update("components", model={"running": running})
+            run.update("measurements", steady_step_ms=2.5, steps_done=40)
+            if running == "eager":
+                run.append("events", {"kind": "tier_declined", "tier": "eager+graph", "reason": "a value is read"})
+    (tmp_path / "rank-2").mkdir()  # its process has not begun
+    report(tmp_path, html=None, as_json=False)
+    shown, page = capsys.readouterr().out, (tmp_path / "report.html").read_text(encoding="utf-8")
+    first = "eager+graph; 2.5 ms a step; 40 steps; finished"
+    second = "eager; 2.5 ms a step; 40 steps; finished; eager+graph declined: a value is read"
+    for text in (shown, page):
+        assert first in text
+        assert second in text
+    report(tmp_path / "rank-1", html=None, as_json=False)
+    assert "Processes" not in capsys.readouterr().out

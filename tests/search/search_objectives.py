@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import time
+from pathlib import Path
 
 
 def quadratic(asked):
@@ -59,4 +60,50 @@ def swallows_the_first_interrupt(asked):
     except KeyboardInterrupt:
         return quadratic(asked)
     time.sleep(1)
+    return quadratic(asked)
+
+
+def sees(asked):
+    """Leaves the GPUs that its worker sees."""
+    time.sleep(0.5)
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    (asked.folder / "gpus").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    return 1.0
+
+
+def kills_its_ray_worker_once(asked):
+    """The first attempt of trial 1 loses the process of Ray's that started this one."""
+    return _without(asked, os.getppid)
+
+
+def kills_its_node_once(asked):
+    """The first attempt of trial 1 takes its node of the cluster with it."""
+    return _without(asked, lambda: int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]))
+
+
+def loses_much(asked):
+    """The first attempts of some trials lose their process, that of Ray's, and their node."""
+    if not asked.folder.name.endswith("-2") and asked.number in (20, 40, 60):
+        if asked.number == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        worker = os.getppid()
+        node = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(worker if asked.number == 40 else node, signal.SIGKILL)
+        time.sleep(60)
+    return quadratic(asked)
+
+
+def _without(asked, victim):
+    if asked.number == 1 and not asked.folder.name.endswith("-2"):
+        os.kill(victim(), signal.SIGKILL)
+        time.sleep(60)
+    return quadratic(asked)
+
+
+def waits_for_a_kill(asked):
+    """Trials from the third on wait until the test says so."""
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    (asked.folder / "began").touch()
+    while asked.number > 1 and not (asked.folder.parents[1] / "go").exists():
+        time.sleep(0.05)
     return quadratic(asked)

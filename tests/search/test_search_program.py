@@ -227,6 +227,19 @@ def test_checkpoints_that_would_be_deleted_are_not_written(own, tmp_path, monkey
     )
 
 
+def test_a_trial_that_begins_behind_the_end_of_one_as_good_has_a_checkpoint(own, tmp_path):
+    grid = ["hpo.space.program.lr.choices=[0.1]", "hpo.space.program.width.choices=[16,48]"]  # both score -0.16
+    settings = prepared(own("plain", *grid, "training.num_epochs=1", sampler="grid"))
+    study = Study(settings, tmp_path / "study", print)
+    worker = Worker(study, lambda _: None)
+    first, second = study.take(), study.take()
+    worker.one(second)
+    worker.one(first)
+    assert study.best().number == first.trial.number
+    study.storage.close()
+    assert [path.parents[1] for path in (tmp_path / "study").rglob("best.pt")] == [first.folder]
+
+
 def test_a_corrected_metric_goes_on_with_the_same_study(own, tmp_path):
     hidden = ["hpo.space.program.lr.log=[0.01,1]"]  # whose names the program's text does not state
     with pytest.raises(ConfigError, match="did you mean score"):

@@ -57,6 +57,12 @@ def test_what_is_shown():
     json.dumps(view.to_dict())
 
 
+def test_a_trial_of_several_attempts_counts_once_by_the_last_one():
+    interrupted = [attempt(number, state="interrupted", value=None) for number in (0, 1)]
+    view = study.build(made([*interrupted, attempt(0, attempt=2), attempt(2)], left=1))
+    assert view.sentence == "10 trials: 2 complete, 1 interrupted; 1 trial left."
+
+
 def test_a_search_whose_first_trial_runs_does_not_say_that_none_was_begun():
     assert study.build(made([], left=10)).sentence == "10 trials: none is over yet; 10 trials left."
 

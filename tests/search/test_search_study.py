@@ -6,6 +6,7 @@ import gc
 import json
 import math
 import multiprocessing
+import platform
 import queue
 import sqlite3
 import subprocess
@@ -26,6 +27,7 @@ from hotloop.errors import (
     StepLostError,
     TrainingFailedError,
 )
+from hotloop.record.process import started
 from hotloop.report import study as study_report
 from hotloop.train import configure, failures
 from hotloop.train.search import document, nested, samplers, space, storage, supervise, trial
@@ -370,6 +372,17 @@ def test_nobody_takes_a_trial_while_a_study_is_begun_anew(open_study, monkeypatc
     assert line.startswith("No trial of the study was over, so it begins with these settings")
 
 
+def test_a_study_that_another_command_has_just_begun_is_not_begun_anew(open_study):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        running = {"pid": other.pid, "host": platform.node(), "process_started": started(other.pid)}
+        open_study(since=None, hpo__metric="loss").study.set_user_attr("hotloop:commands", [running])
+        with pytest.raises(ConfigError, match=r'begun with other settings: hpo\.direction "minimize", now "maximize"'):
+            open_study(since=None, hpo__metric="f1")
+        assert open_study(since=None, hpo__metric="loss").study.user_attrs["hotloop:commands"][0] == running
+        other.communicate()
+    assert open_study(since=None, hpo__metric="f1").study.direction.name == "MAXIMIZE"
+
+
 def test_a_program_of_ones_own_has_a_study_folder_by_its_files_name(tmp_path):
     found = configure.load([f"recipe={tmp_path / 'train.py'}:make", "hpo.name=first"])
     assert found.hpo.folder == "runs/train.py-make/first"
@@ -427,7 +440,12 @@ def test_a_study_keeps_its_settings(open_study):
     study = open_study()
     assert study.finish(study.take(), Outcome("complete", 0.75))
     open_study(hpo__n_trials=9, hpo__workers=3, run__device="cpu")
-    free = ["compile.preset=aot_eager", "training.optimization.use_torch_compile=true", "training.eval_batch_size=7"]
+    free = [
+        "compile.preset=aot_eager",
+        "training.optimization.use_torch_compile=true",
+        "training.eval_batch_size=7",
+        "cache.share=share",
+    ]
     open_study(*free, "training.checkpoint_every_steps=3", "run.project=other", "run.tracking=there")
     with pytest.raises(ConfigError, match=r"run\.seed"):
         open_study("run.seed=77")

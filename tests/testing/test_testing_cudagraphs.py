@@ -263,7 +263,7 @@ def test_every_preset_with_cuda_graphs_runs_in_the_emulation(preset):
 
 def test_the_table_in_the_docs_is_the_table_of_the_tests():
     assert len(CASES) >= 15
-    page = Path(__file__).parents[2] / "docs" / "cudagraph-lifetime.md"
+    page = Path(__file__).parents[2] / "docs" / "evidence" / "cudagraph-programs.md"
     assert table() in page.read_text(encoding="utf-8")
 
 

@@ -117,7 +117,7 @@ def test_training_goes_on_without_each_name_of_the_ledger():
     assert_lives_without([path for path in PATHS if path.startswith("torch") and path not in NEEDED_MOST])
 
 
-@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", "docs/doctor.md"])
+@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", "docs/how-to/doctor.md"])
 def test_pages_name_the_range_that_is_tested(file):
     assert versions.TESTED in " ".join((ROOT / file).read_text(encoding="utf-8").split())
 

@@ -20,7 +20,11 @@ PRIVATE_ROOM = SOURCE / "_torch"
 # Attributes with an underscore that are no torch names: Python's own, and those of public Python types.
 NOT_TORCH = re.compile(r"^__\w+__$|^_(fields|replace|asdict|make|current_frames|private_to|hotloop\w*)$")
 # A path of torch in a string: "torch._dynamo.x", "torch:_Name", or "torch.multiprocessing.reductions:Name".
-SINCE = {"torch._C:_override_stale_capture_stream": (2, 13), "torch:_foreach_clone": (2, 13)}
+SINCE = {
+    "torch._C:_override_stale_capture_stream": (2, 13),
+    "torch:_foreach_clone": (2, 13),
+    "FSDPState._fsdp_param_groups": (2, 13),
+}
 HERE = versions.parse(torch.__version__)
 DOTTED = re.compile(r"^torch((\.\w+)*[.:]_\w+([.:]\w+)*|(\.\w+)+:\w+)$")
 LISTED = {name.path.replace(":", ".") for name in ledger.LEDGER}
@@ -112,6 +116,8 @@ def examples():
     """Objects that have the attributes of the ledger, by the class that it names."""
     layer = torch.nn.Linear(2, 2)
     traced = []
+    wrapped = torch.nn.parallel.DistributedDataParallel.__new__(torch.nn.parallel.DistributedDataParallel)
+    wrapped._join_config = wrapped._comm_hooks = wrapped._has_rebuilt_buckets = None  # set as one is made
 
     def backend(graph, inputs):
         traced.extend([graph, next(node for node in graph.graph.nodes if node.op == "placeholder")])
@@ -119,6 +125,7 @@ def examples():
 
     torch.compile(layer, backend=backend)(torch.ones(1, 2))
     return {
+        **sharded_examples(),
         "Module": layer,
         "Function": torch.compile(lambda x: x, backend="eager"),
         "Tensor": layer.weight,
@@ -131,16 +138,39 @@ def examples():
         "UntypedStorage": layer.weight.untyped_storage(),
         "BackwardCFunction": torch.autograd.Function._backward_cls,
         "CUDAGraphNode": importlib.import_module("torch._inductor.cudagraph_trees").CUDAGraphNode,
+        "DistributedDataParallel": wrapped,
+        "Reducer": torch.distributed.Reducer,
         "ProcessGroup": torch.distributed.ProcessGroup,
         "Options": torch.distributed.distributed_c10d.ProcessGroupGloo._Options,
     }
+
+
+def sharded_examples():
+    """Objects that FSDP2 makes, after a forward."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        layer = importlib.import_module("torch.distributed.fsdp").fully_shard(torch.nn.Linear(2, 2))
+        layer(torch.ones(1, 2))
+        state = layer._get_fsdp_state()
+        group = state._fsdp_param_group
+        parameter = group.fsdp_params[0]
+        return {
+            "FSDPModule": layer,
+            "FSDPState": state,
+            "FSDPParamGroup": group,
+            "FSDPParam": parameter,
+            "DTensor": parameter.sharded_param,
+        }
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_each_attribute_is_there():
     objects = examples()
     # `_boxed_call` is written, not read: torch asks any callable for it.
     listed = [name.path.split(".") for name in ledger.LEDGER if ":" not in name.path and name.path[0].isupper()]
-    missing = [f"{kind}.{name}" for kind, name in listed if kind != "Callable" and not hasattr(objects[kind], name)]
+    here = [(kind, name) for kind, name in listed if SINCE.get(f"{kind}.{name}", (0, 0)) <= HERE]
+    missing = [f"{kind}.{name}" for kind, name in here if kind != "Callable" and not hasattr(objects[kind], name)]
     assert missing == []
 
 

@@ -171,6 +171,8 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path, train, prepare)
     train(training__max_steps=1)
     with pytest.raises(ConfigError, match=r"holds a run already: go on with it by run\.resume="):
         prepare()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        prepare(run__folder=tmp_path / "not there" / ".." / "run")
 
 
 def test_a_run_is_not_put_into_the_folder_of_a_study(tmp_path, prepare):

@@ -19,7 +19,6 @@ FOLDER = ["pictures=folder", "pictures.path=somewhere"]
     ("settings", "said"),
     [
         (["pictures.buckets=4"], r"pictures\.buckets=4 has no effect while pictures\.source=digits: .*one size"),
-        (["pictures=fashion-mnist", "pictures.buckets=4"], r"while pictures\.source=fashion-mnist"),
         (
             ["pictures.min_size=9", "pictures.skip_bad=true"],
             r"pictures\.min_size=9, pictures\.skip_bad=True have no effect",
@@ -60,7 +59,6 @@ def test_a_setting_that_does_nothing_beside_others_is_refused_before_anything_be
     "settings",
     [
         [],
-        ["pictures=fashion-mnist"],
         [*FOLDER, "pictures.buckets=4", "pictures.min_size=9", "pictures.skip_bad=true"],
         ["diffusion.autoencoder_steps=90", "diffusion.width=32"],
         ["diffusion.model=folder", "diffusion.lora_rank=4", "diffusion.lora_alpha=4"],
@@ -88,6 +86,8 @@ def test_settings_that_are_read_and_defaults_are_not_refused(settings):
             ["compile.preset=inductor"],
             ["compile.preset='inductor' has no effect while training.optimization.use_torch"],
         ),
+        (["cache.share=here"], ["cache.share='here' has no effect while training.optimization.use_torch"]),
+        ([AUTO, "cache.share=here"], []),
         (
             ["compile.components.unet.training=inductor"],
             [

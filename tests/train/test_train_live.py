@@ -98,7 +98,7 @@ def test_trials_of_an_earlier_command_count_as_over(study):
     drive(progress, clock, progress.hear)
     assert (
         progress.headline()
-        == "digits-lr: 7 of 10 trials over (2 complete, 1 pruned, 1 failed); 120 trials an hour, 60 s left"
+        == "digits-lr: 7 of 10 trials over (3 earlier, 2 complete, 1 pruned, 1 failed); 120 trials an hour, 60 s left"
     )
 
 

@@ -10,7 +10,7 @@ from test_train_fit import load, losses
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError
-from hotloop.train import checkpoint, configure, optimizing, start
+from hotloop.train import checkpoint, configure, optimizing, program, start
 from hotloop.train.parameters import OptimizerName
 
 
@@ -59,15 +59,44 @@ def test_a_schedule_warms_up_and_goes_on_by_its_name(name, at_half, at_nine_tent
     assert factor(125) == (1 if name == "constant" else 0)
 
 
+@pytest.mark.parametrize("steps", [10, 37, 125])
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25])
+def test_wsd_is_the_one_that_is_written_by_hand(steps, fraction):
+    warm_up = math.ceil(fraction * steps)
+    rest = steps - warm_up
+    decay = rest / 5
+    by_hand = []
+    for step in range(steps):
+        if step < warm_up:
+            by_hand.append((step + 1) / warm_up)
+        elif step <= steps - decay:
+            by_hand.append(1.0)
+        else:
+            by_hand.append((steps - step) / decay)
+    ours = optimizing.schedule(settings(schedule="wsd", warmup_fraction=fraction), steps)
+    assert [ours(step) for step in range(steps)] == pytest.approx(by_hand)
+    assert by_hand[-1] < 1
+
+
 def test_every_optimizer_of_torch_that_steps_by_gradients_alone_may_be_named():
     kinds = (
         one for one in vars(torch.optim).values() if isinstance(one, type) and "lr" in inspect.signature(one).parameters
     )
     named = {one.__name__ for one in kinds} - {"LBFGS", "SparseAdam"}
     assert named <= set(typing.get_args(OptimizerName))
-    for name, why in (("LBFGS", "by a closure"), ("SparseAdam", "for sparse gradients")):
-        with pytest.raises(ConfigError, match=rf"training\.optimizer={name}: .*{why}"):
-            settings(optimizer=name)
+    for name, why in (("LBFGS", "by a closure"), ("SparseAdam", "by sparse gradients")):
+        for written in (name, name.lower()):
+            with pytest.raises(ConfigError, match=rf"training\.optimizer='{written}': .*{why}.* write a program"):
+                settings(optimizer=written)
+    with pytest.raises(ConfigError, match=r"training\.optimizer='sgd': expected .*: did you mean SGD\?$"):
+        settings(optimizer="sgd")
+
+
+def test_a_program_too_is_told_why_an_optimizer_cannot_be_named(tmp_path):
+    source = "import hotloop\ndef make(training: hotloop.Training = hotloop.Training()): ..."
+    (tmp_path / "a.py").write_text(source)
+    with pytest.raises(ConfigError, match=r"^program\.optimizer='lbfgs': .* by a closure\..*LBFGS\(\.\.\.\)\.step\("):
+        program.load(f"{tmp_path}/a.py:make").filled({"optimizer": "lbfgs"})
 
 
 @pytest.mark.parametrize("name", typing.get_args(OptimizerName))

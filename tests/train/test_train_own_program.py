@@ -165,7 +165,9 @@ def test_what_a_program_compiles_is_shared_and_counted_for_the_runs_that_follow(
 def test_a_search_over_what_a_program_decides_itself_is_told(tmp_path, train):
     own = [f"recipe={tmp_path / 'program.py'}:make", "hpo.metric=accuracy"]
     rates = [f"hpo.space.{one}.float=[0.1,0.2]" for one in ("training.learning_rate", "model.dropout")]
-    with pytest.raises(ConfigError, match=r"has no training\.learning_rate: it has (.|\n)*has no model: it has"):
+    with pytest.raises(
+        ConfigError, match=r"has no training\.learning_rate: it has (.|\n)*has no model: did you mean program\.model"
+    ):
         before.check(configure.load([*own, *rates, f"hpo.folder={tmp_path / 'study'}"]))
     with pytest.raises(ConfigError, match=r"hpo\.space is empty: .* or training\.num_epochs"):
         space.parse(configure.load(own))

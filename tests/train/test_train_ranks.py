@@ -1,5 +1,6 @@
 """A program that takes fabric runs on several devices: as one device with the doubled batch, and it ends as one."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -13,7 +14,7 @@ from training_fixtures import hotloop_command
 
 from hotloop import Workload, recipes, record
 from hotloop.errors import ConfigError
-from hotloop.train import checkpoint, start
+from hotloop.train import checkpoint, fit, start
 from hotloop.train.ranks import Devices, Ranks, check, check_shares
 
 PROGRAM = """
@@ -93,6 +94,17 @@ def test_one_device_is_fabric_in_this_process(given, tmp_path):
     begun = start.prepare([*given, f"run.folder={tmp_path / 'run'}", "run.precision=bf16-mixed"])
     outcome = recipes.load(begun.settings.recipe.name).train(begun)
     assert (outcome.status, outcome.step) == ("finished", 24)
+
+
+def test_the_other_processes_compile_once_the_first_has_taken_what_is_shared(given, tmp_path, monkeypatch):
+    order = []
+    monkeypatch.setattr(Ranks, "any", lambda self, *flags: (order.append("all wait"), flags)[1])
+    for name in ("shared_cache", "shared_compiles"):
+        monkeypatch.setattr(fit, name, lambda *_, name=name: (order.append(name), contextlib.nullcontext())[1])
+    share = [f"cache.share={tmp_path / 'share'}", "training.optimization.use_torch_compile=auto"]
+    begun = start.prepare([*given, *share, f"run.folder={tmp_path / 'run'}", "training.max_steps=1"])
+    recipes.load(begun.settings.recipe.name).train(begun)
+    assert order[:3] == ["shared_cache", "all wait", "shared_compiles"]
 
 
 @pytest.mark.parametrize("setting", ["run.devices=2", "run.precision=bf16-mixed", "run.accelerator=cpu"])

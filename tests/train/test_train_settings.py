@@ -7,6 +7,12 @@ from hotloop.train import conf_files, configure, documentation, grammar, schema,
 from hotloop.train.scope import RECIPES
 from hotloop.train.settings import Settings
 
+PROGRAM = """
+import hotloop
+
+def make(lr: float = 0.1, training: hotloop.Training = hotloop.Training()): ...
+"""
+
 
 def test_defaults_are_those_that_the_documentation_promises():
     settings = configure.load()
@@ -100,11 +106,16 @@ def test_a_reference_that_leads_nowhere_is_refused(line, said):
         (["recipe=focus", "training.optimization.use_fp16=true"], "recipe=focus has no training.optimization.use_fp16: it has"),
         (["recipe=a.py:make", "training.batch_size=3"], "a program of your own has no training.batch_size: it has training.num"),
         (["recipe=a.py:make", "run.device=cpu"], "a program of your own has no run.device: it has run.seed"),
-        (["recipe=a.py:make", "lr=3"], "unknown setting lr: did you mean"),
+        (["recipe=a.py:make", "lr=3"], "unknown setting lr: did you mean program.lr?"),
+        (["recipe=a.py:make", "learning_rate=3"], "unknown setting learning_rate: did you mean program.training.learning_rate?"),
+        (["recipe=a.py:make", "training.optimizer=SGD"], "has no training.optimizer: did you mean program.training.optimizer?"),
+        (["recipe=a.py:make", "epochs=3"], "unknown setting epochs: did you mean training.num_epochs?"),
         (["program.lr=3"], "recipe=criteria has no program.lr: it has"),
     ],
 )  # fmt: skip
-def test_a_recipe_has_no_settings_but_those_that_it_reads(lines, said):
+def test_a_recipe_has_no_settings_but_those_that_it_reads(lines, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text(PROGRAM)
     with pytest.raises(ConfigError) as caught:
         configure.load(lines)
     assert said in str(caught.value)
@@ -124,6 +135,7 @@ def test_settings_of_an_earlier_version_are_taken(recipe, tmp_path):
     whole = conf_files.composed({"recipe": recipe})
     old = {name: conf_files.resolved(value, whole) for name, value in whole.items()}
     if recipe == "workload":
+        (tmp_path / "program.py").write_text(PROGRAM)
         old["recipe"]["name"] = f"{tmp_path / 'program.py'}:make"
     assert configure.from_dict(old) == configure.from_dict(configure.to_dict(configure.from_dict(old)))
     assert "digits" in old
@@ -146,6 +158,7 @@ def test_written_settings_are_read_back_as_they_were(tmp_path):
     ("override", "message"),
     [
         ("training.num_epoch=3", "unknown setting training.num_epoch: did you mean training.num_epochs"),
+        ("training.num_epoch=3", "did you mean training.num_epochs or training.max_steps or training.schedule?"),
         ("num_epochs=3", "did you mean training.num_epochs"),
         (
             "hpo.spce.training.learning_rate.log=[1,2]",
@@ -216,6 +229,30 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, text, message):
         configure.load(config=tmp_path / "other.yaml")
 
 
+def test_a_file_may_name_settings_from_its_top_level_on(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("training.num_epochs: 7\nhpo.space.training.learning_rate: {log: [1e-4, 1e-2]}\n")
+    settings = configure.load(["recipe=digits"], path)
+    assert settings.training.num_epochs == 7
+    assert configure.load_search(["recipe=digits"], path).hpo.space["training"]["learning_rate"] == {
+        "log": [1e-4, 1e-2]
+    }
+    path.write_text("training.num_epochs: 7\ntraining: {num_epochs: 8}\n")
+    with pytest.raises(ConfigError, match=r"training\.num_epochs stands there twice"):
+        configure.load(["recipe=digits"], path)
+
+
+def test_an_unknown_name_in_a_file_is_answered_with_the_parameter_of_the_program(tmp_path):
+    (tmp_path / "a.py").write_text(PROGRAM)
+    path = tmp_path / "mine.yaml"
+    path.write_text("lr: 0.3\n")
+    with pytest.raises(ConfigError, match=r"^unknown setting lr: did you mean program\.lr\?$"):
+        configure.load([f"recipe={tmp_path}/a.py:make"], path)
+    path.write_text("program: {lr: 0.3}\n")
+    with pytest.raises(ConfigError, match=r"^recipe=digits has no program: it has recipe, "):
+        configure.load(["recipe=digits"], path)
+
+
 def test_a_folder_of_groups_adds_choices(tmp_path):
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "long.yaml").write_text("defaults: [default, _self_]\nnum_epochs: 9\n")
@@ -239,8 +276,17 @@ def test_every_setting_has_a_range_or_type_that_can_be_told():
 
 
 def test_the_documentation_is_made_of_the_settings():
-    page = Path(__file__).parents[2] / "docs" / "settings.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
     assert page.read_text(encoding="utf-8") == documentation.render(), "run python -m hotloop.train.documentation"
+
+
+def test_the_documentation_names_whose_a_setting_is_in_few_words():
+    described, _ = documentation.render().split("## When a run is resumed")
+    rows = {row.split("`")[1]: row.split(" | ")[3] for row in described.splitlines() if row.startswith("| `")}
+    assert rows["training.batch_size"] == "shipped"
+    assert rows["compile.inference"] == "shipped, workload"
+    assert rows["language.context"] == "language"
+    assert not rows["run.seed"].strip()
 
 
 def test_the_documentation_says_which_settings_may_change_when_a_run_is_resumed():

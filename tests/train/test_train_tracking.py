@@ -365,7 +365,8 @@ def test_a_logger_that_cannot_begin_ends_the_run_before_it_trains(tmp_path, run,
     assert json.loads(json.dumps(record.load(tmp_path / "run")["steps"])) == []
 
 
-def test_a_missing_package_names_the_extra(run, monkeypatch):
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+def test_a_missing_package_names_the_extra(run, monkeypatch, name):
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtraError, match=r"hotloop\[tracking\]"):
-        run(run__logger="wandb")
+    with pytest.raises(MissingExtraError, match=rf"hotloop\[{name}\]"):
+        run(run__logger=name)

@@ -97,3 +97,24 @@ def test_a_refused_form_comes_back_with_its_ranges(person):
     expect(person.locator("#range-0-low")).to_have_value("0,1")
     person.click("#to-mend a")
     expect(person.locator("#range-0-setting")).to_be_focused()
+
+
+def test_a_link_to_a_field_works_while_it_is_pressed_slowly_or_before_the_scripts_came(person):
+    open_form(person)
+    person.select_option("#verb", "hpo")
+    person.click("#group-hpo > summary")
+    person.fill("#range-0-low", "0,1")
+    expect(person.locator("[id='note-range.0']")).to_contain_text("write numbers with a point")
+    with person.expect_response("**/training/preview"):  # what is the same then stays under the person's finger
+        person.click("#start")
+        person.click("#to-mend a", delay=2000)
+    expect(person.locator("#range-0-setting")).to_be_focused()
+    waiting = []
+    person.route("**/app*.js*", lambda one: waiting.append(one))  # noqa: PLW0108 (playwright sets attributes on it)
+    person.click("#start", no_wait_after=True)
+    expect(person.locator("#range-0-setting")).not_to_be_focused()
+    person.click("#to-mend a", no_wait_after=True)
+    assert waiting
+    for one in waiting:
+        one.continue_()
+    expect(person.locator("#range-0-setting")).to_be_focused()

@@ -565,7 +565,7 @@ def test_the_help_of_a_field_calls_null_empty_as_the_field_does():
         "Stop after this many optimizer steps, whatever num_epochs says; empty"
     )
     assert ". Empty holds out" in about["kfold.n_splits"]
-    assert "not set leaves it to the preset" in about["compile.dynamic"]
+    assert ". Not set leaves it to the preset" in about["compile.dynamic"]
     assert [name for name, words in about.items() if re.search(r"\bnull\b", words)] == ["hpo.space"]  # within a mapping
 
 

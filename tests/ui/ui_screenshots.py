@@ -1,4 +1,4 @@
-"""Make the pictures of docs/ui.md: ``python tests/ui/ui_screenshots.py``. It trains a small model for half a minute."""
+"""Make the pictures of docs/how-to/ui.md: ``python tests/ui/ui_screenshots.py``. It trains a small model for half a minute."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from playwright.sync_api import expect
 sys.path.append(str(Path(__file__).parents[1] / "report"))
 from run_folders import a_study
 
-DOCS = Path(__file__).parents[2] / "docs"
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SETTINGS = {
     "diffusion.width": "16", "diffusion.autoencoder_steps": "20", "diffusion.sample_every": "100", "diffusion.sample_steps": "4",
     "diffusion.samples": "2", "training.max_steps": "300", "training.batch_size": "16", "data.sample_size": "512", "name": "tiny",
@@ -140,7 +140,7 @@ def keep(name, pictures, size):
     for one in pictures:
         whole.paste(one, (left, 0))
         left += one.width
-    file = DOCS / name
+    file = IMAGES / name
     small = whole.resize(size, Image.Resampling.LANCZOS).quantize(
         160, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE
     )

@@ -1,8 +1,10 @@
-"""What a program enters around a call and what changes how torch runs it: function modes, saved-tensor hooks."""
+"""What is in force around a call and changes how torch runs it: function modes, saved-tensor hooks, precision."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from hotloop._torch.ledger import private_or
 
@@ -26,3 +28,15 @@ def saved_tensors_hooks() -> tuple[Hashable, ...]:
     hooks = top(False) if top is not None else None
     codes: list[Any] = [getattr(hook, "__code__", type(hook)) for hook in hooks or ()]
     return tuple(codes)
+
+
+def matmul_precision() -> str:
+    """Return the precision of float32 matrix products.
+
+    torch refuses to answer the older question once the newer setting was used; then both newer settings are named.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        backends: Any = torch.backends  # the types that torch ships do not know these settings
+        return f"{backends.cuda.matmul.fp32_precision} {backends.mkldnn.matmul.fp32_precision}"

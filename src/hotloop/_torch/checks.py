@@ -3,11 +3,17 @@
 A recording can hold no host read, so it is made without these checks; every eager run makes them. A row belongs into
 the table only where the value that is read does nothing but raise. nn.Transformer's comparison of a mask with the
 causal one is none: it chooses a kernel.
+
+``checks="auto"`` leaves out what torch.distributions and transformers check unless they are told not to. A check that
+is made only where a program asks for it, by ``error_if_nonfinite=True``, is left out by ``checks="skip"`` alone: who
+asks for the error may count on it before the optimizer steps.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,14 +24,16 @@ from hotloop._torch.thread_patch import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import CodeType
 
 
 class Check(NamedTuple):
-    """One check: where it is, and what makes the function that runs in its place."""
+    """One check: where it is, what makes the function that runs in its place, and whether a program asks for it."""
 
     owner: Any
     name: str
     without: Callable[[Callable[..., Any]], Callable[..., Any]]
+    on_request: bool = False
 
 
 def _made_unchecked(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,13 +74,26 @@ def _checks() -> Iterator[Check]:
         yield Check(Distribution, "_validate_sample", _unchecked)
     if private_or("torch.nn.utils.clip_grad:_get_total_norm", None) is not None:
         # clip_grad_norm_ calls it. Gradients become non-finite then, as without error_if_nonfinite.
-        yield Check(torch.nn.utils.clip_grad, "_get_total_norm", _norm_unchecked)
+        yield Check(torch.nn.utils.clip_grad, "_get_total_norm", _norm_unchecked, on_request=True)
     if private_or("torch:_check_tensor_all_with", None) is not None:
         # transformers' torch_compilable_check calls it, where its condition is a tensor.
         yield Check(torch, "_check_tensor_all_with", _unchecked)
 
 
 CHECKS = tuple(_checks())
+_CODES = {inspect.unwrap(vars(one.owner)[one.name]).__code__: one for one in CHECKS}
+
+
+@functools.cache
+def codes_of(setting: str) -> frozenset[CodeType]:
+    """Return the code of the checks that a recording leaves out.
+
+    Args:
+        setting: ``checks`` of a loop: ``"auto"``, ``"skip"`` or ``"keep"``.
+    """
+    if setting == "keep":
+        return frozenset()
+    return frozenset(code for code, check in _CODES.items() if setting == "skip" or not check.on_request)
 
 
 @contextlib.contextmanager
@@ -81,21 +102,4 @@ def checks_left_out() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for check in CHECKS:
             stack.enter_context(replaced(check.owner, check.name, check.without))
-        yield
-
-
-@contextlib.contextmanager
-def checks_surrounded(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Make each check of this thread within a context of its own while the block runs."""
-
-    def surrounded(real: Callable[..., Any]) -> Callable[..., Any]:
-        def check(*args: Any, **kwargs: Any) -> Any:
-            with around():
-                return real(*args, **kwargs)
-
-        return check
-
-    with contextlib.ExitStack() as stack:
-        for check in CHECKS:
-            stack.enter_context(replaced(check.owner, check.name, surrounded))
         yield

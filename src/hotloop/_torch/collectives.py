@@ -28,6 +28,18 @@ def collectives_begun(among: list[Any]) -> int:
     return sum(int(group._get_sequence_number_for_group()) for group in among)  # noqa: SLF001 - in the ledger
 
 
+def wait_for_collective(operation: Any, result: Any) -> None:
+    """Wait until a collective is done, by what torch's operation returned: tensors and the work, or something else.
+
+    A functional collective returns its tensor alone, for which torch knows the work.
+    """
+    if isinstance(result, torch.Tensor) and operation.namespace == "_c10d_functional":
+        private("torch.distributed._functional_collectives:wait_tensor")(result)
+    work = result[-1] if isinstance(result, tuple) and result else None
+    if isinstance(work, torch.ScriptObject):
+        distributed.Work.unbox(work).wait()
+
+
 PATIENCE_SECONDS = 1800.0
 """How long collectives wait for a process that compiles: the duration of a long compile."""
 

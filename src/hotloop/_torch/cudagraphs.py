@@ -1,7 +1,7 @@
 """CUDA graphs inside torch.compile: which generation runs, and which tensors lie in their memory.
 
 torch keeps the graphs of a thread in one tree with one pool of memory. The outputs of a graph are overwritten once a
-graph of a new generation runs: ``docs/cudagraph-lifetime.md`` has the rule.
+graph of a new generation runs: ``docs/concepts/cudagraph-lifetime.md`` has the rule.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,10 +56,15 @@ def _observer_of(mode_class: Any) -> Any:
         def is_infra_mode(cls) -> bool:
             return True
 
-    def dispatch(mode: Any, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(mode: Any, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = set_tracer(None)
         try:
-            if operation.namespace == "profiler":  # record_function's marks are no work
+            if types and any(_is_spread(kind) for kind in types):
+                return NotImplemented  # its own operations on this process's shards come next, and the collectives
+            if _shapes_alone():
+                return operation(*args, **(kwargs or {}))
+            # record_function's marks are no work, nor is the class that waits for a collective where it is used.
+            if operation.namespace == "profiler" or name_of(operation) == "_c10d_functional._wrap_tensor_autograd":
                 return operation(*args, **(kwargs or {}))
             if is_higher_order(operation):
                 args = tuple(_observed(value, mode) for value in args)
@@ -71,6 +77,19 @@ def _observer_of(mode_class: Any) -> Any:
     never_trace(dispatch)
     Observer.__torch_dispatch__ = dispatch
     return Observer
+
+
+def _is_spread(kind: type) -> bool:
+    """Return whether a class of tensors has operations that are made of others, on what each process holds."""
+    return kind.__module__.startswith("torch.distributed.")
+
+
+def _shapes_alone() -> bool:
+    """Return whether torch looks for the shape of a result that is spread over processes, on fake tensors."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return False
+    fake = private("torch._C:_TorchDispatchModeKey").FAKE
+    return private("torch._C:_get_dispatch_mode")(fake) is not None
 
 
 def _observed(value: Any, mode: Any) -> Any:
@@ -123,7 +142,7 @@ def written_by(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     for index, name in _written_places(operation):
         yield from tensors_in(kwargs.get(name, args[index] if index < len(args) else None))
     if drops_in_rnn(operation, args, kwargs):
-        yield from tensors_in(_argument(operation, args, kwargs, "dropout_state"))
+        yield from tensors_in(argument_of(operation, args, kwargs, "dropout_state"))
 
 
 @functools.lru_cache(_KINDS)
@@ -146,11 +165,13 @@ def is_random(operation: Any) -> bool:
 
 def draws_random(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a call of an operation draws random numbers: attention or an RNN that drops nothing draws none."""
-    if not is_random(operation):
+    if not is_random(operation) or (
+        name_of(operation) == "aten.native_dropout" and argument_of(operation, args, kwargs, "train") is False
+    ):
         return False
     names = argument_names(operation)
     share = next((name for name in ("dropout_p", "dropout") if name in names), None)
-    return share is None or bool(_argument(operation, args, kwargs, share))
+    return share is None or bool(argument_of(operation, args, kwargs, share))
 
 
 def drops_in_rnn(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -158,7 +179,7 @@ def drops_in_rnn(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return name_of(operation) == "aten._cudnn_rnn" and draws_random(operation, args, kwargs)
 
 
-def _argument(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+def argument_of(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
     """Return an argument of a call by name; None where it was left out."""
     place = argument_names(operation).index(name)
     return kwargs.get(name, args[place] if place < len(args) else None)

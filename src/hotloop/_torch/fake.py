@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.ledger import private, private_or
+from hotloop._torch.sharded import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,8 +45,11 @@ class FakeMode:
 
 
 def version_of(value: torch.Tensor) -> int:
-    """Return how often a tensor was changed in place; inference tensors do not count."""
-    return value._version  # noqa: SLF001 - in the ledger
+    """Return how often a tensor was changed in place; inference tensors do not count.
+
+    Of a tensor that is spread over processes this process's part is written, and counted.
+    """
+    return shard_of(value)._version  # noqa: SLF001 - in the ledger
 
 
 def uncounted(tensors: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:

@@ -60,6 +60,71 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "where a process says why it ends, what a vote came to, and that it is about to compile",
         "a loop does not run in several processes, and a compile there asks nobody",
     ),
+    (
+        (
+            "DistributedDataParallel._join_config DistributedDataParallel._comm_hooks "
+            "DistributedDataParallel._get_ddp_logging_data"
+        ),
+        "a step whose wrapper has a communication hook, or is in Join, is not captured",
+        "a recording repeats what a hook did in one step",
+    ),
+    (
+        "DistributedDataParallel._set_ddp_runtime_logging_sample_rate",
+        "a wrapper times each hundredth step by events, which no capture allows",
+        "a capture in such a step fails later, as the wrapper reads them",
+    ),
+    (
+        "Reducer._reset_state DistributedDataParallel._has_rebuilt_buckets",
+        "after a capture that failed within a backward the wrapper begins anew, as where its process group changes",
+        "the next forward after such a capture raises",
+    ),
+    (
+        "DTensor._local_tensor",
+        "the part of a tensor that this process holds: what a step of sharded parameters changes, and a proof compares",
+        "no step of sharded parameters is captured",
+        "DTensor.to_local(), which makes another tensor of the same memory at each call",
+    ),
+    (
+        "FSDPModule._get_fsdp_state FSDPState._fsdp_param_groups FSDPState._fsdp_param_group",
+        "which parameters fully_shard gathers together, and what it keeps of a forward and a backward",
+        "no step of sharded parameters is captured",
+    ),
+    (
+        (
+            "FSDPState._is_root FSDPState._state_ctx FSDPState._comm_ctx FSDPState._training_state "
+            "FSDPState._modules_to_run_forward "
+            "FSDPParamGroup._training_state FSDPParamGroup._post_forward_indices FSDPParamGroup._all_gather_result "
+            "FSDPParamGroup._post_reduce_event FSDPParamGroup._all_reduce_state FSDPParamGroup._partial_reduce_output "
+            "FSDPParam._unsharded_param"
+        ),
+        "a step that ended half-way, or that a failed capture has only recorded, is forgotten by fully_shard",
+        "after such a step the next forward raises",
+        "FSDPModule.reset_iter_state() since torch 2.13, which waits for events that a failed capture has recorded",
+    ),
+    (
+        "FSDPParamGroup._to_sharded FSDPParamGroup._reshard_after_forward_event",
+        "whole parameters that an evaluation left are freed before a recorded step, which gathers its own",
+        "a step after an evaluation would go on with whole parameters of before",
+        "FSDPModule.reshard(), which leaves the event, that no capture may wait for",
+    ),
+    (
+        (
+            "FSDPParamGroup._all_gather_comm FSDPParamGroup._reduce_scatter_comm FSDPParamGroup._all_reduce_hook "
+            "FSDPParamGroup._reshard_after_forward"
+        ),
+        "settings of a sharded model that decline its captures, or that a recording freezes",
+        "no step of sharded parameters is captured",
+    ),
+    (
+        "torch.distributed._functional_collectives:wait_tensor",
+        "the function that waits for a collective of DTensor's, which the emulation of captured steps replays",
+        "the emulation does not replay steps of sharded parameters",
+    ),
+    (
+        "torch._C:_get_dispatch_mode torch._C:_TorchDispatchModeKey",
+        "operations on fake tensors, by which DTensor finds the shapes of results, are no work of the step",
+        "no step of sharded parameters is captured",
+    ),
     # -- compiling in place
     (
         "Module._compiled_call_impl",
@@ -219,6 +284,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "torch._inductor.codecache:CppCodeCache torch._inductor.codecache:CppPythonBindingsCodeCache",
         "forget libraries that failed on a broken precompiled header, so that they are compiled again without it",
         "the process that meets such a header runs eagerly; the next one finds it removed",
+    ),
+    (
+        "torch._inductor.codecache:_precompile_header torch._inductor:codecache",
+        "build the precompiled header where a kernel is compiled, and not where its library is there already",
+        "a process whose kernels are all kept builds a header that nothing includes, for seconds",
     ),
     (
         "torch._inductor.runtime.cache_dir_utils:default_cache_dir",

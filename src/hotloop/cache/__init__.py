@@ -1,11 +1,38 @@
-"""What outlives a process: the costs of earlier runs, compiled code, and the child that compiles in the background."""
+"""What outlives a process: the costs of earlier runs, compiled code, and the child that compiles in the background.
 
-from hotloop.cache.child_process import BackgroundCompile, Done, Failed, Outcome
-from hotloop.cache.costs import CostStore, TierCosts, Verdict
-from hotloop.cache.keys import Key, key_of
-from hotloop.cache.portable import BackgroundUnavailableError
-from hotloop.cache.process_folder import shared_compiles
-from hotloop.cache.request import Recorder, Request
+Its names are loaded when they are first used: the files of this user (`hotloop.cache.files`) need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotloop.cache.child_process import BackgroundCompile, Done, Failed, Outcome
+    from hotloop.cache.costs import CostStore, TierCosts, Verdict
+    from hotloop.cache.keys import Key, key_of
+    from hotloop.cache.portable import BackgroundUnavailableError
+    from hotloop.cache.process_folder import shared_compiles
+    from hotloop.cache.request import Recorder, Request
+    from hotloop.cache.share import shared_cache
+
+_HOMES = {
+    "BackgroundCompile": "child_process",
+    "BackgroundUnavailableError": "portable",
+    "CostStore": "costs",
+    "Done": "child_process",
+    "Failed": "child_process",
+    "Key": "keys",
+    "Outcome": "child_process",
+    "Recorder": "request",
+    "Request": "request",
+    "TierCosts": "costs",
+    "Verdict": "costs",
+    "key_of": "keys",
+    "shared_cache": "share",
+    "shared_compiles": "process_folder",
+}
 
 __all__ = [
     "BackgroundCompile",
@@ -20,5 +47,12 @@ __all__ = [
     "TierCosts",
     "Verdict",
     "key_of",
+    "shared_cache",
     "shared_compiles",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"hotloop.cache.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'hotloop.cache' has no attribute {name!r}")

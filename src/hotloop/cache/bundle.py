@@ -19,7 +19,7 @@ from hotloop.errors import DataError
 from hotloop.record import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 _MANIFEST, _CHECKSUM = "manifest.json", "manifest.sha256"
@@ -62,6 +62,20 @@ def export_bundle(store: CompiledStore, target: Path, model: str | None = None) 
         raise DataError(f"no compiled code is kept for the model {model}; there is some for {_names(known.items())}")
     models = {name: kind for entry in entries for name, kind in entry.models.items()}
     manifest = Manifest(here, models, time.time(), tuple(sorted(content, key=lambda file: file.path)))
+    return write_bundle(manifest, {file.digest: data for file, data in content.items()}, target)
+
+
+def write_bundle(manifest: Manifest, content: Mapping[str, bytes], target: Path) -> Bundle:
+    """Write files into a bundle.
+
+    Args:
+        manifest: the files, and what they fit to.
+        content: what each file holds, by its checksum.
+        target: the file to write; it is there whole or not at all.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
     text = manifest.dumps()
     try:
         with (
@@ -70,7 +84,7 @@ def export_bundle(store: CompiledStore, target: Path, model: str | None = None) 
         ):
             archive.writestr(_MANIFEST, text)
             archive.writestr(_CHECKSUM, sha256_of(text))
-            for digest, data in {file.digest: data for file, data in content.items()}.items():
+            for digest, data in content.items():
                 archive.writestr(f"objects/{digest}", data)
     except OSError as error:
         raise DataError(f"the bundle {target} cannot be written: {error}") from error

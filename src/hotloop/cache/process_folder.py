@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hotloop._torch.ledger import CapabilityMissingError, private
 from hotloop._torch.settings import patched
-from hotloop.cache import files
+from hotloop.cache import files, headers
 from hotloop.cache.compiled import CHILDREN, CompiledStore, Manifest
 from hotloop.cache.keys import fingerprint, fits
 from hotloop.cache.torch_files import files_in, remove_tree
@@ -264,7 +264,7 @@ def shared_compiles(*models: torch.nn.Module) -> Iterator[ProcessFolder | None]:
         yield None
         return
     try:
-        with folder.serving(*models), _no_headers_of_others():
+        with folder.serving(*models), _no_headers_of_others(), headers.built_as_needed():
             os.environ[VARIABLE] = str(folder.place)
             yield folder
     finally:

@@ -7,7 +7,7 @@ bench or harness was to judge raised, or cannot be judged.
 
 from __future__ import annotations
 
-import importlib.metadata
+import inspect
 import io
 import sys
 from typing import Annotated, NoReturn
@@ -26,12 +26,14 @@ from hotloop.cli import (
     report,
     runs,
     settings,
+    submit,
     train,
     ui,
     verify,
 )
 from hotloop.cli.common import WRONG_USAGE, ProgramCommand, raised_by_program, show_raised
 from hotloop.errors import HotloopError
+from hotloop.version import __version__
 
 app = typer.Typer(
     name="hotloop",
@@ -45,10 +47,7 @@ app = typer.Typer(
 def _version(wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        typer.echo(f"hotloop {importlib.metadata.version('hotloop')}")
-    except importlib.metadata.PackageNotFoundError:
-        typer.echo("hotloop (not installed: run from a source tree)")
+    typer.echo(f"hotloop {__version__}")
     raise typer.Exit
 
 
@@ -77,10 +76,24 @@ app.command()(report.report)
 app.command()(export.export)
 app.command()(export.predict)
 app.add_typer(runs.app, name="runs", help="List, show, compare and remove runs, cross-validations and searches.")
+app.add_typer(submit.app, name="submit")
 app.command("ui")(ui.ui)
 app.command("presets")(presets.show)
 app.command()(settings.settings)
 app.add_typer(cache.app, name="cache", help="Show what is kept of compiles, clear what is stale, export and import it.")
+
+
+def _let_help_flow(commands: typer.Typer) -> None:
+    """Join the lines of each paragraph of help, so that it fills a terminal of any width: rich keeps line ends."""
+    for command in commands.registered_commands:
+        text = inspect.cleandoc(command.help or getattr(command.callback, "__doc__", None) or "")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    for group in commands.registered_groups:
+        if group.typer_instance:
+            _let_help_flow(group.typer_instance)
+
+
+_let_help_flow(app)
 
 
 def main(args: list[str] | None = None) -> NoReturn:

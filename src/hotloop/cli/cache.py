@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations of a command when it runs
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,9 +16,11 @@ from hotloop.errors import ConfigError
 if TYPE_CHECKING:
     from hotloop.cache.bundle import Bundle
     from hotloop.cache.compiled import CompiledStore, Entry
+    from hotloop.cache.share import Moved
 
 app = typer.Typer(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 Model = Annotated[str | None, typer.Option(help="Only for this model: its fingerprint as `hotloop cache` shows it.")]
+Place = Annotated[str, typer.Argument(metavar="URL", help="A folder, or a URL that fsspec knows: s3://bucket/cache.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -61,7 +64,7 @@ def clear(
 def export(
     file: Annotated[Path, typer.Argument(help="The bundle to write.")], model: Model = None, as_json: AsJson = False
 ) -> None:
-    """Write a bundle of what is kept and fits this machine, and print its checksum."""
+    """Write a bundle of the kept code that fits this machine, and print its checksum."""
     from hotloop.cache import bundle  # noqa: PLC0415 - loads torch
 
     _show_bundle(bundle.export_bundle(_store(), file, model), as_json=as_json)
@@ -78,8 +81,8 @@ def import_(
 ) -> None:
     """Import a bundle. Its code will run as you: import only bundles that you made yourself, best with --checksum.
 
-    A bundle for other versions or hardware, of another model, or with another checksum than its manifest's is refused,
-    with the part that does not fit.
+    It refuses a bundle for other versions, hardware or another model, or with a wrong checksum, and names the part
+    that does not fit.
     """
     from hotloop.cache import bundle  # noqa: PLC0415 - loads torch
 
@@ -88,6 +91,40 @@ def import_(
     except OSError as error:
         raise ConfigError(f"the bundle cannot be kept: {error}") from error
     _show_bundle(taken, as_json=as_json)
+
+
+@app.command("push")
+def push(url: Place, as_json: AsJson = False) -> None:
+    """Send what is kept and fits this machine to a shared cache."""
+    from hotloop.cache.keys import fits  # noqa: PLC0415 - loads torch
+    from hotloop.cache.share import Share  # noqa: PLC0415 - loads torch
+
+    store, here = _store(), fits()
+    moved = Share(url).push(store)
+    others = [why for entry in store.entries() if (why := entry.manifest.differences(here))]
+    if others:
+        left = f"{len(others)} kept for other versions or hardware, such as {', '.join(others[0])}"
+        moved = dataclasses.replace(moved, misses=(*moved.misses, left))
+    _show_moved("given", moved, as_json=as_json)
+
+
+@app.command("pull")
+def pull(url: Place, as_json: AsJson = False) -> None:
+    """Take what fits this machine from a shared cache. Its code will run as you."""
+    from hotloop.cache.share import Share  # noqa: PLC0415 - loads torch
+
+    try:
+        moved = Share(url).pull(_store())
+    except OSError as error:
+        raise ConfigError(f"what the shared cache has cannot be kept: {error}") from error
+    _show_moved("taken", moved, as_json=as_json)
+
+
+def _show_moved(verb: str, moved: Moved, *, as_json: bool) -> None:
+    if as_json:
+        echo_json({"bundles": moved.bundles, "bytes": moved.size, "misses": list(moved.misses)})
+    else:
+        typer.echo(f"{verb}: {moved}")
 
 
 def _store() -> CompiledStore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import json
@@ -9,7 +10,7 @@ import re
 import sys
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 import typer.core
@@ -19,7 +20,7 @@ from hotloop import record
 from hotloop.errors import ConfigError, DataError, HotloopError, RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Workload = Annotated[
@@ -68,18 +69,63 @@ class ProgramCommand(typer.core.TyperCommand):
             typer.echo("\n".join([f" Settings of {name}", *(f"   {line}" for line in program.known(name).about()), ""]))
 
 
+class DefaultGroup(typer.core.TyperGroup):
+    """A group of commands with a default, which gets the arguments that name no command."""
+
+    default: ClassVar[str]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default before the arguments that name no command."""
+        named = args[0] in self.commands or args[0] in ctx.help_option_names if args else ctx.resilient_parsing
+        return super().parse_args(ctx, args if named else [self.default, *args])
+
+
+def complete_setting(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the settings, for a shell, of the recipe or program that is named before; none where it cannot be read.
+
+    A program is read, and not run: a script may train when it is imported.
+    """
+    given = [one for value in ctx.params.values() if isinstance(value, list) for one in value]
+    try:
+        return [f"{one}=" for one in _settings(given, _read_arguments) if one.startswith(incomplete)]
+    except Exception:  # noqa: BLE001 - a shell shows no error beside what is typed; the command will
+        return []
+
+
+def _read_arguments(name: str) -> list[str]:
+    """Return the names of the arguments of a program's function, as its file has them; none of a Lightning module."""
+    file, _, function = name.rpartition(":")
+    if "," in name:
+        return []
+    made = [one for one in ast.parse(Path(file).read_bytes()).body if isinstance(one, ast.FunctionDef)]
+    given = [one.args for one in made if one.name == function]
+    return [one.arg for its in given for one in (*its.args, *its.kwonlyargs) if one.arg not in ("fold", "fabric")]
+
+
+def _known_arguments(name: str) -> list[str]:
+    from hotloop.train import program  # noqa: PLC0415 - loads torch and the optional packages
+
+    return [one.name for one in program.known(name).parameters]
+
+
+def _settings(args: list[str], arguments: Callable[[str], list[str]] = _known_arguments) -> list[str]:
+    """Return the names of the settings of the recipe or program that arguments name, a program's own first."""
+    from hotloop.train import configure, schema  # noqa: PLC0415 - loads torch and the optional packages
+
+    own = next(filter(None, map(configure.program_name, configure.with_data(args))), None)
+    recipe = next((one.partition("=")[2] for one in args if one.startswith("recipe=")), "criteria")
+    model = configure.model(configure.recipe_choice(own) if own else recipe)
+    known = [f"program.{one}" for one in arguments(own)] if own else []
+    return known + [one for one in schema.names(model) if not getattr(schema.at(model, one), "is_group", False)]
+
+
 def _written_as_option(option: str, value: str, args: list[str]) -> ConfigError:
     """Build the error of a setting that is written as an option: with the setting that is meant, where one is."""
-    from hotloop.train import configure, program, schema  # noqa: PLC0415 - loads torch and the optional packages
-
     name = option.removeprefix("--").replace("-", "_")
-    own = next(filter(None, map(configure.program_name, configure.with_data(args))), None)
-    model = configure.model(configure.recipe_choice(own) if own else "criteria")
-    known = [f"program.{one.name}" for one in program.known(own).parameters] if own else []
-    known += [one for one in schema.names(model) if not getattr(schema.at(model, one), "is_group", False)]
+    known = _settings(args)
     leaves = {one.rpartition(".")[2]: one for one in reversed(known)}  # of two alike, the program's own
     near = next(iter(difflib.get_close_matches(name.rpartition(".")[2], leaves, n=1)), None)
-    hint = f"write {leaves[near]}={value}" if near else "docs/settings.md lists all"
+    hint = f"write {leaves[near]}={value}" if near else "`hotloop settings` lists all"
     return ConfigError(f"{option}: no such option; a setting is written NAME=VALUE: {hint}")
 
 

@@ -21,7 +21,7 @@ FailOn = Annotated[
     typer.Option(
         "--fail-on",
         metavar="NAMES",
-        help="Exit with 1 when one of these is found: rules, or any; for the machine problem or warning, or any.",
+        help="Exit with 1 if one of these is found: names of rules, or any; for the machine: problem, warning or any.",
     ),
 ]
 
@@ -31,7 +31,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
         str | None,
         typer.Argument(
             metavar="[FILE.py:make | RUN]",
-            help="A function that returns a hotloop.Workload, or a run's record or folder. Without: the machine.",
+            help="A function that returns a hotloop.Workload, or a run's record or folder. Without it: this machine.",
         ),
     ] = None,
     preset: Annotated[
@@ -55,12 +55,12 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
     fail_on: FailOn = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page as well.")] = None,
     as_json: AsJson = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Of the machine: try no compile, only look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="For the machine: compile nothing.")] = False,
 ) -> None:
     """Say what is wrong, where, what it costs, and what to change.
 
-    Alone it judges the machine. With a workload it runs real steps, eager and compiled; with a run's record it reads.
-    Exit code 1: what ``--fail-on`` names was found. 3: your program raised.
+    Without an argument it judges this machine. With a program it runs real steps, eager and compiled. With a run it
+    reads the record. Exit code 1: something that ``--fail-on`` names was found. 3: your program raised.
     """
     options = {"--preset": preset, "--steps": steps, "--total-steps": total_steps, "--html": html}
     if target is None:

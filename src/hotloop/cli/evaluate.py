@@ -20,13 +20,13 @@ def evaluate(
         list[str],
         typer.Argument(
             metavar="checkpoint=FILE|run=FOLDER|fold=N [SETTING=VALUE]...",
-            help="What to judge: a checkpoint, a run by its folder (its best checkpoint), or the folds of a "
-            "cross-validation, all or one (fold=N without run= is of the newest in runs/); then changed settings.",
+            help="A checkpoint, a run (its best checkpoint), or the folds of a cross-validation, all or one. "
+            "fold=N without run= is a fold of the newest in runs/. Then changed settings.",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
-    """Judge a checkpoint on the validation side of its data; of a cross-validation, on the rows its fold held out."""
+    """Judge a checkpoint on the validation side of its data; a fold's checkpoint on the rows that the fold held out."""
     from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
     from hotloop.train import checkpoint, configure  # noqa: PLC0415
 
@@ -84,8 +84,10 @@ def _checkpoint(arguments: list[str]) -> tuple[Path, list[str]]:
 
     named = [argument for argument in arguments if argument.startswith(("checkpoint=", "run="))]
     if len(named) != 1 or not named[0].partition("=")[2]:
+        place = next((one for one in arguments if "=" not in one and Path(one).exists()), None)
+        meant = f": did you mean {'run' if Path(place).is_dir() else 'checkpoint'}={place}?" if place else ""
         raise ConfigError(
-            f"hotloop eval: expected one of checkpoint=FILE and run=FOLDER, found {' '.join(named) or 'none'}"
+            f"hotloop eval: expected one of checkpoint=FILE and run=FOLDER, found {' '.join(named) or 'none'}{meant}"
         )
     kind, _, value = named[0].partition("=")
     path = Path(value) if kind == "checkpoint" else checkpoint.find(Path(value), checkpoint.BEST, checkpoint.LAST)

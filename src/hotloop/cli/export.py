@@ -35,10 +35,10 @@ def export(
     checkpoint: Checkpoint = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run's weights for other programs, with a config.json of how the model is made again: docs/runs.md.
+    """Write a run's weights for other programs, with a config.json of how to make the model: docs/how-to/runs.md.
 
-    safetensors needs no model. pretrained writes a model of transformers, diffusers or peft by its save_pretrained,
-    torch-export a program for torch.export.load; both run the program of the run, as hotloop eval does.
+    safetensors runs no code of the program. pretrained writes a model of transformers, diffusers or peft by its
+    save_pretrained, torch-export a program for torch.export.load. Both run the program's file, as hotloop eval does.
     """
     from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
     from hotloop.train import export as exporting  # noqa: PLC0415
@@ -68,10 +68,10 @@ def predict(
     checkpoint: Checkpoint = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Rows in one call of the model.")] = 64,
 ) -> None:
-    """Write each row of DATA with the run's prediction behind it: recipe criteria or focus, or a program's predict.
+    """Write each row of DATA with the run's prediction behind it: for recipe=criteria, recipe=focus, or a program.
 
-    A program offers it by Workload(predict=f): f takes a list of rows, each a dictionary, and returns a prediction for
-    each. Its file is run, as hotloop eval does.
+    A program has to offer Workload(predict=f): f takes a list of rows, each a dictionary, and returns a prediction for
+    each. The command runs the program's file, as hotloop eval does.
     """
     from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
     from hotloop.train import configure, export, predict  # noqa: PLC0415

@@ -27,7 +27,7 @@ def harness(  # noqa: PLR0913, PLR0917 - the options of the command
 ) -> None:
     """Train and call your program under CUDA graphs, compare it with eager, and list what it holds too long.
 
-    Exit code 1: the preset is not safe for it here. 3: your program raised.
+    Exit code 1: the preset is not safe for this program here. 3: your program raised.
     """
     from hotloop.prove.harness.harness import harness as run  # noqa: PLC0415 - loads torch
 

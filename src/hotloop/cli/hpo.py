@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-import typer.core
 
 from hotloop.cli import runs
-from hotloop.cli.common import INTERRUPTED, ProgramCommand, echo_json, echo_result
+from hotloop.cli.common import INTERRUPTED, DefaultGroup, ProgramCommand, echo_json, echo_result
 from hotloop.cli.report import refresh_study
-from hotloop.cli.train import Config, Dry, Printed, Quiet, echo_outcome
+from hotloop.cli.train import Config, Dry, Overrides, Printed, Quiet, echo_outcome
 from hotloop.errors import ConfigError
 from hotloop.report import study as study_report
 from hotloop.report.runs import SEARCH, find
@@ -20,15 +19,11 @@ from hotloop.report.terminal import draw
 if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
-Arguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[FILE.py:make] [SETTING=VALUE]...",
-        help="A program of your own, and settings, such as hpo.sampler=gp.",
-    ),
-]
 Trials = Annotated[int | None, typer.Option("--n-trials", metavar="N", help="Trials in all: hpo.n_trials.")]
-Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Processes that run them: hpo.workers.")]
+Workers = Annotated[
+    str | None,
+    typer.Option("--workers", metavar="N", help="Processes that run them: hpo.workers, or auto."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
 Named = Annotated[
     list[str] | None,
@@ -41,13 +36,10 @@ Named = Annotated[
 Fast = Annotated[bool, typer.Option("--fast", help="The study of hotloop hpo --fast.")]
 
 
-class SearchGroup(typer.core.TyperGroup):
-    """A group of commands in which everything that names none of them is the arguments of ``search``."""
+class SearchGroup(DefaultGroup):
+    """The commands; all else is the arguments of ``search``."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put ``search`` before the arguments of a search."""
-        named = args[0] in self.commands or args[0] in ctx.help_option_names if args else ctx.resilient_parsing
-        return super().parse_args(ctx, args if named else ["search", *args])
+    default = "search"
 
 
 app = typer.Typer(cls=SearchGroup, help="Search for the settings that train best; `hotloop hpo SETTINGS` is `search`.")
@@ -55,7 +47,7 @@ app = typer.Typer(cls=SearchGroup, help="Search for the settings that train best
 
 @app.command(cls=ProgramCommand)
 def search(  # noqa: PLR0913, PLR0917 - options of the command line
-    arguments: Arguments = None,
+    arguments: Overrides = None,
     n_trials: Trials = None,
     workers: Workers = None,
     fast: Annotated[bool, typer.Option("--fast", help="A cheap first pass: the settings of hpo=fast.")] = False,
@@ -64,9 +56,9 @@ def search(  # noqa: PLR0913, PLR0917 - options of the command line
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Search for the settings that train best, or go on with a search: docs/search.md.
+    """Search for the settings that train best, or go on with a search: docs/how-to/search.md.
 
-    The same command goes on after a kill or Ctrl-C; trials that are over count. `hotloop hpo best STUDY` prints the
+    After a kill or Ctrl-C, the same command goes on with the trials that are left. `hotloop hpo best STUDY` prints the
     best settings, and writes them as best.yaml for `hotloop train --config`.
     """
     named = {"hpo": "fast" if fast else None, "hpo.n_trials": n_trials, "hpo.workers": workers}
@@ -110,7 +102,7 @@ def show(study: Named = None, config: Config = None, fast: Fast = False, as_json
 
 
 def hpo_fast(  # noqa: PLR0913, PLR0917 - as search
-    arguments: Arguments = None,
+    arguments: Overrides = None,
     n_trials: Trials = None,
     workers: Workers = None,
     config: Config = None,
@@ -128,7 +120,7 @@ def _search(overrides: list[str], config: Path | None, asked: Printed) -> None:
     from hotloop.train.search.preparing import prepared  # noqa: PLC0415
 
     with asked.alone():
-        settings = prepared(configure.load_search(overrides, config))
+        settings = supervise.with_workers(prepared(configure.load_search(overrides, config)))
         if settings.run.folder or settings.run.resume:
             raise ConfigError(
                 "run.folder and run.resume belong to a run: a search has hpo.folder, and the same command resumes it"
@@ -144,7 +136,7 @@ def _search(overrides: list[str], config: Path | None, asked: Printed) -> None:
         echo_outcome(checked, asked)
         return
     maximize = hpo.towards == "maximize"
-    progress = live.Progress(hpo.folder, next(iter(hpo.objectives)), hpo.n_trials, hpo.workers, maximize=maximize)
+    progress = live.Progress(hpo.folder, next(iter(hpo.objectives)), hpo.n_trials, hpo.at_once, maximize=maximize)
     if asked.quiet:
         with asked.alone(Path(hpo.folder)):
             ended = supervise.search(settings, lambda _: None)
@@ -189,8 +181,7 @@ def _summarize(status: str, folder: Path, document: dict[str, object]) -> None:
     from hotloop.train.search.document import BEST  # noqa: PLC0415 - loads the optional packages
 
     attempts = document.get("trials")
-    states = [attempt["state"] for attempt in attempts] if isinstance(attempts, list) else []
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    counts = study_report.counts_of(attempts) if isinstance(attempts, list) else ""
     typer.echo(f"Search {status}: {counts or 'no trial'}")
     if document.get("best") is not None:
         typer.echo(f"Best: trial {document['best']}. Its settings: hotloop train --config {folder / BEST}")

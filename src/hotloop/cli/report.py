@@ -46,7 +46,7 @@ def report(
     elif folds.SCHEMA.is_at(run):
         view = folds.build(folds.load(run))
     else:
-        view = build(record.load(run))
+        view = build(record.load(run), record.load_ranks(folder))
     target = html or (None if as_json else folder / PAGE)
     with writing_page(target):
         page = write_view(view, target) if target else None

@@ -30,7 +30,7 @@ def list_runs(
 ) -> None:
     """List the runs below a folder, the newest first: status, what ran, when, steps, and the best metric.
 
-    Of a cross-validation or a search, FOLDER lists its folds or trials. A run that cannot be read is listed with
+    If FOLDER is a cross-validation or a search, list its folds or trials. A run that cannot be read is listed with
     what is wrong with it.
     """
     list_rows(folder, as_json=as_json)
@@ -43,7 +43,8 @@ def list_rows(folder: Path, *, as_json: bool, kinds: tuple[str, ...] = ()) -> No
         ConfigError: there is no such folder.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; `hotloop train` puts runs into runs/, or into run.folder")
+        is_file = "is a file, and no folder of runs" if folder.is_file() else "no such folder"
+        raise ConfigError(f"{folder}: {is_file}; `hotloop train` puts runs into runs/, or into run.folder")
     found = [row for row in runs.find(folder) if not kinds or row.kind in kinds]
     if as_json:
         echo_json([row.to_dict(whole=False) for row in found])
@@ -106,7 +107,7 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete runs with all that is in their folders; asks first. A run that trains now is refused, and so is no run."""
+    """Delete runs with all that is in their folders; asks first. It refuses a run that trains now."""
     from hotloop.train import removal  # noqa: PLC0415 - filelock is an optional package
 
     def confirm() -> None:

@@ -20,7 +20,7 @@ Schema = Annotated[
 def settings(overrides: Overrides = None, config: Config = None, schema: Schema = False) -> None:
     """List the settings of a recipe (recipe=NAME) or of a program, FILE.py:make: value, what it may be, what it is for.
 
-    Without either, those of recipe=criteria. Settings that are given besides are in the table as they are given.
+    Without either, list those of recipe=criteria. The table shows the values of settings that you add.
     """
     from hotloop.train import configure, documentation, program  # noqa: PLC0415 - loads the optional packages
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from hotloop.cli.common import INTERRUPTED, checking, console, echo_failure, echo_json
+from hotloop.cli.common import INTERRUPTED, checking, complete_setting, console, echo_failure, echo_json
 from hotloop.errors import StepLostError
 from hotloop.report import folds
 from hotloop.report.terminal import draw
@@ -24,6 +24,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FILE.py:make] [SETTING=VALUE]...",
+        autocompletion=complete_setting,
         help="A program of your own, and settings, such as training.num_epochs=3 or program.lr=1e-3.",
     ),
 ]
@@ -55,11 +56,12 @@ def train(  # noqa: PLR0913, PLR0917 - options of the command line
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a program of your own, FILE.py:make, or a recipe; every setting is described in docs/settings.md.
+    """Train a program of your own, FILE.py:make, or a recipe; `hotloop settings` lists every setting.
 
-    The parameters of make are the program's settings, program.NAME=VALUE; FILE.py:make --help lists them. A
-    LightningModule is named with its data, FILE.py:Module data=FILE.py:DataModule. Without a program, recipe=criteria
-    fine-tunes a cross-encoder on pairs of a phrase and a criterion. Resume an interrupted run with run.resume=FOLDER.
+    make is a function in FILE.py that returns a hotloop.Workload(model, optimizer, step, batches). Its parameters are
+    the program's settings, program.NAME=VALUE; FILE.py:make --help lists them. A LightningModule is
+    named with its data, FILE.py:Module data=FILE.py:DataModule. Without a program, recipe=criteria fine-tunes a
+    cross-encoder on pairs of a phrase and a criterion. Resume an interrupted run with run.resume=FOLDER.
     kfold.n_splits=5 makes it a cross-validation, as hotloop kfold does.
     """
     _begin(overrides or [], config, Printed(show, dry_run, as_json, quiet))

@@ -29,12 +29,12 @@ def verify(  # noqa: PLR0913, PLR0917 - one a setting
     ] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
-    """Is it the same training? Compares a program's compiled steps with eager and float64; exit code 1 if it is not.
+    """Is it the same training? Compare a program's compiled steps with eager and float64; exit code 1 if it is not.
+
+    It runs the program's own model and batches. It compares results, gradients, updates of parameters and buffers,
+    tensor by tensor. If they disagree, it compiles parts of the model alone, to name the smallest module at fault.
 
     Exit code 3: the program raised, or does not repeat itself, so there is no verdict.
-
-    The program's own model and batches run: results, gradients, updates of parameters and buffers of each step, tensor
-    by tensor. Where they disagree, its modules are compiled one at a time to name the smallest one at fault.
     """
     import hotloop  # noqa: PLC0415 - loads torch
 

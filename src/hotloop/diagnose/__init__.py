@@ -80,7 +80,7 @@ RULES: dict[str, Rule] = {
         StepUndone(),
     )
 }
-"""Every rule by name, in the order of the catalogue (``docs/catalogue.md``)."""
+"""Every rule by name, in the order of the catalogue (``docs/reference/catalogue.md``)."""
 CATALOGUE: tuple[Problem, ...] = tuple(problem for rule in RULES.values() for problem in rule.problems)
 """Everything that the rules can find, in the same order."""
 

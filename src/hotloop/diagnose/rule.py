@@ -98,7 +98,7 @@ Found = Iterator[Advice]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that a rule can find. The catalogue (``docs/catalogue.md``) shows it in these words, as advice does.
+    """One thing that a rule can find. Advice and the catalogue (docs/reference/catalogue.md) show it in these words.
 
     Args:
         rule: the rule's name.

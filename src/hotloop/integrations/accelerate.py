@@ -7,11 +7,13 @@
     model, optimizer, loader = prepare(accelerator, model, optimizer, loader)
 
 Models are compiled in place, behind Accelerate's wrappers: after activation checkpointing, inside of DDP, and unit by
-unit under FSDP2. So keys carry no ``_orig_mod.``, and ``eval()`` reaches the model that runs.
+unit under FSDP2. The wrapper of several processes is made on a CUDA stream of its own, so that a loop may capture
+their steps. Keys carry no ``_orig_mod.``, and ``eval()`` reaches the model that runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,10 +25,11 @@ from hotloop.compiling.control import compiled_by_user, validate
 from hotloop.errors import ConfigError, missing_extra
 from hotloop.integrations.accelerate_state import report_tf32, set_aside, settings_of, share_autocast, wants_compile
 from hotloop.integrations.setting_names import check_names
+from hotloop.integrations.several import own_stream
 
 try:
     from accelerate import Accelerator  # type: ignore[import-untyped]
-    from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]
+    from accelerate.utils import DistributedType, DynamoBackend  # type: ignore[import-untyped]
 except ImportError as error:
     raise missing_extra("hotloop.integrations.accelerate", "hf", error) from error
 
@@ -83,7 +86,8 @@ def prepare(
         _without_wrapper(given) if isinstance(given, torch.nn.Module) and wanted[given]["preset"] != "none" else given
         for given in objects
     ]
-    with set_aside(plugin):
+    several = accelerator.distributed_type != DistributedType.NO
+    with set_aside(plugin), own_stream(accelerator.device) if several else contextlib.nullcontext():
         prepared = accelerator.prepare(*bare, device_placement=device_placement)
     for given, result in zip(objects, prepared if len(objects) > 1 else (prepared,), strict=True):
         if isinstance(given, torch.nn.Module):

@@ -90,13 +90,7 @@ def report_tf32(by: str) -> None:
         after = torch.backends.cuda.matmul.fp32_precision
     if after in ("highest", "ieee", "none"):
         return
-    event = ev.SettingSwitched(
-        component=None,
-        setting="float32_matmul_precision",
-        before="highest, or what was set before",
-        after=after,
-        by=by,
-    )
+    event = ev.SettingSwitched(setting="float32_matmul_precision", after=after, by=by)
     collector.emit(event)
     logging.getLogger("hotloop").warning(
         "%s switched TF32 on (float32 matrix products keep 10 bits of each factor), since it was asked to compile; "

@@ -17,10 +17,13 @@ from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import compiled_by_user, validate
 from hotloop.errors import ConfigError, missing_extra
 from hotloop.integrations.setting_names import OF_LOOP, check_names
+from hotloop.integrations.several import SHARDED, first_speaks, level_of
 from hotloop.step import Loop
+from hotloop.step.tiers import tier_of_setting
 
 try:
     import lightning.fabric
+    from lightning.fabric.strategies.fsdp import FSDPStrategy
 except ImportError as error:
     raise missing_extra("hotloop.integrations.fabric", "lightning", error) from error
 
@@ -52,7 +55,7 @@ def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
         optimizers: as for ``fabric.setup``.
         preset: as for `hotloop.compile`; None compiles nothing, where a `loop` will decide.
         reapply: False compiles the model inside the strategy's wrapper (DDP, FSDP), True the wrapper with the model in
-            it; None compiles inside: neither was faster on two GPUs (docs/fabric.md).
+            it; None compiles inside: neither was faster on two GPUs (docs/how-to/fabric.md).
         scheduler: as for ``fabric.setup``.
         move_to_device: as for ``fabric.setup``.
         settings: further settings of `hotloop.compile`.
@@ -131,6 +134,14 @@ def loop(
             raise ConfigError(
                 f"fabric.loop: model {type(part).__name__} was not set up: hand over what fabric.setup() returned"
             )
+    tier = tier_of_setting(settings.get("run", "auto"))
+    if tier is not None and tier.graph and isinstance(fabric.strategy, FSDPStrategy):
+        logging.getLogger("hotloop").log(
+            level_of(logging.WARNING),
+            "fabric.loop(run=%r): %s: %s; hotloop.compile(model) compiles it in place",
+            settings["run"], type(fabric.strategy).__name__, SHARDED,
+        )  # fmt: skip
     scaler = getattr(fabric.strategy.precision, "scaler", None)
     others = tuple(state) if isinstance(state, list | tuple) else (state,)
-    return Loop(model, optimizer, state=others if scaler is None else (*others, scaler), **settings)
+    with first_speaks():
+        return Loop(model, optimizer, state=others if scaler is None else (*others, scaler), **settings)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.compiling.control import AS_GIVEN, ComponentStatus, Status, status, uncompile
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.observe import Cause, watch
+from hotloop.integrations.several import level_of
 from hotloop.measure.machine import record_folder
 from hotloop.record import RunRecord
 
@@ -62,9 +63,9 @@ class InPlace:
                 raise
 
     def decided(self, reason: str, level: int = logging.INFO) -> None:
-        """Record a decision, and log it."""
+        """Record a decision, and log it: of several processes, which decide alike, in the first."""
         self.record.append("decisions", {"step": 0, "reason": reason})
-        logging.getLogger("hotloop").log(level, "%s", reason)
+        logging.getLogger("hotloop").log(level_of(level), "%s", reason)
 
     def differs(
         self, reason: str, hint: str, level: int = logging.WARNING, *, compiled_by_trainer: bool = False

@@ -36,10 +36,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from hotloop._torch.ambient import matmul_precision
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hotloop.measure.differences import Difference
 
@@ -55,6 +56,20 @@ in 1,400 tensors for n = 4, and in practice never from n = 8. Smaller tensors ar
 """
 
 ComputeDtype = Literal["float32", "tf32", "bfloat16", "float16", "float64"]
+
+
+def compute_dtype(matrix_dtypes: Iterable[torch.dtype], device: torch.device) -> ComputeDtype:
+    """Return the narrowest dtype that matrix products were seen in, which decides how much rounding is honest."""
+    names: dict[torch.dtype, ComputeDtype] = {
+        torch.float64: "float64",
+        torch.float32: "float32",
+        torch.bfloat16: "bfloat16",
+        torch.float16: "float16",
+    }
+    known = [dtype for dtype in matrix_dtypes if dtype in names]
+    narrowest = min(known, key=lambda dtype: (dtype.itemsize, dtype == torch.float16), default=torch.float32)
+    fast = device.type == "cuda" and not matmul_precision().startswith(("highest", "ieee"))
+    return "tf32" if narrowest == torch.float32 and fast else names[narrowest]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,27 +13,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotloop.errors import DataError
-from hotloop.train import batches, checkpoint, environment, opening
+from hotloop.train import batches, checkpoint, environment
 from hotloop.train import evaluate as evaluation
-from hotloop.train.display import Display
 from hotloop.train.export import Made
-from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, sample, split_rows
 from hotloop.train.goal import Goal
 from hotloop.train.networks import Logits, count
 from hotloop.train.optional import require
-from hotloop.train.outcome import Outcome
+from hotloop.train.recipe import on_devices
 from hotloop.train.supervised import Supervised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rich.console import Console
-
-    from hotloop.train.outcome import Outcome
+    from hotloop.train.display import Display
+    from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
-    from hotloop.train.task import Loss
+    from hotloop.train.task import Loss, Task
 
 COMPONENTS = ("model", "loss")
 """What can be compiled: the vision transformer, and the loss."""
@@ -62,18 +59,15 @@ class Images(NamedTuple):
         return digest.hexdigest()
 
 
-def train(start: Start, console: Console | None = None) -> Outcome:
-    """Train from the start, or from where the run stopped.
+@on_devices(*COMPONENTS)
+def train(start: Start, display: Display, devices: Devices) -> Task:
+    """Make what is trained, from the start or from where the run stopped; `on_devices` trains it.
 
     Raises:
         ConfigError: settings that cannot be used.
         DataError: too few images to learn or to judge by.
-        TrainingFailedError: the run could not go on.
     """
-    settings, display = start.settings, Display(console)
-
-    # What can be refused is refused here, before anything is loaded or written.
-    chosen, device = opening.recipe(settings, display, COMPONENTS)
+    settings = start.settings
 
     # The data: images, and a split in which each digit is as frequent on both sides.
     images = load_images(settings)
@@ -91,10 +85,10 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     context = {"baseline_neighbour_accuracy": nearest_neighbour(images)}
     display.say(baseline(context))
 
-    task = Supervised(
+    return Supervised(
         start,
         "digits",
-        device,
+        devices,
         model=model,
         parts={"model": model.net, "loss": functional.cross_entropy},
         train=images.side(images.train),
@@ -107,8 +101,6 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         remarks=remarks,
         told={"data": [about]},
     )
-
-    return fit(task, start, chosen, display)
 
 
 def sides(settings: Settings) -> Sides:
@@ -169,7 +161,7 @@ def load_images(settings: Settings) -> Images:
 
 def make_model(settings: Settings) -> Logits:
     """Make the vision transformer, with random weights."""
-    transformers, chosen = require("transformers", "recipe=digits"), settings.digits
+    transformers, chosen = require("transformers", "recipe=digits", "demo"), settings.digits
     dropout = settings.model.dropout or 0.0
     config = transformers.ViTConfig(
         image_size=PIXELS,

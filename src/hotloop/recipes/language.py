@@ -18,26 +18,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotloop.errors import DataError
-from hotloop.train import batches, checkpoint, environment, opening
+from hotloop.train import batches, checkpoint, environment
 from hotloop.train import evaluate as evaluation
-from hotloop.train.display import Display
 from hotloop.train.export import Made
-from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, sample, split_rows
 from hotloop.train.goal import Goal
 from hotloop.train.networks import Logits, count
 from hotloop.train.optional import require
-from hotloop.train.outcome import Outcome
+from hotloop.train.recipe import on_devices
 from hotloop.train.supervised import Supervised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rich.console import Console
-
-    from hotloop.train.outcome import Outcome
+    from hotloop.train.display import Display
+    from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
+    from hotloop.train.task import Task
 
 COMPONENTS = ("model", "loss")
 """What can be compiled: the GPT-2, and the loss."""
@@ -69,18 +67,15 @@ class Text(NamedTuple):
         )
 
 
-def train(start: Start, console: Console | None = None) -> Outcome:
-    """Train from the start, or from where the run stopped.
+@on_devices(*COMPONENTS)
+def train(start: Start, display: Display, devices: Devices) -> Task:
+    """Make what is trained, from the start or from where the run stopped; `on_devices` trains it.
 
     Raises:
         ConfigError: settings that cannot be used.
         DataError: too little text to learn or to judge by.
-        TrainingFailedError: the run could not go on.
     """
-    settings, display = start.settings, Display(console)
-
-    # What can be refused is refused here, before anything is loaded or written.
-    chosen, device = opening.recipe(settings, display, COMPONENTS)
+    settings = start.settings
 
     # The data: topics, none of them on both sides, and tokens learnt from the training side alone.
     text = load_text(settings)
@@ -99,10 +94,10 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     context = baselines(text.train.encode(), text.validation.encode())
     display.say(describe(context))
 
-    task = Supervised(
+    return Supervised(
         start,
         "language",
-        device,
+        devices,
         model=model,
         parts={"model": model.net, "loss": next_token},
         train=sides[0],
@@ -116,8 +111,6 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         remarks=lambda _, measured: [describe(measured)],
         told={"data": [about]},
     )
-
-    return fit(task, start, chosen, display)
 
 
 def sides(settings: Settings) -> Sides:
@@ -181,7 +174,7 @@ class Tokens:
     """
 
     def __init__(self, text: str, vocabulary: int) -> None:
-        tokenizers = require("tokenizers", "recipe=language")
+        tokenizers = require("tokenizers", "recipe=language", "demo")
         byte_level = tokenizers.pre_tokenizers.ByteLevel
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=vocabulary, initial_alphabet=sorted(byte_level.alphabet()), show_progress=False
@@ -225,7 +218,7 @@ class Tokens:
 
 def make_model(settings: Settings, vocabulary: int) -> Logits:
     """Make the GPT-2, with random weights."""
-    transformers, chosen = require("transformers", "recipe=language"), settings.language
+    transformers, chosen = require("transformers", "recipe=language", "demo"), settings.language
     dropout = settings.model.dropout or 0.0
     config = transformers.GPT2Config(
         vocab_size=vocabulary,

@@ -11,7 +11,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
-from hotloop.measure import machine
 from hotloop.recipes.own_program import OwnProgram, fold_of, goal_of, say_settings, seeded
 from hotloop.train import checkpoint, compiling, dry, environment, opening, ranks
 from hotloop.train.display import Display
@@ -68,8 +67,7 @@ class Lightning(OwnProgram):
         settings, found = start.settings, seeded(start.settings)
         values, fold = found.filled(settings.program), fold_of(settings)
         made: Made = found.call(values, fold)
-        several = f", {together.size} processes, {settings.run.strategy}" if together.size > 1 else ""
-        where = f"{machine.device_name(device)} ({device}){several}"
+        where = ranks.where(device, together, settings)
         display.say(f"Program {self.name} on {where}, fitted by Lightning's Trainer")
         lines = say_settings(found, values, display)
         if settings.run.strategy == "fsdp2":

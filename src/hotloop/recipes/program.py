@@ -12,7 +12,6 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
-from hotloop.measure import machine
 from hotloop.recipes.own_program import OwnProgram, fold_of, goal_of, say_settings, seeded
 from hotloop.step.loop.arguments import device_of
 from hotloop.train import compiling, configure, environment, opening, ranks, sharding
@@ -96,8 +95,7 @@ class Program(OwnProgram):
         chosen = compiling.plan(settings, components(workload))
         compiling.check(chosen, settings, device.type)
         ranks.check_presets(settings, itertools.chain(*chosen.values()))
-        several = f", {together.size} processes, {settings.run.strategy}" if together.size > 1 else ""
-        display.say(f"Program {self.name} on {machine.device_name(device)} ({device}){several}")
+        display.say(f"Program {self.name} on {ranks.where(device, together, settings)}")
         lines = say_settings(found, values, display)
         task = Task(
             name=self.name,
@@ -110,6 +108,9 @@ class Program(OwnProgram):
             told={"program": lines} if lines else {},
             files={AGAIN: _AGAIN} if lines else {},
             ranks=together,
+            prefetch=settings.run.prefetch,
+            lines=["run.prefetch=true has no effect: there is nothing to copy"]
+            * (settings.run.prefetch and device.type != "cuda"),
         )
         display.say(task.checked(settings.training))
 
@@ -121,7 +122,7 @@ class Program(OwnProgram):
             return workload
         if settings.run.strategy == "fsdp2" and devices.ranks.size > 1:
             sharding.check_optimizers(workload.models(), workload.holdings().optimizers.values())
-        scaler, state = getattr(devices.fabric.strategy.precision, "scaler", None), workload.holdings().state
+        scaler, state = devices.scaler, workload.holdings().state
         if scaler is None or any(one is scaler for one in state):
             return workload
         return dataclasses.replace(workload, state=(*state, scaler))

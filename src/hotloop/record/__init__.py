@@ -7,7 +7,7 @@ the lines are ahead of the document, so `load` prefers them.
 
 from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA, empty
 from hotloop.record.process import this_process, was_killed
-from hotloop.record.reading import Follower, load
+from hotloop.record.reading import Follower, load, load_ranks
 from hotloop.record.schema import Schema, to_json, whole
 from hotloop.record.writing import ERROR_LENGTH, SNAPSHOT_SECONDS, SNAPSHOT_SHARE, RunRecord
 
@@ -25,6 +25,7 @@ __all__ = [
     "Schema",
     "empty",
     "load",
+    "load_ranks",
     "this_process",
     "to_json",
     "was_killed",

@@ -34,6 +34,17 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     return document
 
 
+def load_ranks(folder: Path) -> dict[int, dict[str, Any]]:
+    """Read the run records of all processes but the first, which lie in folders inside of its own, by rank.
+
+    Raises:
+        RecordError: as for `load`.
+    """
+    ranks = [(int(name), path) for path in folder.glob("rank-*") if (name := path.name.removeprefix("rank-")).isdigit()]
+    begun = [(rank, path) for rank, path in sorted(ranks) if (path / LINES).is_file() or (path / DOCUMENT).is_file()]
+    return {rank: load(path) for rank, path in begun}
+
+
 def _load_lines(path: Path) -> dict[str, Any]:
     document = empty()
     with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:

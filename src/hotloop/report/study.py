@@ -14,7 +14,7 @@ from hotloop.report.series import Line
 from hotloop.report.text import count, figure, line, moment, number, seconds, text, words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from hotloop.report.occurrences import Tone
 
@@ -134,6 +134,12 @@ def build(document: Mapping[str, Any]) -> StudyView:
     )
 
 
+def counts_of(attempts: Iterable[Mapping[str, Any]]) -> str:
+    """Say how many trials are in each state; a trial of several attempts is in that of the last one."""
+    states = list({attempt.get("number"): line(attempt.get("state"), 40) for attempt in attempts}.values())
+    return ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
+
+
 class _Search:
     """The document of a search, read into the parts of its view."""
 
@@ -159,8 +165,7 @@ class _Search:
 
     def sentence(self, left: int) -> str:
         """Say how many trials there are in each state, and how many are left."""
-        states = [line(attempt.get("state"), 40) for attempt in self.attempts]
-        counts = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
+        counts = counts_of(self.attempts)
         wanted = number(self.document.get("n_trials")) or 0
         rest = f"; {count(left, 'trial')} left" if left else ""
         return f"{count(int(wanted), 'trial')}: {counts or 'none is over yet'}{rest}."

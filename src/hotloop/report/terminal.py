@@ -48,6 +48,7 @@ def draw(view: View | FoldsView | StudyView) -> RenderableType:
         *run.diagnosis(),
         ("Data and model", run.pairs(view.told)),
         ("What ran", run.components()),
+        ("Processes", run.pairs(view.processes)),
         ("Measurements", run.pairs(view.measurements)),
         ("Metrics", run.metrics()),
         ("Over the steps", run.sparks()),

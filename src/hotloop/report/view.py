@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hotloop import record
 from hotloop.report import advice, charts, components, headline, occurrences, ways
 from hotloop.report.series import Line, Steps
-from hotloop.report.text import count, flat, line, moment, nth, place, quantity, text, words
+from hotloop.report.text import count, figure, flat, line, moment, nth, number, place, quantity, text, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -69,6 +69,7 @@ class View:
     events_left: int
     metrics: list[MetricRow]
     measurements: list[tuple[str, str]]
+    processes: list[tuple[str, str]]
     told: list[tuple[str, str]]
     settings: list[tuple[str, str]]
     environment: list[tuple[str, str]]
@@ -85,8 +86,13 @@ class View:
         return {**dataclasses.asdict(dataclasses.replace(self, charts=[])), "charts": charts}
 
 
-def build(document: Mapping[str, Any]) -> View:
-    """Return what a report shows of a run record's document (`hotloop.record.load`)."""
+def build(document: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]] | None = None) -> View:
+    """Return what a report shows of a run.
+
+    Args:
+        document: its run record's document (`hotloop.record.load`); of several processes the first one's.
+        ranks: the documents of the other processes (`hotloop.record.load_ranks`).
+    """
     measured, given = document["measurements"], document.get("advice", ())
     steps = Steps.read(document["steps"])
     times = steps.line("seconds", "step time")
@@ -111,6 +117,7 @@ def build(document: Mapping[str, Any]) -> View:
         events_left=left,
         metrics=metrics,
         measurements=list(_measurements(measured, times)),
+        processes=[(f"rank {rank}", _process(each)) for rank, each in {0: document, **ranks}.items()] if ranks else [],
         told=_told(document.get("told", {})),
         settings=_settings(document["settings"]),
         environment=_settings(document["environment"]),
@@ -135,6 +142,18 @@ def _measurements(known: Mapping[str, Any], times: Line) -> Iterator[tuple[str, 
         yield f"First step ({nth(times.steps[0])})", quantity("_seconds", times.values[0])
         together = f"{quantity('_seconds', sum(times.values))} in {count(len(times.values), 'step')}"
         yield "All steps together", together
+
+
+def _process(document: Mapping[str, Any]) -> str:
+    """Return a line on one of several processes: what ran, how fast, how far it came, and what was declined."""
+    measured, events = document["measurements"], document["events"]
+    ran = ", ".join(line(part.get("running"), 60) for part in document["components"].values())
+    step, done = number(measured.get("steady_step_ms")), number(measured.get("steps_done"))
+    status = "interrupted (killed)" if record.was_killed(document) else line(document.get("status"), 40)
+    figures = (f"{figure(step)} ms a step" if step else "", count(int(done), "step") if done else "", status)
+    declined = [event for event in events if event.get("kind") == "tier_declined"]
+    whys = [f"{line(event.get('tier'), 60)} declined: {line(event.get('reason'), LENGTH)}" for event in declined]
+    return "; ".join(filter(None, (ran, *figures, *dict.fromkeys(whys))))
 
 
 def _told(values: Mapping[str, Any], most: int = 200) -> list[tuple[str, str]]:

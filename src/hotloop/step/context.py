@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hotloop._torch.own_compiles import OwnCompiles
 from hotloop.interrupts import interruptible
-from hotloop.step.state.precision import compute_dtype
+from hotloop.measure.limits import compute_dtype
 
 if TYPE_CHECKING:
     import contextlib
@@ -115,7 +115,7 @@ class Context:
         progress: steps done, the tier in force.
         reports: where events, decisions, lines and verdicts go.
         room: the device memory that proofs may take.
-        skips_checks: recordings leave out checks of libraries that read on the host only to raise.
+        checks: which checks of libraries, which read on the host only to raise, recordings leave out.
         layout: what the user said of the layout of convolutions, one of `tiers.LAYOUTS`.
         total_steps: how many steps the run takes, if the user said so.
         runs: how many runs use what is compiled in this one, if the user said so.
@@ -133,7 +133,7 @@ class Context:
     progress: Progress
     reports: Reports
     room: Room
-    skips_checks: bool = True
+    checks: str = "auto"
     layout: str = "auto"
     total_steps: int | None = None
     runs: float | None = None

@@ -29,8 +29,12 @@ class Recording(Protocol):
 
     replay_seconds: float | None
 
-    def cut(self) -> Segment:
-        """End the current segment."""
+    def cut(self, ready: Callable[[], None]) -> Segment:
+        """End the current segment.
+
+        Args:
+            ready: called once it is recorded, before a GPU executes it; raises where another process has no recording.
+        """
 
     def resume(self) -> None:
         """Begin a new segment."""

@@ -82,7 +82,8 @@ class Rescue:
         """
         self._check_alive(error, tier)
         peers = self._context.peers
-        if peers is not None and peers.begun() != self._begun:
+        launched = tier.graph and self._context.device.type == "cuda"  # NCCL wants all to launch it, or none
+        if peers is not None and (launched or peers.begun() != self._begun):
             raise peers.lost(error, f"in tier {tier.name}, step {self._context.progress.steps + 1}", ours=ours)
         start = self._start
         if start is not None and start.complete:  # otherwise the step failed before it began
@@ -115,6 +116,8 @@ class Rescue:
         """
         error, peers = failed.__cause__, self._context.peers
         assert isinstance(error, Exception)
+        if isinstance(error, StepLostError):  # another process has ended
+            raise error
         self._check_alive(error, tier)
         if peers is not None and failed.began:  # the other processes wait in its collectives, or behind them
             ours = is_compiled_codes(error) or isinstance(error, torch.OutOfMemoryError) or not failed.undone
@@ -163,7 +166,13 @@ def obstacle_of(error: Exception) -> Obstacle:
     hint = "see the reason; move what it names out of the step"
     if isinstance(error, torch.OutOfMemoryError | NoRoomError):
         hint = "take a smaller batch, allow proofs more where Loop(memory=...) is set, or train on without this tier"
-    if "does not currently support double backward" in cause:
+    if "legacy stream" in cause:
+        hint = (
+            "nothing of a captured step may wait for the default stream. Before torch 2.13, the gradients of a "
+            "DistributedDataParallel do, unless it was made within `with torch.cuda.stream(torch.cuda.Stream()):`, "
+            "which stands around accelerator.prepare where Accelerate makes it"
+        )
+    elif "does not currently support double backward" in cause:
         cause = (
             "the step differentiates a gradient of compiled code, as a gradient penalty does (create_graph=True), and "
             "torch's aot_autograd, which all compiled code goes through, does not support double backward"

@@ -30,17 +30,17 @@ class Workload:
         optimizer: an optimizer, or a sequence or mapping of optimizers; None where the step updates by hand.
         step: the training step, as written for `hotloop.Loop.step`; takes one batch.
         batches: an iterable of batches, or a function that returns one. A tuple or list is passed as several arguments.
-        loss: returns the loss of a batch without training on it; needed only by what compares losses.
-        metrics: returns a mapping of figures of the model as it is.
+        loss: returns the loss of a batch without training on it; only comparisons of losses need it.
+        metrics: returns a mapping of names to numbers, of the model as it is.
         state: other objects that the step changes.
-        infer: a function that is called without gradients between the steps, many times: sampling, an evaluation, an
+        infer: a function that your program calls without gradients between the steps: sampling, an evaluation, an
             allocator. It takes one batch, as the step does. Only the harness needs it.
-        before: a function that each batch goes through right before its step, outside of it: takes a batch, and returns
-            the step's. For work that depends on data, or changes Python's state, and so may not be in a step that is
-            captured: an allocator that chooses what the step sees, a schedule of the learning rate.
-        predict: a function of some rows of data, a list of dictionaries, that returns a prediction for each: a sequence
-            or a tensor with a number, a list or a dictionary a row. `hotloop predict` calls it without gradients, the
-            models in evaluation mode.
+        before: a function that runs right before each step, outside of it. It takes a batch and returns the batch for
+            the step. It is for work that cannot be captured, since it depends on data or changes Python's state: an
+            allocator that chooses what the step sees, a schedule of the learning rate.
+        predict: a function that takes rows of data, a list of dictionaries, and returns a sequence or tensor with a
+            number, a list or a dictionary for each row. `hotloop predict` calls it without gradients, with the models
+            in evaluation mode.
 
     Raises:
         ConfigError: ``step`` cannot be called, or ``batches`` is neither iterable nor a function.

@@ -11,12 +11,15 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import distributed
 
+from hotloop._torch.collectives import wait_for_collective
 from hotloop._torch.dispatch import name_of, observing, tensors_in
 from hotloop._torch.host_reads import host_read
+from hotloop._torch.thread_patch import replaced
 from hotloop.interrupts import uninterrupted
 from hotloop.step.capture import engines
-from hotloop.step.state.storages import in_place
+from hotloop.step.state.holdings import in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,10 +85,14 @@ class TapeRecording:
         self._open = contextlib.ExitStack()
         self._open.enter_context(engines.reporting_capture(self._reports_capturing))
         self._open.enter_context(observing(self._tape.record))
+        self._open.enter_context(replaced(torch.UntypedStorage, "resize_", self._tape.resizing))
+        if distributed.is_available():
+            self._open.enter_context(replaced(distributed.Work, "wait", self._tape.waiting))
 
-    def cut(self) -> Tape:
-        """End the tape."""
+    def cut(self, ready: Callable[[], None]) -> Tape:
+        """End the tape, whose operations ran as they were recorded."""
         self.abandon()
+        ready()
         return self._tape
 
     def abandon(self) -> None:
@@ -108,6 +115,9 @@ class Tape:
 
     def __init__(self) -> None:
         self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
+        """Operations; and calls of ``UntypedStorage.resize_``, by which FSDP2 gives whole parameters memory."""
+        self._waits = False
+        """A collective is waited for: what it copies then is a part of it, and comes again where it is replayed."""
         self._modes: list[tuple[bool, bool]] = []
         """Whether gradients and inference mode were on for each operation: nn.LSTM saves for its backward only then."""
 
@@ -120,11 +130,35 @@ class Tape:
         if why := host_read(operation, args, kwargs):
             raise CaptureForbiddenError(f"operation not permitted while a step is captured: {why}")
         result = operation(*args, **kwargs)
+        if self._waits:
+            return result
         kept = {name: _memory_of(value) for name, value in kwargs.items()}
         made = [in_place(tensor) for tensor in tensors_in(result)]
         self._operations.append((operation, _memory_of(args), kept, made))
         self._modes.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
         return result
+
+    def resizing(self, real: Callable[[torch.UntypedStorage, int], None]) -> Callable[..., Any]:
+        """Return a function that resizes memory, and records that: no operation of torch's does it."""
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            self._operations.append((real, (storage, size), {}, []))
+            self._modes.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+            return real(storage, size)
+
+        return resize
+
+    def waiting(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that waits for a collective, and records nothing of what that does."""
+
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            before, self._waits = self._waits, True
+            try:
+                return real(*args, **kwargs)
+            finally:
+                self._waits = before
+
+        return wait
 
     @uninterrupted  # as a GPU runs a graph that was launched: an interrupt comes before all of it, or after
     def replay(self) -> None:
@@ -134,6 +168,7 @@ class Tape:
             for (operation, args, kwargs, made), (with_gradients, inferring) in recorded:
                 with _inference(inferring), torch.set_grad_enabled(with_gradients):
                     again = operation(*args, **kwargs)
+                    wait_for_collective(operation, again)
                 for old, new in zip(made, tensors_in(again), strict=True):
                     for ours, theirs in zip(_dense_parts(old), _dense_parts(new), strict=True):
                         if ours.data_ptr() != theirs.data_ptr():  # else a view in place (transpose_) may change it

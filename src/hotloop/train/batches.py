@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from hotloop.errors import DataError
+from hotloop.train.ahead import CopiedAhead, read_ahead, side_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Batch:
         """Move the batch, through pinned memory where that lets the copy overlap with computing."""
 
         def move(tensor: Tensor) -> Tensor:
-            if device.type != "cuda":
+            if device.type != "cuda" or tensor.is_cuda:
                 return tensor.to(device)
             return tensor.pin_memory().to(device, non_blocking=True)
 
@@ -140,26 +141,64 @@ class Epochs:
     """The batches of a run's optimizer steps, each a list of ``together`` batches, epoch after epoch.
 
     Its state is where it is, so that a run goes on from there without reading what it was trained on.
+
+    Args:
+        data: the rows.
+        batch_size: rows of a batch.
+        seed: of the order.
+        together: how many batches of a step this process has.
+        rank: which of the processes of the run this is.
+        ranks: how many there are: each has its own of the batches of a step, which all have one order.
+        device: a GPU to which the next step's batches are copied while one runs; else they are read when they come.
+
+    Raises:
+        DataError: no step has a batch for each process.
     """
 
-    def __init__(self, data: Data, batch_size: int, seed: int, together: int = 1) -> None:
-        self._data, self._size, self._seed, self._together = data, batch_size, seed, together
-        self._steps = max(1, per_epoch(data, batch_size, together) // together)
+    def __init__(  # noqa: PLR0913, PLR0917 - what an order depends on
+        self,
+        data: Data,
+        batch_size: int,
+        seed: int,
+        together: int = 1,
+        rank: int = 0,
+        ranks: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        self._data, self._size, self._seed, self._together = data, batch_size, seed, together * ranks
+        self._rank, self._ranks, self._device = rank, ranks, device
+        many = per_epoch(data, batch_size, self._together)
+        if ranks > 1 and many < self._together:
+            raise DataError(
+                f"training.batch_size={batch_size} on run.devices={ranks}: the {len(data)} rows to train on do not "
+                f"fill the {self._together} batches of a step. Lower training.batch_size, "
+                "training.gradient_accumulation or run.devices"
+            )
+        self._steps = max(1, many // self._together)
         self._epoch = self._done = 0
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[list[Batch]]:
-        order = self.order()
-        while self._done < self._steps:
-            rows = order[self._done * self._together : (self._done + 1) * self._together]
+        order, many = self.order(), self._together
+        steps = (order[step * many : (step + 1) * many] for step in range(self._done, self._steps))
+        for batches in self._read(rows[self._rank :: self._ranks] for rows in steps):
             self._done += 1
-            yield [self._data.take(one) for one in rows]
+            yield batches
         self._epoch, self._done = self._epoch + 1, 0
 
+    def _read(self, steps: Iterable[list[Tensor]]) -> Iterator[list[Batch]]:
+        def take(rows: list[Tensor]) -> list[Batch]:
+            return [self._data.take(one) for one in rows]
+
+        device, side = self._device, side_of(self._device) if self._device else None
+        if device is None or side is None:
+            return map(take, steps)
+        return iter(CopiedAhead(read_ahead(take, steps), lambda found: [one.to(device) for one in found], side))
+
     def order(self) -> list[Tensor]:
-        """Return the rows of each batch of the epoch that goes on."""
+        """Return the rows of each batch of the epoch that goes on, those of the other processes among them."""
         return epoch_order(self._data, self._size, self._seed, self._epoch, self._together)
 
     def state_dict(self) -> dict[str, int]:

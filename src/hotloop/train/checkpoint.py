@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
 from hotloop.record import whole
+from hotloop.report import runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -104,13 +105,19 @@ def find(folder: Path, *names: str) -> Path:
     """Return the first of a run's checkpoints that is there.
 
     Raises:
-        ConfigError: the run has none of them.
+        ConfigError: the run has none of them, or it is no run.
     """
     for name in names:
         if (path := folder / FOLDER / name).is_file():
             return path
+    if folder.is_file():
+        raise ConfigError(f"run {folder} is a file: expected the folder of the run, with {FOLDER}/ in it")
     if not folder.is_dir():
-        raise ConfigError(f"run {folder}: no such folder")
+        raise ConfigError(f"run {folder}: no such folder; `hotloop runs list` names those below runs/")
+    if inside := [one for one in runs.member_folders(folder) if any((one / FOLDER / name).is_file() for name in names)]:
+        raise ConfigError(
+            f"run {folder} is a {runs.kind_of(folder)}: name one of its runs, {' or '.join(map(str, inside[:3]))}"
+        )
     raise ConfigError(
         f"run {folder} has no checkpoint: expected {FOLDER}/{' or '.join(names)} in it. If it was stopped before its "
         "first one, there is nothing to go on with: start again in another run.folder "

@@ -10,6 +10,7 @@ from hotloop.train import checkpoint
 from hotloop.train.compiling import PREFIX
 from hotloop.train.display import Display, figures
 from hotloop.train.interrupt import Interrupt
+from hotloop.train.mirror import Kept
 from hotloop.train.outcome import CHECKED
 
 if TYPE_CHECKING:
@@ -23,14 +24,31 @@ PAGE = "report.html"
 
 @contextlib.contextmanager
 def reported(start: Start, display: Display) -> Iterator[None]:
-    """Write the report of the run when it is over, however it ends, and say where it is; a dry run has none.
+    """Write the report of the run when it is over, however it ends, and store the run; a dry run has nothing.
 
     Raises:
         KeyboardInterrupt: somebody wished to stop meanwhile; the report is written first.
+        TrainingFailedError: the run's storage cannot be written.
     """
     if start.dry or not start.leads:
         yield
         return
+    kept = Kept(start.mirror, display.say)
+    kept.push()
+    try:
+        with _reported(start, display):
+            yield
+    except BaseException:
+        kept.push(last=True)
+        raise
+    if start.within.trial is None:
+        kept.close()
+    else:  # the value of a trial is known, and worth no failure
+        kept.push(last=True)
+
+
+@contextlib.contextmanager
+def _reported(start: Start, display: Display) -> Iterator[None]:
     folder = start.folder
     interrupt = Interrupt("writing the report, then stopping")
     try:

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
-from hotloop.train.nested import leaves, merge
+from hotloop.train.nested import leaves, merge, nested
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def read(path: Path, *, of_run: bool = False) -> dict[str, Any]:
 
 def _mapping(text: str, *, of_run: bool = False) -> dict[str, Any]:
     """Read a YAML text, checked before anything is made of it."""
-    import yaml  # noqa: PLC0415 - optional, its presence is checked by the caller
+    yaml = require("yaml", "Reading settings")
 
     first = text.partition("\n")[0]
     begun = of_run or first == BEGIN or BEGIN.startswith(text.strip())  # a cut first line is a comment, and no settings
@@ -131,18 +131,30 @@ def _mapping(text: str, *, of_run: bool = False) -> dict[str, Any]:
     root = yaml.compose(text, Loader=loader)
     if root is not None and size(root) > _MOST_NODES:
         raise ConfigError(f"its aliases (&name, *name) make more than {_MOST_NODES:,} values: write out what is meant")
-    found = yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
+    found = yaml.load(text, Loader=loader)
     if found is None:  # comments alone
         return {}
     if not isinstance(found, dict):
         raise ConfigError(f"expected a mapping of settings, found {type(found).__name__}")
-    return {str(key): value for key, value in found.items()}
+    return _undotted({str(key): value for key, value in found.items()})
+
+
+def _undotted(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Put what a file names from its top level on, ``training.num_epochs: 3``, below its groups."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        below = nested({name: value})
+        there = dict(leaves(found))
+        if twice := next((one for one, _ in leaves(below) if one in there), None):
+            raise ConfigError(f"{twice} stands there twice")
+        merge(found, below)
+    return found
 
 
 @functools.cache
 def _loader() -> Any:
     """Return YAML's safe loader as settings are written: ``1e-3`` is a number, a date is text, no key stands twice."""
-    import yaml  # noqa: PLC0415 - as above
+    yaml = require("yaml", "Reading settings")
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # made in C where it can be
 
@@ -163,9 +175,9 @@ def _loader() -> Any:
 
 @functools.cache
 def _dumper() -> Any:
-    import yaml  # noqa: PLC0415 - as above
+    base: Any = require("yaml", "Writing settings").SafeDumper
 
-    class Dumper(yaml.SafeDumper):
+    class Dumper(base):  # type: ignore[misc]
         """Puts text into quotes that the loader would take for a number."""
 
     _resolve(Dumper)

@@ -13,13 +13,15 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args
 
 from hotloop.errors import ConfigError
-from hotloop.train import conf_files, grammar, nested, schema
+from hotloop.train import conf_files, grammar, nested, schema, storage
 from hotloop.train.conf_files import groups
-from hotloop.train.scope import RECIPES, has
+from hotloop.train.scope import ALONE, RECIPES, has
 from hotloop.train.settings import GROUP, HpoSettings, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from hotloop.train.program import Program
 
 ENTRY_POINTS = "hotloop.recipes"
 """The group of entry points, ``name = "module:function"``, by which a package ships a program as a recipe."""
@@ -49,12 +51,22 @@ def build(values: Mapping[str, Any]) -> Settings:
     try:
         return schema.build(model(_recipe(values)), values)
     except ConfigError as error:
-        if not values.get(GROUP):
+        name = str(values["recipe"]["name"])
+        if ":" not in name:
             raise
-        from hotloop.train.program import known  # noqa: PLC0415 - loads torch
+        own = _program(name)
+        wrong = schema.problems(error.__cause__, model(_recipe(values)), values, also=_names(own))
+        raise ConfigError("\n".join([one.text for one in wrong] + own.problems(values.get(GROUP, {})))) from error
 
-        own = known(values["recipe"]["name"]).problems(values[GROUP])
-        raise ConfigError("\n".join([str(error), *own])) from error
+
+def _program(name: str) -> Program:
+    from hotloop.train import program  # noqa: PLC0415 - loads torch
+
+    return program.known(name)
+
+
+def _names(program: Program) -> list[str]:
+    return [f"{GROUP}.{one.name}" for one in program.parameters]
 
 
 @functools.cache
@@ -147,14 +159,20 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
 
 
 def resumed(overrides: Sequence[str], config: str | Path | None = None) -> Path | None:
-    """Return the folder that ``run.resume`` names; what else is said is then of the settings in it."""
+    """Return the folder that ``run.resume`` names; what else is said is then of the settings in it.
+
+    Of a copy of a run, at a URL or in a folder, the folder here that has what is there.
+    """
     path = Path(config) if config else None
     written = conf_files.read(path).get("run") if path and path.is_file() else None
     found = written.get("resume") if isinstance(written, dict) else None
     for text in overrides:
         if text.lstrip("+").startswith("run.resume="):
             _, found = _read(text, Settings, ())
-    return None if found is None else Path(str(found))
+    if found is None:
+        return None
+    folder = Path(str(found))
+    return storage.fetched(str(found)) if "://" in str(found) or storage.is_copy(folder) else folder
 
 
 def _choice(text: str, available: Mapping[str, Sequence[str]]) -> str:
@@ -164,8 +182,9 @@ def _choice(text: str, available: Mapping[str, Sequence[str]]) -> str:
 
 
 def _unknown(recipe: type[Settings], key: str, also: Iterable[str] = ()) -> str:
-    """Say that a recipe has no such setting, and which recipe has it."""
+    """Say that a recipe has no such setting, why where that is known, and which recipe has it."""
     said = schema.unknown(recipe, key, also=also)
+    said += next((f" ({why})" for one, (name, why) in ALONE.items() if key == name and recipe is model(one)), "")
     own = recipe in (
         model("workload"),
         model("lightning"),
@@ -197,7 +216,7 @@ def _put(
     wrong = []
     for text in overrides:
         try:
-            key, value = _read(text, recipe, available)
+            key, value = _read(text, recipe, available, str(values["recipe"]["name"]))
         except ConfigError as error:
             wrong.append(str(error))
             continue
@@ -219,7 +238,7 @@ def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: conf_files.resolved(value, values) for name, value in values.items()}
 
 
-def _read(text: str, recipe: type[Settings], available: Iterable[str]) -> tuple[str, Any]:
+def _read(text: str, recipe: type[Settings], available: Iterable[str], program: str = "") -> tuple[str, Any]:
     """Read an override, whose key is checked against the recipe's settings; a ``+`` before it says nothing."""
     key, equals, value = text.partition("=")
     key = key.strip().lstrip("+~")
@@ -227,7 +246,7 @@ def _read(text: str, recipe: type[Settings], available: Iterable[str]) -> tuple[
         function = f"; a program is named with its function, {text}:make" if text.endswith(".py") else ""
         raise ConfigError(f"override {text!r}: expected <setting>=<value>, such as training.num_epochs=3{function}")
     if schema.at(recipe, key) is None:
-        own = {f"{GROUP}.{key}"} if GROUP in recipe.model_fields and "." not in key else set()
+        own = _names(_program(program)) if ":" in program else ()
         raise ConfigError(_unknown(recipe, key, also={*available, *own}))
     within = schema.at(recipe, key.rpartition(".")[0])
     if text.startswith("~") and (equals or within is None or schema.is_model(within.kind)):
@@ -281,9 +300,7 @@ def _as_written(text: str, named: str) -> str:
     key, _, value = text.partition("=")
     if ":" not in named or not key.strip().lstrip("+").startswith(f"{GROUP}."):
         return text
-    from hotloop.train.program import known  # noqa: PLC0415 - loads torch
-
-    setting = known(named).of(key.strip().lstrip("+").removeprefix(f"{GROUP}."))
+    setting = _program(named).of(key.strip().lstrip("+").removeprefix(f"{GROUP}."))
     kinds = schema.members(setting.kind) if setting else (None,)
     texts = all(one in (str, NoneType) or {*map(type, get_args(one))} == {str} for one in kinds)  # str, or a Literal
     if not texts or (NoneType in kinds and value.strip() == "null"):

@@ -1,4 +1,7 @@
-"""``docs/settings.md``, made of the commented YAML groups and the types: ``python -m hotloop.train.documentation``."""
+"""Writes ``docs/reference/settings.md`` from the commented YAML groups and the types.
+
+``python -m hotloop.train.documentation > docs/reference/settings.md``
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,13 @@ from hotloop.train.settings import GROUP, Settings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+OWN = ("lightning", "workload")
+"""Recipes whose program is the user's own."""
+
 HEAD = """# Settings of `hotloop train`
 
-Made of the commented YAML files in `src/hotloop/train/conf` by `python -m hotloop.train.documentation`; a test keeps
-the two alike. Change a setting by its name, and choose a file of a group by the group's name:
+`python -m hotloop.train.documentation` makes this page from the commented YAML files in `src/hotloop/train/conf`.
+Change a setting by its name. Choose a file of a group by the group's name:
 
 ```
 hotloop train training.num_epochs=3 training.optimization.use_torch_compile=true
@@ -27,25 +33,26 @@ hotloop train data=csv data.path=pairs.csv model=bge-reranker
 hotloop train train.py:make program.lr=3e-4
 ```
 
-- Values are written as in Hydra: quote text that has special signs, `'data.delimiter=";"'`; lists are `[16,32]`,
-  mappings `{base: inductor, options: {shape_padding: true}}`, nothing is `null`;
-  `${run.seed}` is another setting's value, `~hpo.space.model` takes an entry out of a mapping.
-- A recipe has the settings that it reads, and no others: `recipe=digits data.path=x` is an error. The column `recipes`
-  says whose a setting is, where not all have it; `workload` stands for a program of your own.
-- A wrong name is answered with the nearest ones, a wrong value with what was expected.
-- `--config FILE` takes a YAML file of settings that lie between these defaults and the command line (the
-  `settings.yaml` in a run's folder is one); a group given as text there is a choice (`data: csv`). `--config FOLDER`
-  takes a folder of groups of your own, such as `training/long.yaml`, as further choices.
-- `program.NAME=VALUE` sets a parameter of a program of your own ([recipes.md](program.md#its-settings));
+- Values are written as in Hydra. Quote text with special signs, `'data.delimiter=";"'`. Lists are `[16,32]`,
+  mappings `{base: inductor, options: {shape_padding: true}}`, nothing is `null`.
+  `${run.seed}` is the value of another setting; `~hpo.space.model` takes an entry out of a mapping.
+- A recipe has only the settings that it reads: `recipe=digits data.path=x` is an error. The column `recipes`
+  names the recipes that have a setting, unless all have it. `shipped` stands for all that come with hotloop,
+  `workload` for a program of your own, `lightning` for a LightningModule.
+- The error for a wrong name has the nearest names, the error for a wrong value what was expected.
+- `--config FILE` takes a YAML file, such as the `settings.yaml` in a run's folder. The command line wins over the
+  file, and the file over these defaults. A group with a text there is a choice (`data: csv`). `--config FOLDER`
+  takes a folder with groups of your own, such as `training/long.yaml`, as further choices.
+- `program.NAME=VALUE` sets a parameter of a program of your own ([its settings](../how-to/program-settings.md));
   `hotloop train FILE.py:make --help` lists them.
-- `--show` prints the settings that a command would run with; `hotloop settings recipe=NAME` (or `FILE.py:make`) lists
-  all that there are, with their values.
+- `--show` prints the settings of a command. `hotloop settings recipe=NAME` (or `FILE.py:make`) lists
+  all settings with their values.
 - `hotloop settings --schema recipe=NAME > schema.json` writes JSON Schema. With the first line
-  `# yaml-language-server: $schema=schema.json` in a file for `--config`, editors complete its settings, show what they
-  are for, and mark what is wrong.
-- `hotloop train run.resume=FOLDER` goes on with a run that was interrupted; further settings go on top of its own, as
+  `# yaml-language-server: $schema=schema.json` in a file for `--config`, editors complete its settings, explain
+  them, and mark mistakes.
+- `hotloop train run.resume=FOLDER` goes on with an interrupted run. Further settings change its own, as
   far as [they may change](#when-a-run-is-resumed).
-- `hotloop kfold` is `hotloop train kfold.n_splits=5`: a cross-validation ([kfold.md](kfold.md)).
+- `hotloop kfold` is `hotloop train kfold.n_splits=5`: a cross-validation ([kfold.md](../how-to/kfold.md)).
 - `hotloop eval run=FOLDER` (or `checkpoint=FILE`) judges a checkpoint on the validation side of its data.
 """
 
@@ -57,7 +64,7 @@ def render() -> str:
     parts = [HEAD]
     for group, names in sorted(choices.items(), key=lambda item: order.index(item[0])):
         parts.append(_section(group, names))
-    return "\n".join([*parts, *_resumed()])
+    return _linked("\n".join([*parts, *_resumed()]))
 
 
 def rows(settings: Settings) -> Iterator[tuple[str, str, str, str]]:
@@ -84,6 +91,11 @@ def json_schema(settings: Settings) -> dict[str, Any]:
     return found
 
 
+def _linked(text: str) -> str:
+    """Turn the names of pages (docs/how-to/focus.md) into links of this page."""
+    return re.sub(r"docs/((?:how-to|evidence)/[a-z-]+\.md)(#[a-z-]+)?", r"[\1](../\1\2)", text)
+
+
 def _resumed() -> list[str]:
     """Say which settings may change when a run is resumed."""
 
@@ -104,7 +116,7 @@ def _resumed() -> list[str]:
         "## When a run is resumed",
         "",
         "`hotloop train run.resume=FOLDER NAME=VALUE ...`. A group stands for what is in it and has no row of its own.",
-        "A run that stopped before its first checkpoint takes any; of a cross-validation see [kfold.md](kfold.md).",
+        "A run that stopped before its first checkpoint takes any. Cross-validations: [kfold.md](../how-to/kfold.md).",
         "",
         "| setting | may change |",
         "|---|---|",
@@ -164,7 +176,12 @@ def _recipes(path: str) -> str:
     """Name the recipes that have a setting, or that can search it; empty where all can."""
     bare = re.sub(r"^hpo\.(trial|space)\.", "", path)
     found = [one for one in RECIPES if has(one, bare)]
-    return ", ".join(found) if len(found) < len(RECIPES) else ""
+    if len(found) == len(RECIPES):
+        return ""
+    shipped = [one for one in RECIPES if one not in OWN]
+    if set(shipped) <= set(found):
+        found = ["shipped", *(one for one in found if one in OWN)]
+    return ", ".join(found)
 
 
 def _read(group: str, name: str) -> str:

@@ -52,7 +52,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def device_of(run: RunSettings) -> torch.device:
-    """Return the device of a LightningModule's run, which has ``run.device`` or ``run.accelerator``.
+    """Return the device of a run, by ``run.device`` or ``run.accelerator``; of several devices, the first.
 
     Raises:
         ConfigError: it is no device, or not on this machine.
@@ -60,16 +60,16 @@ def device_of(run: RunSettings) -> torch.device:
     return choose_device(run.accelerator if run.device == "auto" else run.device)
 
 
-def fabric(device: torch.device, precision: str) -> tuple[Any, torch.amp.GradScaler | None]:
-    """Return Fabric for a device and a precision, and what scales the losses of float16."""
+def fabric(device: torch.device, precision: str) -> Any:
+    """Return Fabric for one device and a precision."""
     module = require("lightning.fabric", "hotloop train")
     where = {"accelerator": device.type, "devices": [device.index or 0] if device.type == "cuda" else 1}
     if precision != "16-mixed":
-        return module.Fabric(**where, precision=precision), None
+        return module.Fabric(**where, precision=precision)
     # By a plugin of our own: by its name alone, Fabric computes in bfloat16 on a CPU instead.
     scaler = torch.amp.GradScaler(device.type)
     plugin = require("lightning.fabric.plugins", "hotloop train").MixedPrecision("16-mixed", device.type, scaler)
-    return module.Fabric(**where, plugins=[plugin]), scaler
+    return module.Fabric(**where, plugins=[plugin])
 
 
 def peak_memory(device: torch.device) -> int | None:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError
 from hotloop.step.calls.preview import generators_of
 from hotloop.train import checkpoint
+from hotloop.train.ahead import CopiedAhead, side_of
+from hotloop.train.optional import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hotloop.train.task import Task
 
-_NO_MORE = object()
+NO_MORE = object()
 
 
 class Feed:
@@ -21,13 +23,17 @@ class Feed:
 
     A loader with ``state_dict()`` and ``load_state_dict()``, such as torchdata's ``StatefulDataLoader``, goes on where
     its state was kept. From another loader, the batches that were trained on are read again and left out: the epoch
-    begins with the random numbers that it began with, and goes on with those of the checkpoint.
+    begins with the random numbers that it began with, and goes on with those of the checkpoint. With
+    ``run.prefetch`` the next batch is read before the step that is to come, in every start alike.
     """
 
     def __init__(self, task: Task) -> None:
         self._task = task
+        self._side = side_of(task.device) if task.prefetch else None
         self._began: dict[str, Any] = {}
         """Random numbers at the start of the epoch, those of the loader's own generators among them."""
+        self._before_next: dict[str, Any] | None = None
+        """Random numbers before the next batch was read ahead."""
         self._loader: Any = None
         self._kept: Any = None
         self.exhausted = False
@@ -52,19 +58,20 @@ class Feed:
         source, self.exhausted, count = iter(self._loader), False, 0
         for _ in range(0 if resumes else done):
             next(source, None)
+        source = self._ahead(source, resumed=bool(done)) if self._side else source
         if resumes or done:  # what was drawn here, the run had drawn before
             checkpoint.restore_random_state(now)
         if resumes:
             self._set_generators(generators)
         if resumes and not done:  # the state was that of the end of an epoch
             source = iter(self._loader)
-        first = next(source, _NO_MORE)
-        if first is _NO_MORE and resumes and not done:
-            first = next(source := iter(self._loader), _NO_MORE)
-        while first is not _NO_MORE:
+        first = next(source, NO_MORE)
+        if first is NO_MORE and resumes and not done:
+            first = next(source := iter(self._loader), NO_MORE)
+        while first is not NO_MORE:
             count += 1
             yield first
-            first = next(source, _NO_MORE)
+            first = next(source, NO_MORE)
         self.exhausted = True
         if not count + done:
             raise ConfigError(
@@ -72,14 +79,34 @@ class Feed:
                 "DataLoader, or a function that makes an iterable"
             )
 
+    def _ahead(self, source: Iterator[Any], *, resumed: bool) -> Iterator[Any]:
+        assert self._side is not None
+        if self._keeps_state():
+            raise ConfigError(
+                "run.prefetch=true: the batches are of a loader that keeps its state, which would be that of a batch "
+                "too far. Leave it out; a loader with num_workers and pin_memory=True reads ahead by itself"
+            )
+        move = require("lightning.fabric.utilities", "run.prefetch").move_data_to_device
+
+        def before() -> None:
+            self._before_next = checkpoint.random_state()
+
+        found = CopiedAhead(source, lambda batch: move(batch, self._task.device), self._side, before)
+        if resumed and self._before_next:  # when the checkpoint was written, it had been read
+            checkpoint.restore_random_state(self._before_next)
+            found.fetch()
+        return iter(found)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         state = self._loader.state_dict() if self._keeps_state() else self._kept
-        return {"epoch_began": self._began, "loader": state, "generators": self._generators()}
+        ahead = {"before_next": self._before_next} if self._before_next else {}
+        return {"epoch_began": self._began, "loader": state, "generators": self._generators(), **ahead}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was written."""
         self._began, self._kept = state["epoch_began"], state.get("loader")
+        self._before_next = state.get("before_next")
         self._set_generators(state.get("generators", []))
 
     def _keeps_state(self) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from hotloop.cache import shared_compiles
+from hotloop.cache import shared_cache, shared_compiles
 from hotloop.compiling.observe import watch
 from hotloop.errors import ConfigError, RunPrunedError
 from hotloop.measure import machine
@@ -20,7 +20,7 @@ from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, arguments
-from hotloop.train.feed import Feed
+from hotloop.train.feed import NO_MORE, Feed
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.outcome import Live, Outcome
 from hotloop.train.ranks import check_shares
@@ -86,6 +86,9 @@ def _fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(watch()) if chosen or auto else []
         if chosen or auto:
+            stack.enter_context(shared_cache(start.settings.cache.share if start.leads else None, display.say))
+            if start.settings.cache.share:  # the others compile once the first process has taken what there is
+                task.ranks.any(False)
             stack.enter_context(shared_compiles(*task.workload.models().values()))
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(display)
@@ -203,11 +206,7 @@ class _Fitting:
         """Yield the batches that are left of this epoch, up to the run's last step, each made ready for its step."""
         at, before = self.position, self.task.workload.before
         source = self.feed.epoch(at.epoch, at.step_in_epoch)
-        while at.step < self.total:
-            try:
-                batch = next(source)
-            except StopIteration:
-                return
+        while at.step < self.total and (batch := next(source, NO_MORE)) is not NO_MORE:
             if before is not None:
                 self.doing = f"what is before step {at.step + 1}"
                 began = time.perf_counter()
@@ -270,14 +269,18 @@ class _Fitting:
         if make is None:
             return
         self.doing = f"what is shown after step {step}"
-        try:
-            with self.judging(), checkpoint.random_state_kept():
-                self.live.record.update("measurements", **make(step))
+
+        def shown() -> None:
             problem = ""
-        except OSError as error:
-            problem = str(error)
-            self.display.say(f"{problem}; the run goes on without it")
-        self.requests.answered(SAMPLE, step, problem)
+            try:
+                self.live.record.update("measurements", **make(step))
+            except OSError as error:
+                problem = str(error)
+                self.display.say(f"{problem}; the run goes on without it")
+            self.requests.answered(SAMPLE, step, problem)
+
+        with self.judging(), checkpoint.random_state_kept():
+            self.ranks.led(shown)
 
     def validate(self) -> None:
         """Judge the model where there are metrics, keep it where it is the best so far, and begin a new epoch."""

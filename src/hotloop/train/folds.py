@@ -10,12 +10,13 @@ import collections
 import dataclasses
 import random
 import warnings
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.report.folds import shares
 from hotloop.train.fold import Fold
 from hotloop.train.optional import require
+from hotloop.train.settings import EngineSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -204,19 +205,22 @@ def where(kfold: KfoldSettings | None) -> str:
 
 def of_fold(settings: Settings, fold: int) -> Settings:
     """Return the settings of the ordinary run that holds out one fold."""
-    kfold = settings.kfold.model_copy(update={"fold": fold, "inner_trials": None})
-    return settings.model_copy(update={"kfold": kfold})
+    alone = _with(settings, fold=fold, inner_trials=None, workers=1, engine="local")
+    return alone.model_copy(update={"engine": EngineSettings()})
 
 
 def with_search(settings: Settings, fold: int) -> Settings:
     """Return the settings of a fold and its inner search: no run's, until an inner fold is named (`of_inner_fold`)."""
-    return settings.model_copy(update={"kfold": settings.kfold.model_copy(update={"fold": fold})})
+    return _with(settings, fold=fold, workers=1)
 
 
 def of_inner_fold(settings: Settings, fold: int) -> Settings:
     """Return the settings of the ordinary run that holds out one inner fold of the training side of ``kfold.fold``."""
-    kfold = settings.kfold.model_copy(update={"inner_fold": fold, "inner_trials": None})
-    return settings.model_copy(update={"kfold": kfold})
+    return _with(settings, inner_fold=fold, inner_trials=None)
+
+
+def _with(settings: Settings, **kfold: Any) -> Settings:
+    return settings.model_copy(update={"kfold": settings.kfold.model_copy(update=kfold)})
 
 
 def examine(settings: Settings, sides: Callable[[Settings], Sides]) -> list[Sides]:

@@ -21,7 +21,7 @@ def unreachable(name: str, say: Callable[[str], None], file: str = "config.json"
 
     Any answer counts, also that there is no such model: loading it then says so in the hub's own words.
     """
-    hub = require("huggingface_hub", "A model by hub name")
+    hub = require("huggingface_hub", "A model by hub name", "demo")
     say(f"Looking for {name} at the Hugging Face hub")
     try:
         hub.get_hf_file_metadata(hub.hf_hub_url(name, file), timeout=SECONDS)
@@ -67,7 +67,7 @@ def loading(setting: str, name: str, silent: str | None, *, expected: str, inste
 @contextlib.contextmanager
 def quiet(*more: str) -> Iterator[None]:
     """Keep the bars and reports of transformers, and of more packages, off the terminal while the block runs."""
-    kinds = [require(f"{name}.utils.logging", "A transformers model") for name in ("transformers", *more)]
+    kinds = [require(f"{name}.utils.logging", "A transformers model", "demo") for name in ("transformers", *more)]
     before = [(one, one.get_verbosity(), one.is_progress_bar_enabled()) for one in kinds]
     for one in kinds:
         one.set_verbosity_error()

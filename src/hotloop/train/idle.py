@@ -53,18 +53,12 @@ def _compiles(preset: Any) -> bool:
     return preset not in (None, "none")
 
 
-_FOLDER = "pictures=folder trains on pictures of your own"
 _COMPILE = "training.optimization.use_torch_compile"
 RULES = (
     Rule(
-        ("pictures.path",),
-        {"pictures.source": ("fashion-mnist", "folder")},
-        f"the digits come with scikit-learn; {_FOLDER}",
-    ),
-    Rule(
-        ("pictures.buckets", "pictures.min_size", "pictures.skip_bad"),
+        ("pictures.path", "pictures.buckets", "pictures.min_size", "pictures.skip_bad"),
         {"pictures.source": ("folder",)},
-        f"its pictures are all of one size, and can all be used; {_FOLDER}",
+        "the digits come with scikit-learn, all of one size; pictures=folder trains on pictures of your own",
     ),
     Rule(
         ("diffusion.width", "diffusion.autoencoder_steps"),
@@ -98,10 +92,27 @@ RULES = (
         "each fold holds out its own share",
         refused=False,
     ),
+    Rule(("kfold.workers", "kfold.engine"), {"kfold.n_splits": _set}, "one run has no folds to share out"),
+    Rule(
+        ("kfold.workers", "kfold.engine"),
+        {"kfold.fold": (None,), "kfold.inner_trials": _set},
+        "one fold is an ordinary run of this machine",
+    ),
+    Rule(
+        ("engine",),
+        {"hpo.engine": ("ray",), "kfold.engine": ("ray",)},
+        "this machine runs them; set hpo.engine=ray or kfold.engine=ray",
+    ),
     Rule(
         ("compile",),
         {_COMPILE: (True, "auto")},
         "nothing is compiled; set that to true to compile what the group compile says, or to auto to do what pays",
+        refused=False,
+    ),
+    Rule(
+        ("cache.share",),
+        {_COMPILE: (True, "auto")},
+        "nothing is compiled, so no code is taken or given; set that to true or auto",
         refused=False,
     ),
     Rule(
@@ -187,7 +198,7 @@ def only_read(settings: Settings) -> dict[str, Any]:
     """Return what a run reads of its settings, as plain data: what its report lists. What a search does it does not."""
     plain = dict(leaves(configure.to_dict(settings)))
     unread = [name for rule in RULES if not rule.read(plain) for name in rule.names]
-    return nested({name: value for name, value in plain.items() if not within(name, ("hpo", *unread))})
+    return nested({name: value for name, value in plain.items() if not within(name, ("hpo", "engine", *unread))})
 
 
 def _idle(settings: Settings) -> Iterator[tuple[Rule, str]]:

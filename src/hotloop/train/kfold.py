@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import importlib
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -28,22 +27,26 @@ from hotloop.train import (
     configure,
     environment,
     folds,
+    gpus,
     idle,
     kfold_state,
     program,
     start,
+    storage,
 )
+from hotloop.train.cluster import connected
 from hotloop.train.display import Display, figures
-from hotloop.train.interrupt import wished
+from hotloop.train.fold_workers import FoldWorkers
+from hotloop.train.interrupt import Interrupt, wished
 from hotloop.train.kfold_state import State
 from hotloop.train.nested import leaves
+from hotloop.train.one_fold import OneFold, words
 from hotloop.train.outcome import CHECKED
 from hotloop.train.scope import DECISIVE, STILL_COMPARABLE
 from hotloop.train.search import space
 from hotloop.train.search.nested import check
 from hotloop.train.search.preparing import prepared
 from hotloop.train.turn import folder_held
-from hotloop.train.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,14 +54,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hotloop.train.outcome import Outcome
+    from hotloop.train.cluster import Cluster
     from hotloop.train.recipe import Recipe
     from hotloop.train.settings import Settings
 
 SPLITS = 5
 """Folds of a plain ``hotloop kfold``."""
-SEARCH = "search"
-"""The folder of an inner search, in that of its fold."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +148,7 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
                 f"{name} cannot change while a cross-validation is resumed ({old.get(name)!r} to {new.get(name)!r}): "
                 "its folds could not be compared. Start a new one, in another run.folder"
             )
+    storage.check_resumed(now.run.storage, folder)
     return Study(now, folder, document, open=held)
 
 
@@ -173,9 +175,13 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
         )
     # What can be refused is refused here, before anything is loaded or written.
     _check_search(settings)
-    device = environment.choose_device(settings.run.device)
-    if recipe.COMPONENTS:
-        compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings, device.type)
+    if settings.kfold.engine == "ray":
+        with connected(settings, "kfold.engine"):
+            pass  # what is wrong with it is told now; what a node's device cannot do, its first fold says
+    else:
+        device = environment.choose_device(settings.run.device)
+        if recipe.COMPONENTS:
+            compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings, device.type)
     display.say(f"Cross-validation of recipe {settings.recipe.name} in {settings.kfold.n_splits} folds: {study.folder}")
     found = folds.examine(settings, recipe.sides)
     if all(one.fingerprint for one in found):
@@ -220,7 +226,8 @@ class _Running:
     """
 
     def __init__(self, study: Study, recipe: Recipe, state: State, display: Display, console: Console | None) -> None:
-        self.study, self.recipe, self.state, self.display, self.console = study, recipe, state, display, console
+        self.study, self.state, self.display = study, state, display
+        self.fold = OneFold(study.settings, study.folder, study.again, recipe, console)
         self.stop = False  # somebody wished it, too late for the fold that ran
 
     def all(self) -> Ended:
@@ -231,7 +238,7 @@ class _Running:
         except KeyboardInterrupt:
             status = "interrupted"
         except BaseException as failure:
-            error = _words(failure)
+            error = words(failure)
             raise
         finally:
             if status == "interrupted":
@@ -247,73 +254,67 @@ class _Running:
             if fold not in left:
                 best = self.state.fold(fold).get("best") or {}
                 self.display.say(f"Fold {fold}: finished by an earlier start: {figures(best)}")
-        for position, fold in enumerate(left):
-            if position:
-                _forget()
-            self.display.say(f"\nFold {fold} of {self.study.settings.kfold.n_splits}")
-            status = self.one(fold, runs=len(left) - position)
-            if status == "interrupted" or (self.stop and fold != left[-1]):
-                return "interrupted"
-            self.state.write_page()
+        settings, asked = self.study.settings, self.study.settings.kfold.workers
+        if settings.kfold.engine == "ray":
+            with connected(settings, "kfold.engine") as cluster:
+                ended = self.at_once(left, cluster.room if asked == "auto" else asked, cluster)
+        elif (workers := gpus.workers(asked, settings)) > 1 and len(left) > 1:
+            ended = self.at_once(left, workers)
+        else:
+            ended = self.by_turns(left)
+        if not ended:
+            return "interrupted"
         failed = [fold for fold in which if self.state.fold(fold)["status"] == "failed"]
         if failed:
             names = ", ".join(map(str, failed))
             self.display.say(f"Failed: fold {names}. What finished is kept; to try again: {self.study.again}")
         return "failed" if failed else "finished"
 
+    def by_turns(self, left: Sequence[int]) -> bool:
+        """Run folds in this process; says whether all have ended by themselves."""
+        for position, fold in enumerate(left):
+            if position:
+                _forget()
+            self.display.say(f"\nFold {fold} of {self.study.settings.kfold.n_splits}")
+            status = self.one(fold, runs=len(left) - position)
+            if status == "interrupted" or (self.stop and fold != left[-1]):
+                return False
+            self.state.write_page()
+        return True
+
+    def at_once(self, left: Sequence[int], workers: int, cluster: Cluster | None = None) -> bool:
+        """Run folds in worker processes, here or on a cluster; says whether all have ended by themselves."""
+        study = self.study
+        job: dict[str, Any] = {"settings": configure.to_dict(study.settings), "folder": str(study.folder)}
+        job.update(again=study.again, away=cluster is not None)
+        with Interrupt("finishing the steps of all folds, then saving") as interrupt:
+            pool = FoldWorkers(job, study.settings, self.state, self.display.say, min(workers, len(left)), cluster)
+            return pool.run(left, lambda: interrupt.signal is not None)
+
     def one(self, fold: int, runs: int) -> str:
         """Run one fold, or go on with it; gives how it ended. A failure is noted with its cause."""
         self.state.note(fold, status="running", error=None)
         folder = self.study.folder / f"fold-{fold}"
+        known = self.state.fold(fold).get("chosen")
         try:
-            outcome = self.trained(fold, folder, runs)
+            outcome = self.fold.train(fold, runs, known, lambda chosen: self.state.note(fold, chosen=chosen))
         except KeyboardInterrupt:
             self.state.note(fold, status="interrupted", **kfold_state.facts(folder))
             raise
         except (ConfigError, DataError, MissingExtraError, StepLostError) as error:
             # The user's to mend before any other fold can run, or a GPU that no other fold can use.
-            self.state.note(fold, status="failed", error=_words(error), **kfold_state.facts(folder))
+            self.state.note(fold, status="failed", error=words(error), **kfold_state.facts(folder))
             raise
         except Exception as error:  # noqa: BLE001 - whatever ends one fold is told, and costs no other fold
             if not isinstance(error, HotloopError):
                 traceback.print_exception(error, file=sys.stderr)
-            self.display.say(f"Fold {fold} failed: {_words(error)}")
-            self.state.note(fold, status="failed", error=_words(error), **kfold_state.facts(folder))
+            self.display.say(f"Fold {fold} failed: {words(error)}")
+            self.state.note(fold, status="failed", error=words(error), **kfold_state.facts(folder))
             self.stop = wished(error)
             return "failed"
         self.stop = outcome.stop
         self.state.note(fold, **kfold_state.ended(outcome, folder))
         return outcome.status
-
-    def trained(self, fold: int, folder: Path, runs: int) -> Outcome:
-        """Train a fold from its start, or from its last checkpoint."""
-        settings = folds.of_fold(self.study.settings, fold)
-        if (trials := self.study.settings.kfold.inner_trials) is not None:
-            settings = chosen_for(settings, self.chosen(fold, folder, later=(runs - 1) * trials))
-            runs += (runs - 1) * trials * settings.kfold.inner_splits
-        whole = self.study.folder
-        within = Within(runs=runs, study=whole.name, fold=fold, folder=whole, resume=self.study.again)
-        return self.recipe.train(start.take_up(settings, folder, within), self.console)
-
-    def chosen(self, fold: int, folder: Path, later: int) -> list[str]:
-        """Return what the fold's inner search found; one that is done is not run again. ``later`` trials come after.
-
-        The seam is ``hotloop.train.search.nested(settings, folder, trials, say=say, later=...)``. The settings name the
-        outer fold and have ``kfold.inner_trials``, with which no run can be split: each trial is judged by runs with
-        ``kfold.inner_fold`` set (`hotloop.train.folds.of_inner_fold`), which see the outer fold's training side
-        alone. It goes on with the search that it finds in its folder, gives the overrides of the best trial, and raises
-        KeyboardInterrupt where the user stopped it.
-        """
-        known: list[str] | None = self.state.fold(fold).get("chosen")
-        if known is None:
-            trials = self.study.settings.kfold.inner_trials
-            self.display.say(f"Inner search: {trials} trials on the training side of fold {fold}, in {folder / SEARCH}")
-            settings = folds.with_search(self.study.settings, fold)
-            nested = importlib.import_module("hotloop.train.search").nested
-            known = list(nested(settings, folder / SEARCH, trials, say=self.display.say, later=later))
-            self.state.note(fold, chosen=known)
-        self.display.say(f"Inner search of fold {fold} chose: {' '.join(known) or 'no change'}")
-        return known
 
 
 def _check_search(settings: Settings) -> None:
@@ -324,25 +325,6 @@ def _check_search(settings: Settings) -> None:
     """
     if settings.kfold.inner_trials is not None:
         check(settings)
-
-
-def chosen_for(settings: Settings, chosen: Sequence[str]) -> Settings:
-    """Put what an inner search chose on top of a fold's settings.
-
-    Raises:
-        ConfigError: it would change the data, the folds or the run itself.
-    """
-    for one in chosen:
-        if one.lstrip("+~").split(".")[0] in space.KEPT:
-            kept = ", ".join(space.KEPT)
-            raise ConfigError(f"the inner search chose {one}: a search within a fold has no say in {kept}")
-    return configure.from_dict(configure.to_dict(settings), chosen)
-
-
-def _words(error: BaseException) -> str:
-    """Put a failure into one paragraph; the kind is named where the words are not our own."""
-    said = " ".join(str(error).split())
-    return (said if isinstance(error, HotloopError) else f"{type(error).__name__}: {said}")[: record.ERROR_LENGTH]
 
 
 def _forget() -> None:

@@ -11,7 +11,9 @@ from hotloop import record
 from hotloop.errors import HotloopError
 from hotloop.report import folds as report
 from hotloop.report.page import write_view
-from hotloop.train import configure
+from hotloop.train import configure, mirror
+from hotloop.train.mirror import Kept
+from hotloop.train.start import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +41,7 @@ class State:
 
     def __init__(self, folder: Path, document: dict[str, Any], say: Callable[[str], None]) -> None:
         self.folder, self.document, self._say = folder, document, say
+        self._kept = Kept(mirror.of(document["settings"]["run"].get("storage"), folder), say)
         self._warned = False
 
     def fold(self, fold: int) -> dict[str, Any]:
@@ -56,7 +59,9 @@ class State:
         """Say how the whole ended, and write its page."""
         self.document.update(status=status, error=error, finished=time.time())
         self.save()
-        if self.write_page():
+        written = self.write_page()
+        self._kept.push((SETTINGS, report.DOCUMENT, PAGE), last=True)
+        if written:
             self._say(f"Report of the folds: {self.folder / PAGE}")
 
     def write_page(self) -> bool:
@@ -77,6 +82,7 @@ class State:
             if not self._warned:
                 self._warned = True
                 self._say(f"{self.folder / report.DOCUMENT} cannot be written: {error}. The folds go on")
+        self._kept.push((SETTINGS, report.DOCUMENT, PAGE))
 
 
 def begin(settings: Settings, contents: Sequence[Sides], which: Iterable[int]) -> dict[str, Any]:

@@ -148,9 +148,10 @@ class Progress:
         return self._clock() - trial.began if trial.state == "running" else trial.seconds
 
     def counts(self) -> str:
-        """Say how the trials ended: ``12 complete, 3 pruned``."""
+        """Say how the trials ended: ``12 complete, 3 pruned``; of an earlier command's, how many there are."""
         many = {state: sum(one.state == state for one in self.over) for state in STATES}
-        return ", ".join(f"{number} {state}" for state, number in many.items() if number) or "none over"
+        parts = {"earlier": self.earlier, **many}
+        return ", ".join(f"{number} {state}" for state, number in parts.items() if number) or "none over"
 
     def headline(self) -> str:
         """Say in a line how far the study is."""

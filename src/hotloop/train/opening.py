@@ -4,43 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotloop.measure import machine
-from hotloop.train import compiling, environment, idle
+from hotloop.train import compiling, idle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import torch
 
     from hotloop.record import RunRecord
     from hotloop.train.compiling import Compiling
     from hotloop.train.display import Display
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
-    from hotloop.train.task import Plan
 
 
 def begin(settings: Settings, display: Display) -> None:
     """Say, before any work, which settings do nothing."""
     for line in idle.remarks(settings):
         display.say(line)
-
-
-def recipe(settings: Settings, display: Display, components: Sequence[str]) -> tuple[Plan, torch.device]:
-    """Refuse what can be refused before anything is loaded or written, and say which recipe runs where.
-
-    Returns:
-        What is compiled, and the device.
-
-    Raises:
-        ConfigError: a preset, a component or a device that does not exist or cannot be used.
-    """
-    begin(settings, display)
-    chosen = compiling.plan(settings, components)
-    device = environment.choose_device(settings.run.device)
-    compiling.check(chosen, settings, device.type)
-    display.say(f"Recipe {settings.recipe.name} on {machine.device_name(device)} ({device})")
-    return chosen, device
 
 
 def write(start: Start, told: Mapping[str, Sequence[str]], record: RunRecord, display: Display) -> None:

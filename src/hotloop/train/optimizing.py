@@ -12,7 +12,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hotloop.errors import ConfigError
-from hotloop.train.parameters import OptimizerName, Range, ScheduleName
+from hotloop.train.parameters import Optimizer, Range, ScheduleName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -144,23 +144,23 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-    """What can be set of a program's training: ``def make(training: hotloop.Training = hotloop.Training()):``.
+    """Settings of a program's training: ``def make(training: hotloop.Training = hotloop.Training()):``.
 
-    Its fields are the program's settings then, ``program.training.optimizer=SGD``, by the names of the group
-    ``training`` of recipes.
+    The fields become settings of the program, ``program.training.optimizer=SGD``. Recipes have the same names in their
+    group ``training``.
 
     Attributes:
         optimizer: a class of torch.optim.
         optimizer_options: its arguments besides rate and weight decay.
-        learning_rate: the highest one.
+        learning_rate: the highest rate, after the warm-up.
         weight_decay: on matrices only.
         schedule: how the rate falls after its warm-up.
         warmup_fraction: the share of the steps over which the rate rises.
-        max_grad_norm: what gradients are clipped to.
+        max_grad_norm: the norm that gradients are clipped to.
         ema_decay: how much of an average of the weights a step keeps.
     """
 
-    optimizer: OptimizerName = "AdamW"
+    optimizer: Optimizer = "AdamW"
     optimizer_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     learning_rate: Annotated[float, Range(0)] = 1e-3
     weight_decay: Annotated[float, Range(0)] = 0.0

@@ -6,10 +6,17 @@ Neither needs an optional package, so that a program with annotations runs anywh
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class WhyNot:
+    """Values that a setting does not take although a user may expect them, each with the reason and what to do."""
+
+    reasons: Mapping[str, str]
 
 
 OptimizerName = Literal[
@@ -17,6 +24,17 @@ OptimizerName = Literal[
     "SGD",
 ]  # fmt: skip
 """The classes of torch.optim that step by dense gradients alone; listed, since the page offers them without torch."""
+Optimizer = Annotated[
+    OptimizerName,
+    WhyNot(
+        {
+            "LBFGS": "it computes the loss several times a step, by a closure. Take another one, such as AdamW, or "
+            "write a program whose step calls torch.optim.LBFGS(...).step(closure)",
+            "SparseAdam": "it steps by sparse gradients alone. Take another one, such as AdamW, or write a program "
+            "that makes it",
+        }
+    ),
+]
 ScheduleName = Literal["linear", "cosine", "constant", "one_cycle", "wsd"]
 
 
@@ -25,7 +43,8 @@ class Range:
     """The range of a setting, both ends included: ``dropout: Annotated[float, hotloop.Range(0, 0.5)] = 0.1``.
 
     Args:
-        low, high: the ends; None leaves an end open.
+        low: the least value; None leaves this end open.
+        high: the largest value; None leaves this end open.
     """
 
     low: float | None = None
@@ -49,8 +68,10 @@ class Search:
     The same words as below ``hpo.space``, which takes its place where it names the setting.
 
     Args:
-        log, float, int: the two ends of a range, both included; ``log`` spreads values evenly by their logarithm,
-            those of a setting that takes integers too.
+        log: the two ends of a range, both included, whose values spread evenly by their logarithm; integers too, where
+            the setting takes integers.
+        float: the two ends of a range of numbers, both included.
+        int: the two ends of a range of integers, both included.
         choices: the values to choose from.
         step: the distance of neighbours, with ``float`` and ``int``.
         when: settings with the values under which this one varies, such as ``{"program.kind": "wide"}``.

@@ -33,6 +33,8 @@ def read(path: Path, delimiter: str = ",") -> list[Row]:
     """
     if path.suffix not in SUFFIXES:
         raise DataError(f"{path}: expected a file that ends with {' or '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

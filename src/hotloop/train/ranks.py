@@ -27,6 +27,7 @@ import torch
 from torch import distributed
 
 from hotloop.errors import ConfigError, HotloopError, RunPrunedError, TrainingFailedError
+from hotloop.measure import machine
 from hotloop.train import configure, sharding
 from hotloop.train.optional import require
 
@@ -77,6 +78,16 @@ class Ranks:
             RunPrunedError: it failed there, so the others end as well.
         """
         act()
+
+    def after_first(self, make: Callable[[], T]) -> T:
+        """Return what each process makes: the first one before the others, which find what it keeps on disk.
+
+        Raises:
+            RunPrunedError: it failed in the first one, so the others end as well.
+        """
+        made: list[T] = []
+        self.led(lambda: made.append(make()))
+        return made[0] if made else make()
 
     def explain(self, error: Exception) -> TrainingFailedError | None:  # noqa: ARG002 - alone, nothing else is lost
         """Say that another process was lost, if that is why this one has an error."""
@@ -157,6 +168,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict | list | tuple):
         for one in value.values() if isinstance(value, dict) else value:
             yield from _tensors(one)
+    elif dataclasses.is_dataclass(value):
+        yield from _tensors(vars(value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +178,17 @@ class Devices:
 
     fabric: Any
     ranks: Ranks
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What scales the losses of float16."""
+        return getattr(self.fabric.strategy.precision, "scaler", None)
+
+
+def where(device: torch.device, ranks: Ranks, settings: Settings) -> str:
+    """Say in words on what a run trains."""
+    several = f", {ranks.size} processes, {settings.run.strategy}" if ranks.size > 1 else ""
+    return f"{machine.device_name(device)} ({device}){several}"
 
 
 @contextlib.contextmanager

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hotloop.train import compiling, dry, environment, opening, ranks
+from hotloop.train.display import Display
+from hotloop.train.fit import fit
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from hotloop.train.folds import Sides
     from hotloop.train.goal import Goal
     from hotloop.train.outcome import Outcome
+    from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
+    from hotloop.train.task import Plan, Task
+
+    Make = Callable[[Start, Display, Devices], Task | None]
 
 
 class Recipe(Protocol):
@@ -38,3 +51,45 @@ class Recipe(Protocol):
 
     def evaluate(self, settings: Settings, weights: dict[str, dict[str, Any]]) -> dict[str, float]:
         """Judge a checkpoint's weights, by model, on the validation side of the data."""
+
+
+def on_devices(*components: str) -> Callable[[Make], Callable[..., Outcome]]:
+    """Make the ``train`` of a recipe of the function that makes its task, which runs in a process for each device.
+
+    The function gives None in a dry run in which making the task would train or write.
+
+    Args:
+        components: what can be compiled.
+    """
+
+    def of(make: Make) -> Callable[..., Outcome]:
+        @functools.wraps(make)
+        def train(start: Start, console: Console | None = None) -> Outcome:
+            settings, display = start.settings, Display(console)
+
+            # What can be refused is refused here, before anything is loaded or written.
+            opening.begin(settings, display)
+            if settings.run.devices > 1 or settings.run.accelerator != "auto":
+                ranks.check(settings)
+            device = environment.device_of(settings.run)
+            chosen = compiling.plan(settings, components)
+            compiling.check(chosen, settings, device.type)
+            ranks.check_presets(settings, itertools.chain(*chosen.values()))
+
+            if settings.run.devices > 1 and not start.dry:
+                with ranks.devices(start) as several:
+                    return _fit(make, dataclasses.replace(start, leads=several.ranks.first), chosen, display, several)
+            alone = ranks.Devices(environment.fabric(device, settings.precision), ranks.Ranks())
+            return _fit(make, start, chosen, display, alone)
+
+        return train
+
+    return of
+
+
+def _fit(make: Make, start: Start, chosen: Plan, display: Display, devices: Devices) -> Outcome:
+    display.say(
+        f"Recipe {start.settings.recipe.name} on {ranks.where(devices.fabric.device, devices.ranks, start.settings)}"
+    )
+    task = make(start, display, devices)
+    return dry.data_only(start, chosen, display) if task is None else fit(task, start, chosen, display)

@@ -52,7 +52,7 @@ class LanguageSettings(_Transformer):
 class PicturesSettings(Group):
     """Which captioned pictures, and the sizes that they are brought to."""
 
-    source: Literal["digits", "fashion-mnist", "folder"]
+    source: Literal["digits", "folder"]
     path: str | None
     size: int = Field(ge=8, le=4096)
     step: int = Field(ge=1, le=512)

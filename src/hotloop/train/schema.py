@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Un
 
 from hotloop.errors import ConfigError
 from hotloop.train.optional import require
-from hotloop.train.parameters import Range
+from hotloop.train.parameters import Range, WhyNot
 
 require("pydantic", "Reading settings")
 import pydantic  # noqa: E402 - where it is missing, the line above says how to install it
@@ -116,7 +116,7 @@ def _adapter(model: Any, path: str) -> Any:
     return pydantic.TypeAdapter(setting.annotation, config=None if setting.is_group else strict)
 
 
-def problems(error: Any, model: Any, values: Any, prefix: str = "") -> Iterator[Problem]:
+def problems(error: Any, model: Any, values: Any, prefix: str = "", also: Iterable[str] = ()) -> Iterator[Problem]:
     """Yield what a validation found, one problem a setting.
 
     Args:
@@ -124,6 +124,7 @@ def problems(error: Any, model: Any, values: Any, prefix: str = "") -> Iterator[
         model: what was to be made.
         values: what it was to be made of.
         prefix: stands before each name.
+        also: names that may be meant beside the model's.
     """
     told = set()
     for one in error.errors():
@@ -135,7 +136,7 @@ def problems(error: Any, model: Any, values: Any, prefix: str = "") -> Iterator[
         if own is not None:
             text = str(own)
         elif setting is None:
-            text = unknown(model, path, prefix) if one["type"] == "extra_forbidden" else f"{shown}: {one['msg']}"
+            text = unknown(model, path, prefix, also) if one["type"] == "extra_forbidden" else f"{shown}: {one['msg']}"
         elif one["type"] == "missing":
             text = f"{shown} is not set: expected {setting.takes}"
         else:
@@ -161,7 +162,21 @@ def _expected(setting: Setting, path: str, value: Any) -> str:
         )
     if get_origin(setting.kind) is Mapping:
         return f"{path}={shown(value)}: expected a mapping, such as {path}.<name>=<value>"
-    return f"{path}={shown(value)}: expected {setting.takes}"
+    return f"{path}={shown(value)}: {_reason(setting, value) or f'expected {setting.takes}{_near(setting, value)}'}"
+
+
+def _reason(setting: Setting, value: Any) -> str:
+    """Say why a value that may be expected to be one is none, in the words of a `WhyNot`."""
+    reasons = (one.reasons for one in setting.extras if isinstance(one, WhyNot))
+    return next((why for each in reasons for name, why in each.items() if name.lower() == str(value).lower()), "")
+
+
+def _near(setting: Setting, value: Any) -> str:
+    """Say, behind a colon, which word of a setting may be meant by one that differs in capitals or in a letter."""
+    words = [one for each in members(setting.kind) if get_origin(each) is Literal for one in get_args(each)]
+    by_lower = {str(one).lower(): one for one in words}
+    near = difflib.get_close_matches(str(value).lower(), by_lower, n=1, cutoff=0.8)
+    return f": did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def of_recipe(  # noqa: PLR0913, PLR0917 - what there is, what of it, and how it is described
@@ -225,10 +240,12 @@ def unknown(model: Any, path: str, prefix: str = "", also: Iterable[str] = ()) -
             parent = parent.rpartition(".")[0]
         group = at(model, parent) if parent else None
         there = ", ".join(f"{parent}.{one}" if parent else one for one in fields(group.kind if group else model))
-        return f"{model.__name__} has no {path}: it has {there}"
+        leaf = path.rpartition(".")[2]
+        own = next((one for one in also if one.rpartition(".")[2] == leaf), None)
+        return f"{model.__name__} has no {path}: {f'did you mean {own}?' if own else f'it has {there}'}"
     beside = at(model, parent) if parent else None
     within = names(beside.kind, f"{parent}.") if beside and beside.is_group else ()
-    known = {*names(model), *within, *also}
+    known = {*names(model), *within, *also} - {parent}  # the group itself is no answer to a name in it
     parts = path.split(".")
     cuts = (".".join(parts[:end]) for end in range(1, len(parts)))
     first = next((cut for cut in cuts if at(model, cut) is None), None)  # a misspelt group, with what is below it
@@ -244,13 +261,16 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3, prefix: str = ""
     What all names begin with, a ``prefix``, makes no two of them near.
     """
     known = sorted(known)
-    leaf = {one: one.rsplit(".", 1)[-1] for one in known}
-    near = difflib.get_close_matches(name, known, n=count, cutoff=0.6)
-    near += [one for one, last in leaf.items() if last == name.rsplit(".", 1)[-1] and one not in near]
+    leaves = {one: one.rsplit(".", 1)[-1] for one in known}
+    alike = difflib.get_close_matches(name.rsplit(".", 1)[-1], leaves.values(), n=count, cutoff=0.7)
+    same = [one for one, last in leaves.items() if last == name.rsplit(".", 1)[-1]]
+    near = [*same, *difflib.get_close_matches(name, known, n=count), *(one for one in known if leaves[one] in alike)]
     if near:
-        return f"did you mean {' or '.join(prefix + one for one in near[:count])}?"
+        return f"did you mean {' or '.join(prefix + one for one in list(dict.fromkeys(near))[:count])}?"
     few = len(known) <= 12 or prefix  # noqa: PLR2004 - as many as a line holds
-    return f"expected one of {', '.join(prefix + one for one in known)}" if few else "docs/settings.md lists all"
+    if few:
+        return f"expected one of {', '.join(prefix + one for one in known)}"
+    return "`hotloop settings` lists all"
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -14,13 +14,16 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "criteria": (("data", "model", "training.freeze_embeddings"), ()),
     "digits": (("data.sample_size", "data.validation_fraction", "model.dropout", "digits"), ()),
     "language": (("data.sample_size", "data.validation_fraction", "model.dropout", "language"), ()),
-    "diffusion": (("data.sample_size", "data.validation_fraction", "pictures", "diffusion"), ()),
+    "diffusion": (("data.sample_size", "data.validation_fraction", "pictures", "diffusion"), ("run.strategy",)),
     "focus": (
         ("data.validation_fraction", "focus"),
-        ("training.gradient_accumulation", "training.optimization.use_fp16", "run.precision"),
+        (
+            "training.gradient_accumulation", "training.optimization.use_fp16", "run.precision", "run.accelerator",
+            "run.devices", "run.strategy",
+        ),
     ),
     "lightning": (
-        ("recipe.goal", GROUP, "run.accelerator", "run.devices", "run.strategy"),
+        ("recipe.goal", GROUP),
         (
             "training.batch_size", "training.eval_batch_size", "training.optimizer", "training.optimizer_options",
             "training.learning_rate", "training.schedule", "training.warmup_fraction", "training.weight_decay",
@@ -29,7 +32,7 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "workload": (
-        ("recipe.goal", GROUP, "run.accelerator", "run.devices", "run.strategy"),
+        ("recipe.goal", GROUP, "run.prefetch"),
         (
             "run.device", "training.batch_size", "training.eval_batch_size",
             "training.gradient_accumulation", "training.optimizer", "training.optimizer_options",
@@ -40,6 +43,15 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }  # fmt: skip
 """What each recipe has of the settings, or groups of them, that only some have; and what it lacks that all others have.
 A program of the user's own, `workload`, and a LightningModule decide themselves what they lack."""
+
+ALONE: Mapping[str, tuple[str, str]] = {
+    "focus": (
+        "run.devices",
+        "its step calls methods of its networks, and DDP averages gradients of their forward alone",
+    ),
+    "diffusion": ("run.strategy", "samples are drawn with whole networks: several devices train it by ddp"),
+}
+"""Recipes that lack a setting of several devices: which, and why."""
 
 
 def has(recipe: str, name: str) -> bool:
@@ -56,7 +68,8 @@ def within(name: str, groups: Iterable[str]) -> bool:
 
 STILL_COMPARABLE = (
     "run", "compile", "training.optimization.use_torch_compile", "training.eval_batch_size",
-    "training.checkpoint_every_steps", "training.checkpoint_every_minutes",
+    "training.checkpoint_every_steps", "training.checkpoint_every_minutes", "kfold.workers", "kfold.engine", "engine",
+    "cache",
 )  # fmt: skip
 """Settings, or groups of them, that may change while a search or a cross-validation goes on: its runs stay comparable.
 Of the group ``run`` all but `DECISIVE`."""

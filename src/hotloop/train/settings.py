@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003 - pydantic reads the types of the fields at run time
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from hotloop.errors import ConfigError
-from hotloop.train.parameters import OptimizerName, ScheduleName  # noqa: TC001 - as above
+from hotloop.train.parameters import Optimizer, ScheduleName  # noqa: TC001 - as above
 from hotloop.train.recipe_settings import (  # noqa: TC001 - pydantic reads the types of the fields
     DiffusionSettings,
     DigitsSettings,
@@ -117,7 +117,7 @@ class TrainingSettings(Group):
     batch_size: int = Field(ge=1)
     eval_batch_size: int = Field(ge=1)
     gradient_accumulation: int = Field(ge=1)
-    optimizer: OptimizerName = "AdamW"
+    optimizer: Optimizer = "AdamW"
     optimizer_options: Mapping[str, Any] = {}
     learning_rate: float = Field(gt=0)
     schedule: ScheduleName = "linear"
@@ -130,17 +130,6 @@ class TrainingSettings(Group):
     checkpoint_every_steps: int | None = Field(ge=1)
     checkpoint_every_minutes: float | None = Field(None, gt=0)
     optimization: OptimizationSettings
-
-    @field_validator("optimizer", mode="before", check_fields=False)  # programs have none
-    @classmethod
-    def check(cls, name: Any) -> Any:
-        """Say why some optimizers of torch.optim cannot step here."""
-        if why := {
-            "LBFGS": "it computes the loss several times a step, by a closure",
-            "SparseAdam": "it is for sparse gradients, of which recipes have none",
-        }.get(name):
-            raise ConfigError(f"training.optimizer={name}: {why}. Take another, such as AdamW, or write a program")
-        return name
 
 
 class ComponentSettings(Group):
@@ -178,6 +167,9 @@ class CompileSettings(Group):
     presets: Mapping[str, PresetSettings]
 
 
+Workers = Annotated[int, Field(ge=1)] | Literal["auto"]
+
+
 class KfoldSettings(Group):
     """Cross-validation: into how many folds the data is split, which of them a run holds out, and the inner search."""
 
@@ -186,6 +178,8 @@ class KfoldSettings(Group):
     inner_trials: int | None = Field(ge=1)
     inner_splits: int = Field(ge=2)
     inner_fold: int | None = Field(ge=0)
+    workers: Workers = 1
+    engine: Literal["local", "ray"] = "local"
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -226,7 +220,8 @@ class HpoSettings(Group):
     name: str
     folder: str
     n_trials: int = Field(ge=1)
-    workers: int = Field(ge=1)
+    workers: Workers
+    engine: Literal["local", "ray"] = "local"
     timeout_seconds: float | None = Field(gt=0)
     metric: str | None
     direction: Literal["maximize", "minimize"] | None
@@ -246,6 +241,11 @@ class HpoSettings(Group):
     def towards(self) -> Literal["maximize", "minimize"]:
         """What is done with the metric: as ``direction`` says, or as its name does."""
         return self.direction or usual_direction(self.metric or "")
+
+    @property
+    def at_once(self) -> int:
+        """How many trials run at the same time; one while nobody has looked what ``auto`` stands for."""
+        return 1 if isinstance(self.workers, str) else self.workers
 
     @property
     def objectives(self) -> dict[str, str]:
@@ -269,6 +269,29 @@ class HpoSettings(Group):
         return self
 
 
+class CacheSettings(Group):
+    """What is kept of compiled code for other machines."""
+
+    share: str | None
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse what can be no shared cache."""
+        if self.share is not None:
+            from hotloop.cache.share import check_url  # noqa: PLC0415 - loads torch
+
+            check_url(self.share)
+        return self
+
+
+class EngineSettings(Group):
+    """The Ray cluster that runs trials or folds, and what each of them needs of it."""
+
+    address: str = "auto"
+    num_cpus: float = Field(default=1, ge=0)
+    num_gpus: float | None = Field(default=None, ge=0)
+
+
 Logger = Literal["csv", "tensorboard", "mlflow", "wandb"]
 
 
@@ -281,8 +304,10 @@ class RunSettings(Group):
     devices: int = Field(1, ge=1)
     strategy: Literal["ddp", "fsdp2"] = "ddp"
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"] | None = None
+    prefetch: bool = False
     folder: str | None
     resume: str | None
+    storage: str | None = None
     on_full_disk: Literal["continue", "wait"]
     logger: Literal["none", "csv", "tensorboard", "mlflow", "wandb"] | tuple[Logger, ...]
     log_every: int = Field(ge=1)
@@ -294,6 +319,15 @@ class RunSettings(Group):
         """The loggers, each once."""
         named = (self.logger,) if isinstance(self.logger, str) else self.logger
         return tuple(dict.fromkeys(name for name in named if name != "none"))
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        """Refuse what can be no storage."""
+        if self.storage is not None:
+            from hotloop.places import check_url  # noqa: PLC0415 - asks fsspec
+
+            check_url(self.storage, "run.storage", "keeps runs on this machine alone")
+        return self
 
 
 GROUP = "program"
@@ -315,6 +349,8 @@ class Settings(Group):
     compile: CompileSettings
     kfold: KfoldSettings
     hpo: HpoSettings
+    cache: CacheSettings
+    engine: EngineSettings = EngineSettings()
     run: RunSettings
     program: Mapping[str, Any] = {}
 

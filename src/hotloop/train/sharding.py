@@ -131,6 +131,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if _is_share(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of all processes' shares, which gather it together; one that is not sharded as it is."""
+    return tensor.full_tensor() if _is_share(tensor) else tensor  # type: ignore[attr-defined]
+
+
 def _is_share(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and hasattr(value, "placements")
 
@@ -147,8 +152,8 @@ def _is_sharded(state: Any) -> bool:
 
 def _whole(state: Any, keep: bool) -> Any:
     if _is_share(state):
-        whole = state.full_tensor()
-        return whole.cpu() if keep else None
+        found = whole(state)
+        return found.cpu() if keep else None
     if isinstance(state, dict):
         return _changed(state, {key: _whole(one, keep) for key, one in state.items()})
     return type(state)(_whole(one, keep) for one in state) if type(state) in (list, tuple) else state

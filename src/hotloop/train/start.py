@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import re
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES, whole
 from hotloop.report import folds, study
-from hotloop.train import checkpoint, conf_files, configure, idle, program
+from hotloop.train import checkpoint, conf_files, configure, idle, mirror, program, storage
 from hotloop.train.nested import leaves
 from hotloop.train.schema import Group
 from hotloop.train.settings import GROUP, Settings
@@ -73,6 +74,11 @@ class Start:
         given = Path(self.settings.run.resume or self.folder)
         return given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
 
+    @functools.cached_property
+    def mirror(self) -> mirror.Mirror | None:
+        """The copy of the folder at ``run.storage``; None without one."""
+        return mirror.of(self.settings.run.storage, self.folder, self.within)
+
     def check_data(self, fingerprint: str) -> None:
         """Refuse to go on with other data than before.
 
@@ -111,6 +117,7 @@ def new_folder(settings: Settings) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     named = conf_files.folder_name(settings.recipe.name)
     folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", named, stamp))
+    folder = folder.resolve() if ".." in folder.parts else folder  # what is before it need not be there
     if (folder / study.DOCUMENT).exists():
         raise ConfigError(f"run.folder={folder} holds a study, whose report would be overwritten: name another folder")
     if any((folder / name).exists() for name in (LINES, DOCUMENT, folds.DOCUMENT, checkpoint.FOLDER)):
@@ -118,16 +125,25 @@ def new_folder(settings: Settings) -> Path:
             f"run.folder={folder} holds a run already: go on with it by run.resume={folder}, or name another folder "
             "(or delete this one, if nothing was saved in it yet)"
         )
+    storage.check_new(settings.run.storage, folder)
     return folder
 
 
 def take_up(settings: Settings, folder: Path, within: Within) -> Start:
     """Begin a run that is part of something larger, or go on with it from its last checkpoint where it has one.
 
+    What is stored of it comes first where that is newer.
+
     Raises:
-        ConfigError: the checkpoint cannot be read.
+        ConfigError: the checkpoint, or what another machine has stored of the run, cannot be read.
     """
     last = folder / checkpoint.FOLDER / checkpoint.LAST
+    stored = mirror.of(settings.run.storage, folder, within)
+    if stored:
+        try:
+            stored.take()
+        except mirror.StorageError as error:
+            raise ConfigError(f"{mirror.SETTING}: {error}") from error
     run = {"folder": str(folder), "resume": str(folder) if last.is_file() else None}
     document = checkpoint.load(last) if last.is_file() else None
     return Start(_with_run(settings, **run), folder, document, within)
@@ -142,7 +158,9 @@ def _resume(given: Path, overrides: Sequence[str]) -> Start:
     folder, held = given.parent.parent if given.is_file() else given, contextlib.ExitStack()
     if folder.is_dir():  # first, since another process that trains there would write a newer checkpoint
         held.enter_context(folder_held(folder))
-    return dataclasses.replace(_died_early(given, changed) or _from_checkpoint(given, changed), open=held)
+    found = _died_early(given, changed) or _from_checkpoint(given, changed)
+    storage.check_resumed(found.settings.run.storage, found.folder)
+    return dataclasses.replace(found, open=held)
 
 
 def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
@@ -159,7 +177,7 @@ def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
             if what := ", ".join(_changes(before, now, name)):
                 raise ConfigError(
                     f"{name} cannot change while a run is resumed ({what}): {why}. Start a new run instead "
-                    "(docs/settings.md lists what may change)"
+                    "(docs/reference/settings.md lists what may change)"
                 )
     _check_end(folder, document["position"], before, now)
     return Start(_with_run(now, folder=str(folder), resume=str(given)), folder, document)
@@ -266,6 +284,7 @@ def write_settings(start: Start, files: Mapping[str, str] | None = None) -> None
         with whole(start.folder / SETTINGS) as file:
             file.write(f"{conf_files.BEGIN}\n{configure.to_yaml(again)}{conf_files.END}\n".encode())
         for name, text in (files or {}).items():
-            (start.folder / name).write_text(text, encoding="utf-8")
+            with whole(start.folder / name, durable=False) as file:
+                file.write(text.encode())
     except OSError as error:
         raise cannot_write(start.folder, error) from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.step import Workload
-from hotloop.train import dry, environment, failures
+from hotloop.train import dry, environment, failures, sharding
 from hotloop.train.average import Average
 from hotloop.train.batches import Epochs, one_of_each, shapes
 from hotloop.train.evaluate import evaluate, evaluating
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from hotloop.train.batches import Batch, Data
     from hotloop.train.goal import Goal
+    from hotloop.train.ranks import Devices
     from hotloop.train.start import Start
     from hotloop.train.task import Judge, Loss
 
@@ -38,7 +39,7 @@ class Supervised(Task):
     Args:
         start: the run's settings.
         name: of the recipe.
-        device: where it computes.
+        devices: Fabric on the device where it computes, and the processes that train together.
         model: gives an output of a batch's inputs by name.
         parts: the components by name, as `hotloop.compile` takes them; ``loss`` gives the mean loss of an output and
             a batch's labels.
@@ -58,7 +59,7 @@ class Supervised(Task):
         self,
         start: Start,
         name: str,
-        device: torch.device,
+        devices: Devices,
         *,
         model: torch.nn.Module,
         parts: dict[str, Any],
@@ -78,13 +79,14 @@ class Supervised(Task):
     ) -> None:
         self.training = training = start.settings.training
         together, seed = training.gradient_accumulation, start.settings.run.seed
+        rank, many = devices.ranks.rank, start.settings.run.devices
         self.model, self.train, self.validation, self._judge = model, train, validation, judge
-        self.loader = Epochs(train, training.batch_size, seed, together)
+        self.loader = Epochs(train, training.batch_size, seed, together, rank, many, devices.fabric.device)
         size = min(training.batch_size, len(train))
-        taken = {"samples": size * together}
+        taken, device = {"samples": size * together * many}, devices.fabric.device
         if start.dry:
             dry.memory(model.parameters(), device)
-        self.fabric, self.scaler = environment.fabric(device, start.settings.precision)
+        self.fabric, self.scaler, self._together = devices.fabric, devices.scaler, devices.ranks.size > 1
         groups = parameter_groups(model.to(device), training.weight_decay)
         self.optimizer = make_optimizer(training, groups, fuse=self.scaler is None)  # a fused one scales by itself
         # The wrapper is for precision and device; checkpoints and compile deal with the model itself.
@@ -113,12 +115,15 @@ class Supervised(Task):
             told=told or {},
             show=show and Show(self._shown(show.make), show.every, show.end and self._shown(show.end)),
             compiled={one: parts[one] for one in compiled},
-            sizes=shapes(train, training.batch_size, together),
+            sizes=shapes(train, training.batch_size, together * many),
+            ranks=devices.ranks,
         )
         self.parts = parts
         steps = self.steps(training)
         self.rate = Rate(self.optimizer, training)
         lagging = self.average.lagging(steps) if self.average else None
+        if rank:  # what is drawn in steps differs
+            environment.seed(seed + rank)
         few = f"training.batch_size={training.batch_size}: batches are of the {size} rows to train on"
         self.lines = [*([few] if size < training.batch_size else []), *([lagging] if lagging else [])]
 
@@ -157,14 +162,22 @@ class Supervised(Task):
         """
         total = torch.zeros((), device=batches[0].labels.device)
         for batch in batches:
-            # A loss that is a function is replaced in `parts` once it is compiled.
-            loss = self.parts["loss"](self.wrapped(**batch.inputs), batch.labels) / len(batches)
-            self.fabric.backward(loss)
+            with self._averaged_later(batch is not batches[-1]):
+                # A loss that is a function is replaced in `parts` once it is compiled.
+                loss = self.parts["loss"](self.wrapped(**batch.inputs), batch.labels) / len(batches)
+                self.fabric.backward(loss)
             total += loss.detach()
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self._trained, self._max_norm)
-        return torch.stack([total, norm])
+        return torch.stack([total, sharding.whole(norm)])
+
+    def _averaged_later(self, later: bool) -> contextlib.AbstractContextManager[None]:
+        """Return what leaves the gradients of all processes to be averaged by a later batch of the step."""
+        if not (self._together and later):
+            return contextlib.nullcontext()
+        found: contextlib.AbstractContextManager[None] = self.fabric.no_backward_sync(self.wrapped)
+        return found
 
     def apply(self) -> None:
         """Step the optimizer, drop the gradients, and take the parameters into the average."""

@@ -90,6 +90,7 @@ class Task:
         compiled: the models of a hot loop, where they are only parts of the workload's.
         sizes: how many sizes batches have that were chosen beforehand.
         ranks: the processes that train together.
+        prefetch: read the next batch, and copy it to the device, while a step runs.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Task:
     compiled: Mapping[str, torch.nn.Module] = dataclasses.field(default_factory=dict)
     sizes: int = 1
     ranks: Ranks = dataclasses.field(default_factory=Ranks)
+    prefetch: bool = False
     smaller: ClassVar[str] = "smaller batches in the program, or bfloat16 autocast in its step"
     """What takes less memory."""
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from hotloop.train.within import Within
 
 FOLDER = "logs"
-EXTRA = "tracking"
 _PARENT, _NAME = "mlflow.parentRunId", "mlflow.runName"
 _PLACE, _STORE = "hotloop.folder", "MLFLOW_TRACKING_URI"
 _WAITING = 10_000
@@ -268,7 +267,7 @@ def _parent(address: str, experiment: str, levels: Sequence[tuple[str, str]], wh
 
     The study's folder is part of what it is: on a server, studies of one name are often several.
     """
-    client = require("mlflow.tracking", "run.logger=mlflow", EXTRA).MlflowClient(address)
+    client = require("mlflow.tracking", "run.logger=mlflow", "mlflow").MlflowClient(address)
     found = client.get_experiment_by_name(experiment)
     place = found.experiment_id if found else client.create_experiment(experiment)
     tags = {f"hotloop.{kind}": name for kind, name in levels} | {"hotloop.level": levels[-1][0], _PLACE: str(whole)}
@@ -290,7 +289,7 @@ def _parent(address: str, experiment: str, levels: Sequence[tuple[str, str]], wh
 def _wandb(start: Start, version: str) -> Any:  # noqa: ARG001 - a run that goes on is the same one there
     """Open the run in the group of its study; without a login, ``WANDB_MODE=offline`` keeps it in the run's folder."""
     _installed("wandb")
-    wandb = require("wandb", "run.logger=wandb", EXTRA)
+    wandb = require("wandb", "run.logger=wandb", "wandb")
     kept, within = start.folder / FOLDER / "wandb-run", start.within
     levels = within.levels(start.folder.name)
     identity = kept.read_text(encoding="utf-8") if kept.is_file() else uuid.uuid4().hex[:12]
@@ -319,7 +318,7 @@ def _group(within: Within) -> str | None:
 
 def _installed(package: str) -> None:
     if importlib.util.find_spec(package) is None:
-        raise MissingExtraError(f"run.logger={package} needs the package {package}: pip install 'hotloop[{EXTRA}]'")
+        raise MissingExtraError(f"run.logger={package} needs the package {package}: pip install 'hotloop[{package}]'")
 
 
 def _keep(path: Path, identity: str) -> None:

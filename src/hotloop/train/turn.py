@@ -44,8 +44,10 @@ _held: dict[Path, tuple[BaseFileLock, os.stat_result]] = {}
 
 
 @contextlib.contextmanager
-def folder_held(folder: Path) -> Iterator[None]:
+def folder_held(folder: Path, seconds: float = 0) -> Iterator[None]:
     """Be the only process that trains in a folder, which is made where it is not there. A process may enter it twice.
+
+    Another one that is about to stop is waited for as long as ``seconds`` say.
 
     The system unlocks what a dead process had locked, so a killed run keeps nobody out. On a file system without
     such locks (flock), filelock takes over the lock of a process of this machine that is dead.
@@ -54,7 +56,7 @@ def folder_held(folder: Path) -> Iterator[None]:
         ConfigError: another process trains there, or the folder cannot be written.
     """
     try:
-        lock = _lock(folder)
+        lock = _lock(folder, seconds)
     except Timeout:
         raise ConfigError(
             f"run.folder={folder}: {_holder(folder)} trains there. Wait for it, or stop it first"
@@ -94,18 +96,18 @@ def hold_again(folder: Path) -> None:
         ) from None
 
 
-def _lock(folder: Path) -> BaseFileLock:
+def _lock(folder: Path, seconds: float = 0) -> BaseFileLock:
     """Lock a folder, write down who has, and return the lock; raise Timeout where another process has it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock: BaseFileLock = FileLock(folder / LOCK, is_singleton=True, thread_local=False)
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=seconds)
     except OSError as error:
         if error.errno not in (errno.ENOTSUP, errno.EOPNOTSUPP):  # what ENOSYS means, filelock knows
             raise
         # Another file: the one above is there by now, and the existence of this one is the lock.
         lock = SoftFileLock(folder / f"{LOCK}.soft", is_singleton=True, thread_local=False)
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=seconds)
     with contextlib.suppress(OSError):  # a full disk: it is locked, though nobody can read by whom
         (folder / HOLDER).unlink(missing_ok=True)  # may name a dead process, or be a link
         (folder / HOLDER).write_text(json.dumps({**this_process(), "since": time.time()}), encoding="utf-8")

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from hotloop.errors import HotloopError
 from hotloop.ui.bundle_pages import BundlePages
+from hotloop.ui.cluster_pages import ClusterPages
 from hotloop.ui.compare_pages import ComparePages
 from hotloop.ui.machine_pages import MachinePages
 from hotloop.ui.plot_pages import PlotPages
@@ -82,7 +83,7 @@ def routes(site: Site) -> list[Route]:
     """Return every address; what changes something is asked by POST alone, which `Guard` lets through with a form."""
     run, training, machine = RunPages(site), TrainingPages(site), MachinePages(site)
     queue, preset, act = QueuePages(site), PresetPages(site), RunActs(site)
-    bundle, compare, plot = BundlePages(site), ComparePages(site), PlotPages(site)
+    bundle, compare, plot, cluster = BundlePages(site), ComparePages(site), PlotPages(site), ClusterPages(site)
     asked = {
         "/": lambda request: RedirectResponse("/runs"),  # noqa: ARG005 - whoever asks
         "/static/{name}": _static,
@@ -95,7 +96,7 @@ def routes(site: Site) -> list[Route]:
         "/compare/tables": compare.tables, "/compare/news": compare.news,
         "/run/exported": act.exported, "/training": training.form,
         "/machine": machine.machine, "/machine/findings": machine.findings, "/machine/now": machine.now,
-        "/cache/bundles": bundle.show, "/cache/bundle": bundle.bundle,
+        "/clusters": cluster.show, "/cache/bundles": bundle.show, "/cache/bundle": bundle.bundle,
     }  # fmt: skip
     done = {
         "/run/stop": act.stop, "/run/resume": act.resume, "/run/delete": act.delete,
@@ -104,6 +105,7 @@ def routes(site: Site) -> list[Route]:
         "/training/start": training.start, "/training/queue": training.queue, "/queue/remove": queue.remove,
         "/presets/save": preset.save, "/presets/delete": preset.delete, "/presets/diff": preset.diff,
         "/presets/panel": preset.show, "/cache/export": bundle.export, "/cache/import": bundle.import_,
+        "/clusters/add": cluster.add, "/clusters/remove": cluster.remove,
     }  # fmt: skip
     # A form that was refused has the address that it was sent to.
     asked |= dict.fromkeys(("/training/start", "/training/queue"), lambda request: RedirectResponse("/training"))  # noqa: ARG005

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hotloop.report.runs import Row
 
-_NO_MATTER = ("run.", "hpo.", "kfold.", "data.", "training.")
+_NO_MATTER = ("run.", "hpo.", "kfold.", "engine.", "data.", "training.")
 _MATTER = (
     "training.batch_size",
     "training.eval_batch_size",

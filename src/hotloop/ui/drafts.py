@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError
 from hotloop.train import conf_files, configure, idle, nested, schema
 from hotloop.train.settings import GROUP
-from hotloop.ui import compilation, processes, ranges, unread
+from hotloop.ui import compilation, ranges, unread
 from hotloop.ui.fields import Field, fields, to_text
+from hotloop.ui.program_schema import program_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +34,7 @@ _NAMED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 LONGEST = 80
 """Characters in the name of a run."""
 _FOLDER = re.compile(rf"[A-Za-z0-9_][\w.-]{{0,{LONGEST - 1}}}", re.ASCII)
-CHOICE = "choice."
+CHOICE, WHERE = "choice.", "where"
 
 
 @dataclasses.dataclass
@@ -46,6 +47,7 @@ class Draft:
         form: all that was typed, by the fields' names.
         components: of the recipe.
         root: the runs folder.
+        clusters: on which a run can be started.
         errors: what is wrong, by the field that it stands beside; the empty name is of no field.
         changes: the settings that differ from the defaults.
         notes: what a person may not expect of a field that is right, by its name.
@@ -57,6 +59,7 @@ class Draft:
     form: Mapping[str, str]
     components: list[str]
     root: Path
+    clusters: list[str] = dataclasses.field(default_factory=list)
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -90,7 +93,7 @@ class Draft:
             dataclasses.replace(one, default=nested.merge(declared, one.default)) if one.name == ranges.SPACE else one
             for one in found["hpo"]
         ]
-        last = ("data", "compile", "kfold", "hpo", "run")
+        last = ("data", "compile", "kfold", "hpo", "engine", "run")
         order = sorted(
             found, key=lambda group: (group != GROUP, group in last, last.index(group) if group in last else 0)
         )
@@ -111,7 +114,7 @@ class Draft:
     def slots(self) -> list[str]:
         """The places of mistakes and notes beside those of the fields."""
         parts = [f"part.{name}" for name in self.components]
-        return ["mode", "inference", "name", *parts, *(row.slot for row in self.ranges)]
+        return ["mode", "inference", "name", WHERE, *parts, *(row.slot for row in self.ranges)]
 
     @property
     def grey(self) -> list[str]:
@@ -149,6 +152,18 @@ class Draft:
                 self._read_ranges(one)
             elif one.name in self.form:
                 self._read(one)
+        self._check_place()
+        self._leave_out_idle()
+        if ranges.SPACE in self.changes:
+            for name in self.fixed:
+                nested.put(self.changes[ranges.SPACE], name, None)
+        if not self.errors:
+            self._check_together()
+
+    def _check_place(self) -> None:
+        """Check on which machine and in which folder the run would be."""
+        if self.where and self.where not in self.clusters:
+            self.errors[WHERE] = f"where={_shortened(self.where)!r}: expected this machine, or a cluster that was added"
         if self.named and not _FOLDER.fullmatch(self.named):
             self.errors["name"] = (
                 f"name={_shortened(self.named)!r}: expected at most {LONGEST} letters, digits, dots, dashes and "
@@ -159,12 +174,6 @@ class Draft:
             self.errors["name"] = (
                 f"name={self.named!r}: {there} is there already; choose another name, such as {self._free}"
             )
-        self._leave_out_idle()
-        if ranges.SPACE in self.changes:
-            for name in self.fixed:
-                nested.put(self.changes[ranges.SPACE], name, None)
-        if not self.errors:
-            self._check_together()
 
     def _read(self, field: Field) -> None:
         try:
@@ -210,7 +219,7 @@ class Draft:
     def _unused(self) -> tuple[str, ...]:
         """The groups that what is to be done does not use: they would make it something else."""
         inner = self.form.get("kfold.inner_trials", "").strip()
-        return {"train": ("kfold.", "hpo."), "kfold": () if inner else ("hpo.",), "hpo": ()}[self.verb]
+        return {"train": ("kfold.", "hpo.", "engine."), "kfold": () if inner else ("hpo.",), "hpo": ()}[self.verb]
 
     def _note_unused(self, field: Field) -> None:
         needs = "a search" if field.name.startswith("hpo.") else "a cross-validation or a search"
@@ -282,6 +291,11 @@ class Draft:
         return [f"recipe={self.recipe}", *chosen, *(f"{name}={to_text(value)}" for name, value in self.changes.items())]
 
     @property
+    def where(self) -> str:
+        """The cluster that the run is started on; empty where that is this machine."""
+        return self.form.get(WHERE, "").strip()
+
+    @property
     def named(self) -> str:
         """The name of the run; empty where it gets the date and time."""
         return self.form.get("name", "").strip()
@@ -289,6 +303,8 @@ class Draft:
     @property
     def command(self) -> str:
         """The command as it is typed into a shell: the one that is started, but for a folder that nobody named."""
+        if self.where:
+            return shlex.join(["hotloop", "submit", "--address", self.where, "--", *self.arguments(self.folder())])
         return shlex.join(["hotloop", *(self.arguments(self.folder()) if self.named else [self.verb, *self.overrides])])
 
     def yaml(self) -> str:
@@ -317,17 +333,22 @@ class Draft:
 
     def arguments(self, folder: Path) -> list[str]:
         """Return the arguments of the command that is started for a folder."""
+        if self.where:  # its folder there is chosen by `hotloop submit`
+            return [self.verb, *self.overrides]
         key = "hpo.folder" if self.verb == "hpo" else "run.folder"
         return [self.verb, *self.overrides, f"{key}={to_text(str(folder))}"]
 
 
-def of(form: Mapping[str, str], components: Mapping[str, list[str]], root: Path) -> Draft:
+def of(
+    form: Mapping[str, str], components: Mapping[str, list[str]], root: Path, clusters: list[str] | None = None
+) -> Draft:
     """Return the draft of a form, whose recipe may be a program's name.
 
     Args:
         form: what was typed.
         components: of each recipe.
         root: the runs folder.
+        clusters: on which a run can be started.
 
     Raises:
         ConfigError: the program's file is not there, or not named with its function.
@@ -345,7 +366,7 @@ def of(form: Mapping[str, str], components: Mapping[str, list[str]], root: Path)
         if name not in known.get(group, ()):
             raise ConfigError(f"{group}={name!r}: no such choice; expected one of {', '.join(known.get(group, ()))}")
     parts = list(components.get(recipe, ["model", "loss"] if ":" in recipe else []))
-    return Draft(recipe, choices, form, parts, root)
+    return Draft(recipe, choices, form, parts, root, clusters or [])
 
 
 def choices_of(draft: Draft) -> dict[str, list[str]]:
@@ -353,26 +374,6 @@ def choices_of(draft: Draft) -> dict[str, list[str]]:
     found = {group: [one for one in names if one != "default"] for group, names in conf_files.groups().items()}
     left_out = ("recipe", "hpo", "program", "training", "compile")
     return {group: names for group, names in found.items() if names and group in draft.base and group not in left_out}
-
-
-def program_schema(name: str) -> dict[str, Any]:
-    """Return the JSON Schema of a program's settings; its file is run by a process of its own.
-
-    Raises:
-        ConfigError: it cannot be read, with what it raised.
-    """
-    place = Path(name.rpartition(":")[0])
-    return _program_schema(name, place.stat().st_mtime_ns if place.is_file() else 0)
-
-
-@functools.lru_cache(maxsize=32)
-def _program_schema(name: str, changed: int) -> dict[str, Any]:
-    del changed  # a file that was changed is read again
-    code, out, err = processes.ask(["settings", "--schema", name], 120)
-    if code:
-        raise ConfigError(f"{name} cannot be read: {err.strip()[-2000:]}")
-    found: dict[str, Any] = json.loads(out)
-    return found
 
 
 def _without(value: Any, default: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,6 +24,9 @@ from hotloop.ui.places import LOG, START, STOP
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_ENDING_SECONDS = 20.0
+"""Which a command has to end by itself once it took too long."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Process:
@@ -30,19 +34,27 @@ class Process:
 
     pid: int
     started: int | None
+    where: str = ""
+    """The cluster whose run it follows; empty where it runs here itself."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data, to be recognised by `find`."""
         return {"pid": self.pid, "host": platform.node(), "process_started": self.started}
 
 
-def command(arguments: Sequence[str]) -> list[str]:
-    """Return the command of hotloop in this very Python."""
-    return [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", "hotloop", *arguments]
+def command(module: Sequence[str]) -> list[str]:
+    """Return the command of a module, with its arguments, in this very Python."""
+    return [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", *module]
 
 
-def start(folder: Path, arguments: Sequence[str]) -> None:
+def start(folder: Path, arguments: Sequence[str], module: Sequence[str] = (), where: str = "") -> None:
     """Start hotloop for a run's folder, in a session of its own: neither Ctrl-C nor the end of this process ends it.
+
+    Args:
+        folder: of the run.
+        arguments: of hotloop.
+        module: what is started for them, with its own arguments, where that is not hotloop's command.
+        where: the cluster that they run on.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -52,32 +64,34 @@ def start(folder: Path, arguments: Sequence[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("ab") as log:
             child = subprocess.Popen(  # noqa: S603 - our own program, without a shell
-                command(arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True, env=environment,
+                command(module or ["hotloop", *arguments]), stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True, env=environment,
             )  # fmt: skip
-        note(folder, child.pid, arguments)
+        note(folder, child.pid, arguments, where)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error}. Make room, or change its permissions") from error
     # A process that nobody waits for stays in the system's table, and would seem to run.
     threading.Thread(target=child.wait, daemon=True).start()
 
 
-def note(folder: Path, pid: int, arguments: Sequence[str]) -> None:
+def note(folder: Path, pid: int, arguments: Sequence[str], where: str = "") -> None:
     """Write down which process works in a run's folder, and as what it was started."""
     told = {**Process(pid, started(pid)).to_dict(), "created": time.time(), "arguments": [*arguments]}
+    told |= {"where": where} if where else {}
     with record.whole(folder / START, durable=False) as file:
         file.write(record.to_json(told).encode())
 
 
 def find(folder: Path) -> Process | None:
     """Return the process that works in a folder; None where there is none, or where it is another machine's."""
-    for name in (HOLDER, START):
+    where = where_of(folder)
+    for name in (START,) if where else (HOLDER, START):  # the holder is of another machine
         told = read(folder / name)
         pid, began = told.get("pid"), told.get("process_started")
         if type(pid) is not int or pid <= 1 or told.get("host") != platform.node() or not _is_ours(pid):
             continue
         if started(pid) == began:
-            return Process(pid, began)
+            return Process(pid, began, where)
     return None
 
 
@@ -117,6 +131,8 @@ def stop(folder: Path, *, at_once: bool = False) -> str:
             file.write(json.dumps(process.to_dict()).encode())
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error}. Stop process {process.pid} by hand") from error
+    if process.where:  # it looks for the file: a signal would end it, and the run would go on
+        return "It stops after its step, and can be resumed."
     os.kill(process.pid, signal.SIGTERM)
     return "It ends at once." if at_once else "It stops after its step, and can be resumed."
 
@@ -141,16 +157,26 @@ def arguments_of(folder: Path) -> list[str]:
     return [str(one) for one in found] if isinstance(found, list) else []
 
 
+def where_of(folder: Path) -> str:
+    """Return the cluster that a server started a run on, to be shown; empty where that is this machine."""
+    return str(read(folder / START).get("where") or "")
+
+
 def ask(arguments: Sequence[str], seconds: float = 300.0) -> tuple[int, str, str]:
     """Run hotloop and return its exit code, what it printed, and what it printed on stderr.
 
     Raises:
         ConfigError: it takes longer than that.
     """
-    try:
-        done = subprocess.run(  # noqa: S603 - our own program, without a shell
-            command(arguments), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"hotloop {arguments[0]} took longer than {seconds:.0f} s, and was ended") from None
-    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    with subprocess.Popen(  # noqa: S603 - our own program, without a shell
+        command(["hotloop", *arguments]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        try:
+            out, err = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            child.terminate()  # it may have started something on a cluster, and ends that as well
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=_ENDING_SECONDS)
+            child.kill()
+            raise ConfigError(f"hotloop {arguments[0]} took longer than {seconds:.0f} s, and was ended") from None
+    return child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")

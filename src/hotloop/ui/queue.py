@@ -121,7 +121,7 @@ class Queue:
                 self.problem, self._launcher = tail(self._folder / LOG, 2000).strip(), None
             if all(one.problem for one in self.entries()):
                 return
-            if self._working is None or processes.find(self._working) is None:
+            if self._working is None or not works_here(self._working):
                 self._working = next(working(self._places), None)
             if self._working is None:
                 self._launch()
@@ -189,12 +189,18 @@ class Queue:
 
 
 def working(places: Places) -> Iterator[Path]:
-    """Yield the folders of runs that a process of this machine works in now."""
+    """Yield the folders of runs that this machine works at now."""
     for one in places.all():
         inner = [] if (one.path / record.LINES).exists() else one.path.glob(f"*/{LOCK}.json")
         for path in (one.path, *(lock.parent for lock in inner)):
-            if processes.find(path) is not None:
+            if works_here(path):
                 yield path
+
+
+def works_here(folder: Path) -> bool:
+    """Return whether this machine works at a run: not where a process follows one of a cluster."""
+    process = processes.find(folder)
+    return process is not None and not process.where
 
 
 def _texts(value: Any) -> TypeGuard[list[str]]:

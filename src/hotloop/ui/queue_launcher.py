@@ -24,7 +24,7 @@ def main(root: str) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.chdir(entry.directory)
-    command = processes.command(entry.arguments)
+    command = processes.command(["hotloop", *entry.arguments])
     os.execv(command[0], command)  # noqa: S606 - our own program, without a shell
 
 

@@ -51,9 +51,13 @@ class RunActs:
         name, path = self.site.run_named(form_of(request))
         shown = self.site.watching.run(path)
         try:
-            if shown.runs_now:
+            remote = self.site.elsewhere.run_of(path)
+            if shown.process is not None or (shown.runs_now and not remote):
                 return back_to(name)
-            processes.start(path, going_on(path, shown.row.kind))
+            if remote:
+                self.site.elsewhere.follow(path)
+            else:
+                processes.start(path, going_on(path, shown.row.kind))
         except HotloopError as error:
             return self._refused(request, name, error)
         return back_to(name)

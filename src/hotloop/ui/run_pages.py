@@ -40,7 +40,7 @@ _PARTS: dict[str, dict[str, str]] = {
 }
 """The parts of a run's page that its view fills, by the kind of run: each is replaced alone."""
 TONES = {"finished": "good", "running": "note", "starting": "note", "stopping": "warn", "open": "note"}
-TONES |= {"interrupted": "warn", "killed": "warn", "pruned": "note", "queued": "note"}
+TONES |= {"not followed": "warn", "interrupted": "warn", "killed": "warn", "pruned": "note", "queued": "note"}
 _SANDBOX = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 )
@@ -71,7 +71,7 @@ class RunPages:
         asked = request.query_params.get("page", "1")
         number = min(pages, max(1, int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 6 else 1))  # noqa: PLR2004 - digits
         part = found[(number - 1) * ROWS : number * ROWS]
-        rows = [(one.name, self.site.watching.row(one.path)) for one in part]
+        rows = [(one.name, self.site.watching.row(one.path), self.site.elsewhere.shown(one.path)[1]) for one in part]
         return {"rows": rows, "total": len(found), "page": number, "pages": pages, "find": wanted, "tones": TONES}
 
     def list_news(self, request: Request) -> Response:
@@ -137,7 +137,8 @@ class RunPages:
         """Show what a run's process takes now: it changes while no file does, as in a long compile."""
         name, path = self.site.run_named(request.query_params)
         process = processes.find(path)
-        gpus, resident = (self.site.gpus.look(), usage.memory(process.pid)) if process else ([], None)
+        here = process if process and not process.where else None
+        gpus, resident = (self.site.gpus.look(), usage.memory(here.pid)) if here else ([], None)
         return self.site.show(request, "usage.html.j2", name=name, gpus=gpus, resident=resident)
 
     def _members(self, path: Path) -> dict[str, Any]:
@@ -153,6 +154,7 @@ class RunPages:
 
     def _of_run(self, path: Path, shown: Shown) -> dict[str, Any]:
         log = path / places.LOG
+        remote, where = self.site.elsewhere.shown(path)
         command = shlex.join(["hotloop", *going_on(path, shown.row.kind)])
         return {
             "shown": shown, "row": shown.row, "view": shown.view, "tone": TONES.get(shown.status, "bad"),
@@ -160,13 +162,14 @@ class RunPages:
             "exported": places.exported(path), "formats": FORMATS,
             "plots": shown.row.kind == runs.SEARCH and shown.view is not None and installed(),
             "has_best": shown.row.kind == runs.SEARCH and (path / BEST).is_file(),
-            "again": command, "goes_on": _goes_on(path, shown), "folder": str(path),
+            "again": f"hotloop submit fetch {remote.name}" if remote else command, "where": where, "folder": str(path),
+            "goes_on": _follows(shown) if remote else _goes_on(path, shown),
             "started_as": processes.arguments_of(path), **self._now(path, shown),
         }  # fmt: skip
 
     def _now(self, path: Path, shown: Shown) -> dict[str, Any]:
         """Return what a run's process takes now, and how far its compiles are."""
-        if shown.process is None or shown.compiles is None:
+        if shown.process is None or shown.process.where or shown.compiles is None:
             return {"gpus": [], "resident": None, "compiles": None}
         with self._lock:
             key = (path, shown.process)
@@ -226,6 +229,11 @@ def _goes_on(path: Path, shown: Shown) -> bool:
     if shown.row.kind == runs.SEARCH:
         return not shown.runs_now and shown.status == "open" and (path / STUDY).is_file()
     return not shown.runs_now and shown.status in ("interrupted", "killed", "failed")
+
+
+def _follows(shown: Shown) -> bool:
+    """Return whether there is something left of a cluster's run that a press of Follow would bring."""
+    return shown.process is None and shown.status != "finished"
 
 
 def _checkpoints(path: Path) -> list[tuple[str, int, float]]:

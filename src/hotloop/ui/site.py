@@ -13,6 +13,7 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, StreamingResponse
 
 from hotloop.report import page, text
+from hotloop.ui.elsewhere import Elsewhere
 from hotloop.ui.places import Places
 from hotloop.ui.presets import Presets
 from hotloop.ui.probe import Probe
@@ -51,7 +52,7 @@ class Site:
     def __init__(self, root: Path, access: Access, probe: Probe | None = None) -> None:
         self.places, self.access, self.watching = Places(root), access, Watching()
         self.probe, self.queue = probe or Probe(), Queue(self.places)
-        self.presets, self.gpus = Presets(self.places.root), Gpus()
+        self.presets, self.gpus, self.elsewhere = Presets(self.places.root), Gpus(), Elsewhere()
         self.machine: dict[str, Any] | None = None
         """What was found out of the machine; None where it is to be looked at anew."""
         self.stopping = False

@@ -68,7 +68,7 @@ class TrainingPages:
             draft.read()
             if draft.errors:
                 return self.site.show(request, "checked.html.j2", why="Nothing was checked: mend that first.")
-            code, out, err = processes.ask([*draft.arguments(draft.folder()), "--dry-run"], CHECK_SECONDS)
+            code, out, err = processes.ask(_dry(draft), CHECK_SECONDS)
         except ConfigError as error:
             return self.site.show(request, "checked.html.j2", why=str(error))
         return self.site.show(
@@ -77,10 +77,22 @@ class TrainingPages:
 
     def start(self, request: Request) -> Response:
         """Start the run and show it, or show the form again with all that is wrong."""
-        return self._begin(request, processes.start, lambda folder: back_to(self.site.places.name(folder)))
+        where = form_of(request).get(drafts.WHERE, "").strip()
+
+        def begin(folder: Path, arguments: list[str]) -> None:
+            if where:
+                self.site.elsewhere.start(folder, arguments, where)
+            else:
+                processes.start(folder, arguments)
+
+        return self._begin(request, begin, lambda folder: back_to(self.site.places.name(folder)))
 
     def queue(self, request: Request) -> Response:
         """Let the run wait until no run of the folder trains, or show the form again with all that is wrong."""
+        form = form_of(request)
+        if form.pop(drafts.WHERE, ""):
+            why = "The queue is this machine's. Press Start: a cluster lets a run wait until it has room"
+            return self._unusable(request, form, ConfigError(why))
         return self._begin(request, self.site.queue.add, lambda _: RedirectResponse("/runs", 303))
 
     def _begin(
@@ -102,7 +114,8 @@ class TrainingPages:
         return then(folder)
 
     def _draft(self, form: Mapping[str, str]) -> Draft:
-        return drafts.of(form, self.site.probe.answer()["components"], self.site.places.root)
+        components = self.site.probe.answer()["components"]
+        return drafts.of(form, components, self.site.places.root, self.site.elsewhere.addresses())
 
     def _check_program(self, draft: Draft) -> None:
         """Let a program's own validators judge its settings, where its file is run anyway."""
@@ -120,7 +133,9 @@ class TrainingPages:
         started = processes.arguments_of(folder)
         if file.exists() or not started:
             return self._of_values(conf_files.read(file))
-        return {**self._of_values(configure.compose(started[1:])), "verb": started[0]}
+        known, where = self.site.elsewhere.addresses(), processes.where_of(folder)
+        there = {drafts.WHERE: where} if where in known else {}
+        return {**self._of_values(configure.compose(started[1:])), "verb": started[0], **there}
 
     def _of_values(self, values: Mapping[str, Any]) -> dict[str, str]:
         """Return the form that stands for settings.
@@ -150,14 +165,16 @@ class TrainingPages:
         probe, base = self.site.probe.answer(), draft.base
         if not draft.changes and not draft.errors:
             draft.read()
-        now = draft.values()
+        now, missing, not_here = draft.values(), probe["missing"], compilation.not_here(probe["device"])
+        if draft.where:  # nobody has asked the cluster yet what it cannot run
+            missing, not_here = {}, {}
         return self.site.show(
             request, "training.html.j2", status, draft=draft, sent=sent, recipes=drafts.RECIPES, verbs=drafts.VERBS,
-            choices=drafts.choices_of(draft), choice=CHOICE, probe=probe, modes=compilation.modes(probe["missing"]),
+            choices=drafts.choices_of(draft), choice=CHOICE, probe=probe, modes=compilation.modes(missing),
             mode=draft.form.get("mode", compilation.mode_of(now)), usual_mode=compilation.mode_of(base), base=base,
             inference=draft.form.get("inference", base["compile"]["inference"]), parts=self._parts(draft),
             usual={one.name: one for one in compilation.parts(base, draft.components)}, as_above=compilation.AS_ABOVE,
-            shown_mode=compilation.mode_of(now), not_here=compilation.not_here(probe["device"]), kinds=ranges.KINDS,
+            shown_mode=compilation.mode_of(now), not_here=not_here, kinds=ranges.KINDS,
             searchable=ranges.searchable([*draft.by_name]), new_range=ranges.Row("NUMBER"),
             usual_ranges={one.number: one for one in ranges.of(draft.by_name[ranges.SPACE].default, draft.by_name)},
             only=compilation.ONLY, measured_on=measured.MACHINE, back=_query(draft), **panel(self.site, draft.form),
@@ -183,6 +200,15 @@ class TrainingPages:
         )  # fmt: skip
 
 
+def _dry(draft: Draft) -> list[str]:
+    """Return the arguments of a dry run, here or on a cluster."""
+    arguments = draft.arguments(draft.folder())
+    if draft.where:
+        return ["submit", "--dry-run", "--address", draft.where, "--", *arguments]
+    return [*arguments, "--dry-run"]
+
+
 def _query(draft: Draft) -> dict[str, Any]:
     key = "program" if ":" in draft.recipe else "recipe"
-    return {key: draft.recipe, **{f"{CHOICE}{group}": name for group, name in draft.choices.items()}}
+    where = {drafts.WHERE: draft.where} if draft.where else {}
+    return {key: draft.recipe, **where, **{f"{CHOICE}{group}": name for group, name in draft.choices.items()}}

@@ -50,8 +50,8 @@ class Shown:
     Args:
         row: as in lists.
         view: what its report shows; None while there is none.
-        status: the row's, or ``starting`` (its process has written nothing yet), ``stopping`` or ``not started`` (it
-            ended before it had a record).
+        status: the row's, or ``starting`` (its process has written nothing yet), ``stopping``, ``not started`` (it
+            ended before it had a record) or ``not followed`` (it may run on a cluster, and nothing fetches it).
         process: what works in its folder now.
         done: the share of the steps that are done; None where it is not known.
         left: how long the rest will take, in words; empty where it is not known.
@@ -117,7 +117,7 @@ class Watching:
         entry = self._entry(path)
         with entry.lock:
             process, began = processes.find(path), time.monotonic()
-            answered = requests.answers_of(path) if process else {}
+            answered = requests.answers_of(path) if _asks(process) else {}
             asked = (processes.asked_to_stop(path, process), _asked(path, process), answered)
             gone = entry.shown is not None and record.was_killed(entry.shown.row.writer)
             seen, known = (signature(path), process, gone), (process, asked, gone)
@@ -189,7 +189,12 @@ class Watching:
 
 
 def _asked(path: Path, process: processes.Process | None) -> dict[str, bool]:
-    return {one: requests.is_asked(path, one) for one in requests.answered_by(path)} if process else {}
+    return {one: requests.is_asked(path, one) for one in requests.answered_by(path)} if _asks(process) else {}
+
+
+def _asks(process: processes.Process | None) -> bool:
+    """Return whether a process can be asked through its folder: not where that is on another machine."""
+    return process is not None and not process.where
 
 
 def _shown(path: Path, process: processes.Process | None, follower: record.Follower) -> Shown:
@@ -219,12 +224,15 @@ def _judged(
     if process is not None:
         asked = processes.asked_to_stop(path, process)
         # A run that goes on shows how it ended before, until its new process writes.
-        before = row.kind == runs.RUN and row.status != "running" and document.get("pid") != process.pid
+        ended = row.kind == runs.RUN and row.status != "running"
+        before = ended and not process.where and document.get("pid") != process.pid
         status = "stopping" if asked else "running" if begun and not before else "starting"
         row = row if begun else dataclasses.replace(row, problem="")  # that nothing is written yet is no fault
     elif not begun:
         row = dataclasses.replace(row, problem=row.problem if row.kind != runs.UNKNOWN else "")
         status = "not started"
+    elif row.status == "running" and processes.where_of(path):
+        status = "not followed"
     else:
         status = row.status
     works = process is not None and row.kind == runs.RUN

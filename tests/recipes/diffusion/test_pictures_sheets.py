@@ -1,4 +1,4 @@
-"""Sheets of samples, and how many samples show their digit."""
+"""Sheets of samples."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hotloop.recipes.diffusion import pictures
-from hotloop.recipes.diffusion.pictures import recognise
 from hotloop.recipes.diffusion.sampling import Sampler
-from hotloop.train import configure
 
 
 def sampler(monkeypatch, images, prompts):
@@ -47,16 +44,3 @@ def test_a_sheet_that_cannot_be_written_leaves_the_former_whole(tmp_path, monkey
     with pytest.raises(OSError, match="No space"):
         one.sheet(tmp_path, 1, 1)
     assert path.read_bytes() == before
-
-
-def test_real_digits_are_recognised_and_noise_is_not():
-    digits = pictures.load(configure.load(["recipe=diffusion", "data.sample_size=600"]))
-    noise, labels = torch.randn(200, 1, 16, 16, generator=torch.Generator().manual_seed(0)), list(range(10)) * 20
-    found = recognise.judge(noise, labels, digits, 0)
-    assert found["recognised_real"] > 0.9
-    assert found["recognised_low"] < found["recognised"] < found["recognised_high"] < 0.3
-    assert (found["recognised_of"], found["recognised_chance"]) == (200, 0.1)
-    rows = torch.arange(200)
-    real = recognise.judge(digits.pixels(rows), [digits.labels[row] for row in rows], digits, 0)
-    assert real["recognised"] > 0.9
-    assert recognise.judge(noise, labels, digits, 0) == found

@@ -1,5 +1,6 @@
 """Checks of libraries that only decide whether to raise: recorded steps leave them out, eager runs make them."""
 
+import contextlib
 import logging
 import threading
 
@@ -45,14 +46,17 @@ def minibatches(device, steps=20, *, continuous):
         yield [one.to(device) for one in (torch.randn(6, 8, generator=draws), action, *floats)]
 
 
-def ppo(*, continuous, checks="skip"):
+def ppo(*, continuous, around=contextlib.nullcontext, **settings):
+    """Return a program whose distributions check their arguments, in a context that ``around`` makes."""
+
     def program(run):
         agent = Agent(continuous).to(run.device)
         optimizer = torch.optim.Adam(agent.parameters(), lr=2**-8, eps=1e-5, fused=True)
 
-        @run.loop(agent, optimizer, checks=checks).step
+        @run.loop(agent, optimizer, **settings).step
         def train_step(x, action, old_log_prob, advantage, returned):
-            log_prob, entropy, value = agent.get_action_and_value(x, action)
+            with around():
+                log_prob, entropy, value = agent.get_action_and_value(x, action)
             ratio = (log_prob - old_log_prob).exp()
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
             policy = torch.max(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)).mean()
@@ -79,6 +83,92 @@ def test_a_ppo_update_is_captured_whole_and_its_checks_are_said_once(both, conti
     assert f"chosen = {'Normal' if continuous else 'Categorical'}(" in said[0]
     assert "chosen.log_prob(action)" in said[0]
     assert "checks='keep'" in said[0]
+
+
+def test_no_other_context_around_a_check_counts_for_a_try(both):
+    both.equal(ppo(continuous=False, around=lambda: torch.autograd.profiler.record_function("policy")), exact=True)
+
+
+def tried(where, checks="auto"):
+    """A program that leaves spoilt batches out: their parameters raise, and it catches that."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+
+        def trained(x, y):
+            loss = -Categorical(logits=model(x), **CHECKED).log_prob(y).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        def suppressed(x, y):
+            with contextlib.suppress(ValueError):
+                return trained(x, y)
+            return torch.zeros((), device=x.device)
+
+        @run.loop(model, optimizer, checks=checks).step
+        def train_step(x, y):
+            if where == "around the step":
+                return trained(x, y)
+            if where == "in suppress":
+                return suppressed(x, y)
+            try:
+                return trained(x, y)
+            except ValueError:
+                return torch.zeros((), device=x.device)
+
+        program.caught = 0
+        for number, (x, y) in enumerate(batches(run.device, 20)):
+            batch = x.fill_(float("nan")) if number == 12 else x, y
+            if where != "around the step":
+                run.note(train_step(*batch))
+                continue
+            try:
+                run.note(train_step(*batch))
+            except ValueError:
+                program.caught += 1
+        return model, optimizer
+
+    return program
+
+
+@pytest.mark.parametrize("where", ["in try", "in suppress", "around the step"])
+def test_a_program_that_catches_what_a_check_raises_keeps_its_checks(both, where):
+    program = tried(where)
+    both.declines(program, reason="`try` around it may catch", hint='checks="skip"')
+    assert program.caught == (where == "around the step")
+
+
+@pytest.mark.parametrize("where", ["in try", "around the step"])
+def test_checks_that_are_skipped_are_left_out_within_try_too(both, where):
+    run, _ = both.run(tried(where, checks="skip"), GRAPH)
+    assert not run.declined
+    assert run.replays() > 0
+
+
+def test_code_that_the_step_compiles_itself_keeps_the_checks(both):
+    """It is guarded on torch's functions: others in their place would have it compiled anew in the capture."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+        normal = torch.compile(lambda x: Normal(x, 1.0).entropy().mean(), backend="eager", fullgraph=True)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            loss = -Categorical(logits=model(x), **CHECKED).log_prob(y).mean() + 0 * normal(x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    both.declines(program, reason="read on the host", hint="validate_args=False")
 
 
 def test_checks_that_are_kept_decline_the_step(both):
@@ -156,7 +246,7 @@ def test_a_distribution_from_before_the_step_checks_again_outside_of_it(both):
         zero, one = torch.zeros((), device=run.device), torch.ones((), device=run.device)
         prior = Normal(zero, one, **CHECKED)
 
-        @run.loop(model, optimizer, checks="skip").step
+        @run.loop(model, optimizer).step
         def train_step(x, y):
             loss = F.cross_entropy(model(x), y) - 0.01 * prior.log_prob(model.head.weight).mean()
             loss.backward()
@@ -208,7 +298,7 @@ def test_compiled_code_keeps_its_checks(both):
         model = Policy().to(run.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
 
-        @run.loop(model, optimizer, checks="skip").step
+        @run.loop(model, optimizer).step
         def train_step(x, action):
             loss = -model(x, action).mean()
             loss.backward()
@@ -232,7 +322,7 @@ def test_a_condition_on_a_tensor_that_transformers_checks_is_left_out(both):
         model = Classifier().to(run.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
 
-        @run.loop(model, optimizer, checks="skip").step
+        @run.loop(model, optimizer).step
         def train_step(x, y):
             torch_compilable_check(x.isfinite().all(), "not finite")
             loss = F.cross_entropy(model(x), y)
@@ -248,8 +338,8 @@ def test_a_condition_on_a_tensor_that_transformers_checks_is_left_out(both):
     both.equal(program, exact=True)
 
 
-def test_by_default_torchs_functions_stay_as_they_are_and_a_try_in_the_step_is_right(both):
-    """Compiled code around a check is guarded on torch's function, and who catches a check's error relies on it."""
+def test_by_default_a_check_that_the_program_asks_for_is_kept(both):
+    """Whoever passes ``error_if_nonfinite`` may count on the error before the optimizer steps."""
 
     def program(run):
         model = Classifier().to(run.device)
@@ -257,26 +347,21 @@ def test_by_default_torchs_functions_stay_as_they_are_and_a_try_in_the_step_is_r
 
         @run.loop(model, optimizer).step
         def train_step(x, y):
-            assert nn.utils.clip_grad._get_total_norm is kept
             loss = F.cross_entropy(model(x), y)
             loss.backward()
-            try:
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
-                optimizer.step()
-            except RuntimeError:
-                pass  # a spoilt batch is left out
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+            optimizer.step()
             optimizer.zero_grad()
             return loss
 
-        for number, (x, y) in enumerate(batches(run.device, 20)):
-            run.note(train_step(x.fill_(float("nan")) if number == 12 else x, y))
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
         return model, optimizer
 
-    kept = nn.utils.clip_grad._get_total_norm
     both.declines(program, reason="read on the host", hint='checks="skip"')
 
 
 def test_a_setting_that_does_not_exist_is_named():
     model = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"checks 'none': expected 'skip'.*'keep'"):
+    with pytest.raises(ConfigError, match=r"checks 'none': expected 'auto'.*'skip'.*'keep'"):
         hotloop.Loop(model, torch.optim.SGD(model.parameters()), checks="none")

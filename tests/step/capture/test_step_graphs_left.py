@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
-from hotloop.step.audit.returned import without_used_graph
+from hotloop.step.loop.stepping import without_used_graph
 from hotloop.testing import captured_step_emulation
 
 

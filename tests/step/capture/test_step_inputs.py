@@ -7,7 +7,7 @@ from torch import nn
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.places import unexpanded
-from hotloop.step.capture import inputs
+from hotloop.step.capture import in_and_out
 
 WIDE = torch.arange(60.0).reshape(3, 4, 5)
 THIN = torch.arange(2.0**23).reshape(8, -1)[:, 0]
@@ -31,7 +31,7 @@ COPIED = {"overlapping": torch.arange(6.0).unfold(0, 3, 1), "a column": THIN}
 @pytest.mark.parametrize("name", [*KEPT, *COPIED])
 def test_a_batch_is_copied_whole_with_its_own_strides_where_they_are_its_own(name):
     leaf = (KEPT | COPIED)[name]
-    made = inputs.Inputs([leaf, 7], torch.device("cpu"))
+    made = in_and_out.Inputs([leaf, 7], torch.device("cpu"))
     static, number = made.leaves
     assert number == 7
     assert static.shape == leaf.shape

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop.step.capture import inputs
+from hotloop.step.capture import in_and_out
 from hotloop.step.capture.optimizers import Recorded
 
 
@@ -29,7 +29,7 @@ def test_a_pinned_batch_may_be_filled_again_as_soon_as_the_step_has_returned(mon
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     leaf = torch.zeros(3)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
-    staged = inputs._Staged(leaf, torch.device("cuda"))
+    staged = in_and_out._Staged(leaf, torch.device("cuda"))
     staged.copy(leaf, Late())
     leaf.fill_(7)
     ((source, non_blocking),) = late

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import types
+import weakref
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
+from hotloop.step.guard.compare import Watch
 from hotloop.testing import captured_step_emulation
 
 STEPS, CHANGE = 60, 30
@@ -173,3 +176,72 @@ def test_what_changes_between_two_steps_is_followed(change):
     torch.testing.assert_close(ours, losses, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(our_weights, weights, rtol=1e-4, atol=1e-6)
     assert replays >= STEPS - CHANGE - 10
+
+
+@pytest.mark.parametrize("look", range(1, 12))
+def test_a_teacher_that_was_replaced_may_be_freed_while_a_step_runs(monkeypatch, look):
+    """Python's collector frees what a cycle holds when it likes, so also between the looks at one step."""
+    model, teacher, replaced, looks = Net(), Net(), [], iter(range(1, 100))
+
+    def now(watch, its_own=Watch.now):
+        if replaced and next(looks) == look:
+            replaced.clear()
+        return its_own(watch)
+
+    monkeypatch.setattr(Watch, "now", now)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x, target):
+        with torch.no_grad():
+            taught = teacher(x)
+        loss = F.cross_entropy(model(x), target) + F.mse_loss(model(x), taught)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    with captured_step_emulation(), hotloop.Loop(model, optimizer, run="eager+graph", sentinel=0) as loop:
+        step = loop.step(step)
+        for number in range(24):
+            if number == 10:
+                replaced.append(teacher)
+                teacher = Net()
+            step(torch.randn(6, 8), torch.randint(4, (6,)))
+        assert not replaced
+        assert loop.last_ran() == ("eager+graph", "run")
+
+
+def by_a_reference(held):
+    reference = weakref.ref(held)
+    return lambda: reference() is None
+
+
+def by_a_value(held):
+    table = weakref.WeakValueDictionary(teacher=held)
+    return lambda: table.get("teacher") is None
+
+
+def by_a_key(held):
+    table = weakref.WeakKeyDictionary({held: 1.0})
+    return lambda: len(table) == 0
+
+
+@pytest.mark.parametrize("weakly", [by_a_reference, by_a_value, by_a_key])
+def test_an_object_that_the_step_refers_to_weakly_is_freed_when_the_program_frees_it(weakly):
+    model, held = Net(), [Net()]
+    optimizer, gone = torch.optim.SGD(model.parameters(), 0.1), weakly(held[0])
+
+    def step(x, target):
+        loss = F.cross_entropy(model(x), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach() * 0 + (2.0 if gone() else 1.0)
+
+    with captured_step_emulation(), hotloop.Loop(model, optimizer, run="eager+graph", sentinel=0) as loop:
+        step, call = loop.step(step), (torch.randn(6, 8), torch.randint(4, (6,)))
+        assert {float(step(*call)) for _ in range(12)} == {1.0}
+        assert loop.last_ran() == ("eager+graph", "run")
+        held.clear()
+        gc.collect()
+        assert {float(step(*call)) for _ in range(12)} == {2.0}

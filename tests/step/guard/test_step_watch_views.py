@@ -8,7 +8,7 @@ from torch import nn
 
 from hotloop._torch import views as torchs
 from hotloop._torch.ledger import CapabilityMissingError
-from hotloop.step.state.storages import Memory, Views
+from hotloop.step.state.holdings import Memory, Views
 
 STEPS, AT = 22, 14
 

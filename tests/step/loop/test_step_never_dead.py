@@ -499,3 +499,10 @@ def test_an_inductor_kernel_that_dies_is_undone(monkeypatch):
     # Inductor's own rounding of the steps before and of the proofs' candidates; what ran eagerly is bit-equal.
     torch.testing.assert_close(left["losses"], eager(shape)["losses"], rtol=1e-5, atol=1e-6)
     assert torch.equal(left["random"][0], eager(shape)["random"][0])
+
+
+def test_a_wrapper_of_the_default_stream_is_told_how_to_be_made():
+    from hotloop.step.rescue import obstacle_of
+
+    raised = RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing blocking stream")
+    assert "with torch.cuda.stream(torch.cuda.Stream())" in obstacle_of(raised).hint

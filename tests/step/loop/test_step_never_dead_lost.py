@@ -136,7 +136,7 @@ def test_a_launch_that_fails_before_the_first_segment_is_undone():
 
 def test_an_outside_optimizer_that_cannot_be_called_after_a_segment_wrote(monkeypatch):
     """No hook tells of the recorded step before it, so the recording itself does."""
-    from hotloop.step.capture import recording as recordings
+    from hotloop.step.capture import outside
 
     with planted(Plan()):
         two = Two("eager+graph", Plan(), second=torch.optim.RMSprop)
@@ -149,7 +149,7 @@ def test_an_outside_optimizer_that_cannot_be_called_after_a_segment_wrote(monkey
         def fails(self, parameters):
             raise broken
 
-        monkeypatch.setattr(recordings._OutsideCall, "run", fails)
+        monkeypatch.setattr(outside.OutsideCall, "run", fails)
         with pytest.raises(torch.OutOfMemoryError) as caught:
             two.train(1)
         assert caught.value is broken
@@ -412,7 +412,7 @@ def test_a_recording_whose_end_fails_is_put_right(monkeypatch):
     graphs, begin = recording(monkeypatch, fails=("graph 1 ends",))
     found = begin()
     with pytest.raises(RuntimeError, match="graph 1 ends"):
-        found.cut()
+        found.cut(lambda: None)
     del graphs.calls[:]
     found.abandon()
     assert ("graph 2 begins", {"capture_error_mode": "thread_local"}) in graphs.calls
@@ -462,7 +462,7 @@ def test_recordings_share_a_pool_as_long_as_one_is_there(monkeypatch):
     kept = []
     for _ in range(2):
         found = engine.begin(DEVICE, reports_capturing=True)
-        kept.append(found.cut())
+        kept.append(found.cut(lambda: None))
         found.close()
     assert pools(graphs) == ["pool 1", "pool 1"]
     del found
@@ -475,7 +475,7 @@ def test_after_a_failed_capture_the_next_one_has_a_pool_of_its_own(monkeypatch):
     graphs, _ = recording(monkeypatch)
     engine = engine_on(monkeypatch, graphs)
     first = engine.begin(DEVICE, reports_capturing=True)
-    segment = first.cut()
+    segment = first.cut(lambda: None)
     first.resume()
     first.abandon()
     engine.begin(DEVICE, reports_capturing=True).close()

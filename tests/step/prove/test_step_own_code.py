@@ -13,7 +13,7 @@ import hotloop
 from hotloop import events as ev
 from hotloop import interrupts
 from hotloop.step.prove.own_code import AFTER
-from hotloop.step.prove.step_outputs import StepOutputs
+from hotloop.step.prove.reference_runs import StepOutputs
 from hotloop.testing import captured_step_emulation
 
 WIDTH, STEPS = 8, AFTER + 8

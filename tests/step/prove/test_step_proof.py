@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from hotloop._torch.dispatch import name_of, tensors_in
 from hotloop.measure import Limits, differences
 from hotloop.step.capture import engines
-from hotloop.step.prove.step_outputs import StepOutputs
+from hotloop.step.prove.reference_runs import StepOutputs
 from hotloop.testing import captured as stand_in
 from hotloop.testing.captured import Tape, TapeEngine, TapeRecording
 
@@ -157,9 +157,9 @@ def test_the_right_tape_made_the_same_way_is_accepted(cpu):
 
 
 def test_an_input_that_is_not_copied_is_found(cpu, monkeypatch):
-    from hotloop.step.capture import inputs
+    from hotloop.step.capture import in_and_out
 
-    filled = inputs.Inputs.fill
+    filled = in_and_out.Inputs.fill
     calls = []
 
     def only_first(self, leaves):
@@ -167,7 +167,7 @@ def test_an_input_that_is_not_copied_is_found(cpu, monkeypatch):
         if len(calls) == 1:
             filled(self, leaves)
 
-    monkeypatch.setattr(inputs.Inputs, "fill", only_first)
+    monkeypatch.setattr(in_and_out.Inputs, "fill", only_first)
     declined_with(cpu, training(), "does not agree", "result")
 
 
@@ -224,8 +224,8 @@ def test_an_engine_that_fails_while_it_records_is_declined_with_what_it_said(cpu
 
 def test_an_engine_that_fails_as_it_ends_a_recording_is_declined(cpu):
     class Failing(TapeRecording):
-        def cut(self):
-            super().cut()
+        def cut(self, ready):
+            super().cut(ready)
             raise RuntimeError("cannot be ended")
 
     class Engine(TapeEngine):

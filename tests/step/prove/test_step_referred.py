@@ -13,7 +13,7 @@ from hotloop._torch import backends
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import code_proofs, proof, rounding_evidence, sentinel
 from hotloop.step.prove.outcomes import kind_of
-from hotloop.step.prove.step_outputs import StepOutputs
+from hotloop.step.prove.reference_runs import StepOutputs
 from hotloop.step.prove.wide_reference import wide_step
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.program import Program

@@ -98,9 +98,9 @@ def shapes():
     """Lengths that never come twice; then lengths that vary once the tier is proven."""
     votes, real = [], peers.Peers.agree
 
-    def agree(self, vote):
+    def agree(self, *vote):
         votes.append(vote)
-        return real(self, vote)
+        return real(self, *vote)
 
     peers.Peers.agree = agree
     try:

@@ -27,7 +27,8 @@ from torch import nn
 import hotloop
 from hotloop import interrupts
 from hotloop.step import tiers
-from hotloop.step.capture.recording import CapturedStep, _OutsideCall
+from hotloop.step.capture.outside import OutsideCall
+from hotloop.step.capture.recording import CapturedStep
 from hotloop.step.policy.policy import SetTier
 from hotloop.step.prove.own_code import AFTER
 from hotloop.step.prove.sentinel import Sentinel
@@ -36,7 +37,7 @@ from hotloop.testing import captured_step_emulation
 
 EXCHANGING = (
     *("interrupts", "_torch/random_state", "_torch/places", "step/rescue", "step/state/snapshot"),
-    *("step/state/bindings", "step/state/storages", "step/state/trial_run", "step/state/undo", "step/prove/proof"),
+    *("step/state/holdings", "step/state/trial_run", "step/state/undo", "step/prove/proof"),
     *("step/prove/wide_reference", "step/prove/rounding_evidence", "step/prove/sentinel"),
     *("step/capture/recording", "step/capture/optimizers", "testing/captured"),
 )
@@ -230,7 +231,7 @@ def test_an_interrupt_while_the_tier_changes_comes_when_it_has_changed(monkeypat
     try:
         with captured_step_emulation():
             loop = hotloop.Loop(model, optimizer, run=GRAPH)
-            monkeypatch.setattr("hotloop.step.capture.recorded_optimizers.return_step_counts", first)
+            monkeypatch.setattr("hotloop.step.capture.optimizers.return_step_counts", first)
             with pytest.raises(KeyboardInterrupt):
                 loop.transitions.apply([SetTier(tiers.parse(one), "") for one in ("eager", "aot_eager")])
         assert loop.tier.name == "aot_eager"
@@ -246,7 +247,7 @@ def test_what_a_scaler_hands_to_an_optimizer_is_taken_back_where_an_interrupt_co
                 raise KeyboardInterrupt
 
     optimizer = Interrupting(Net().parameters())
-    call = _OutsideCall(optimizer, [], (), {}, {"grad_scale": torch.ones(()), "found_inf": torch.zeros(())})
+    call = OutsideCall(optimizer, [], (), {}, {"grad_scale": torch.ones(()), "found_inf": torch.zeros(())})
     with pytest.raises(KeyboardInterrupt):
         call.run([])
     assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()

@@ -64,10 +64,10 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
         inference: the preset while gradients are off; None takes ``preset``'s.
         regions: ``"whole"``; ``"blocks"``: each repeated block and the rest in pieces, equal blocks compiled once;
             ``"auto"``: whole, unless the class declares its repeated blocks and cutting there saves half of the graph.
-        dynamic: None is torch's automatic kind, True forces dynamic shapes, False compiles once per size; unset takes
-            the preset's.
+        dynamic: None is torch's automatic setting, True forces dynamic shapes, False compiles once per size; unset
+            takes the preset's.
         fullgraph: raise at the first graph break with file and line, as in torch.
-        options: Inductor options, added to the preset's; a preset further down the ladder has its own alone.
+        options: Inductor options, added to the preset's; presets further down the ladder do not get them.
         ladder: the presets to step down to, in order; unset takes the preset's. ``none`` is always last.
         strict: raise `CompileFailedError` or `PresetUnavailableError` instead of stepping down.
         strict_lifetime: raise `StaleOutputError` where an output of a CUDA graph is still held when a later call is
@@ -238,10 +238,9 @@ def leave_eager(name: str, part: torch.nn.Module, config: ComponentConfig, why: 
 
 
 def uncompile(model: Any) -> Any:
-    """Take a compile off again: the model runs as if hotloop had never compiled it.
+    """Undo a compile: the model runs as if hotloop had never compiled it.
 
-    That is eager, or what the user's own ``module.compile()`` had put in force before. Modules that were not compiled
-    stay as they are.
+    It runs eager, or by your own ``module.compile()`` from before. Modules that were not compiled stay as they are.
 
     Args:
         model: anything that `compile` takes or returns.
@@ -262,14 +261,14 @@ def uncompile(model: Any) -> Any:
 
 
 def own(output: _T) -> _T:
-    """Return what a compiled call returned, as tensors that outlive the next call.
+    """Copy the outputs of a compiled call that the next call would overwrite, and return them.
 
     For modules that ``torch.compile`` compiled with CUDA graphs (``mode="reduce-overhead"``): a later call overwrites
     their outputs. Tensors in the memory of such graphs are copied; everything else (parameters, inputs, numbers) is
-    returned as it is. Copies stay in the autograd graph, and tensors that share memory share it afterwards. A step is
-    marked where no backward is pending, so that the next call may reuse the memory: at once for outputs without
-    gradients, after each optimizer step for others. A module that `hotloop.compile` compiled does all that by itself,
-    and nothing is copied twice.
+    returned as it is. Copies stay in the autograd graph; tensors that share memory still share it. If no backward is
+    pending, a step is marked, so that the next call may reuse the memory: at once for outputs without gradients, after
+    each optimizer step for others. A module that `hotloop.compile` compiled does all this by itself, and nothing is
+    copied twice.
 
     Args:
         output: a tensor, or tensors nested in tuples, lists, mappings and dataclasses; gradients as well

@@ -1,7 +1,7 @@
 """CUDA graphs without a GPU: compiled code runs eager kernels, and its outputs are overwritten as the trees would.
 
-The rule is copied from ``torch/_inductor/cudagraph_trees.py``; ``docs/cudagraph-lifetime.md`` states it, and where the
-emulation differs.
+The rule is copied from ``torch/_inductor/cudagraph_trees.py``. ``docs/concepts/cudagraph-lifetime.md`` states it,
+``docs/how-to/cudagraphs.md`` where the emulation differs.
 """
 
 from __future__ import annotations
@@ -334,7 +334,8 @@ def cudagraph_emulation(*, holders: bool = False) -> Iterator[Emulation]:
     ``emulation.watching()``) find NaN. Code compiled by `hotloop.compile` copies its outputs, so nothing is raised,
     unless it was compiled with ``strict_lifetime=True``.
 
-    ``docs/cudagraph-lifetime.md`` has the rule, how the emulation differs from a GPU, and the remedies.
+    ``docs/concepts/cudagraph-lifetime.md`` has the rule and the remedies, ``docs/how-to/cudagraphs.md`` how the
+    emulation differs from a GPU.
 
     Args:
         holders: also find out who holds each output that is overwritten, which looks through all objects of the

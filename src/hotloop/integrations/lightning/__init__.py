@@ -14,8 +14,7 @@ try:
 except ImportError as error:
     raise missing_extra("hotloop.integrations.lightning", "lightning", error) from error
 
-from hotloop.integrations.lightning.benchmark import Benchmark
 from hotloop.integrations.lightning.callback import HotLoop
 from hotloop.integrations.lightning.status import TrainerStatus
 
-__all__ = ["Benchmark", "HotLoop", "TrainerStatus"]
+__all__ = ["HotLoop", "TrainerStatus"]

@@ -21,6 +21,7 @@ from hotloop.integrations.lightning.shadows import Shadows, own_method
 from hotloop.integrations.lightning.status import Snapshot, Stage, TrainerStatus
 from hotloop.integrations.lightning.user_compiles import compiled_by_user
 from hotloop.integrations.setting_names import check_names
+from hotloop.integrations.several import level_of
 from hotloop.step.tiers import Tier, tier_of_setting
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ class HotLoop(pl.Callback):
 
     Where Lightning's hooks leave the training step to the module (automatic optimization on one device, no code of the
     program between forward, backward and optimizer), a `hotloop.Loop` owns it: it chooses the tier, proves it, captures
-    whole steps, undoes what fails. Elsewhere the module is compiled in place, as far as it was asked for, and `status`
-    says why it is not more. When the Trainer has ended, the module is as it was.
+    whole steps, undoes what fails. So it does in several processes under `DDPStrategy` with ``"auto"`` or a tier that
+    has a graph. Elsewhere the module is compiled in place, as far as it was asked for, and `status` says why it is not
+    more. When the Trainer has ended, the module is as it was.
 
     Args:
         run: ``"auto"``, a tier, or a preset (a name or a `hotloop.Preset`), as for `hotloop.Loop`. Where no loop owns
@@ -185,7 +187,7 @@ class HotLoop(pl.Callback):
         assert self._fit is not None
         self._note_user_compiles(pl_module, self._fit)
         if not self._fit.given:
-            self._fit.why += obstacles(trainer, pl_module)
+            self._fit.why += obstacles(trainer, pl_module, self._tier)
         if self._fit.why:
             self._leave_step(pl_module, self._fit)
 
@@ -300,8 +302,8 @@ class HotLoop(pl.Callback):
     def _leave_step(self, module: pl.LightningModule, fit: Stage) -> None:
         """Leave the step of a fit to the Trainer, say why, and compile the module in place as far as asked for."""
         for line in fit.why:
-            logging.getLogger("hotloop").warning(
-                "HotLoop(run=%r): the training step is the Trainer's own: %s", self.run, line
+            logging.getLogger("hotloop").log(
+                level_of(logging.WARNING), "HotLoop(run=%r): the training step is the Trainer's own: %s", self.run, line
             )
         self._compile_in_place(module, fit, self._compile_settings(), self._settings.get("record"))
 

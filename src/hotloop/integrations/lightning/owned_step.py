@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from hotloop.compiling.control import Note, method_of
 from hotloop.integrations.lightning.shadows import Shadows, own_method
 from hotloop.integrations.lightning.status import Snapshot
+from hotloop.integrations.several import first_speaks
 from hotloop.step import Loop
 from hotloop.step.guard.fingerprint import Unwatchable
 
@@ -83,7 +84,10 @@ class OwnedStep:
         takes = is_param_in_hook_signature(own, "batch_idx", min_args=2)  # the Trainer asks the same
         self._takes_index, self.reads_index = takes, takes and _reads_argument(type(module).training_step, 2)
         state = () if self._scaler is None else (self._scaler,)
-        self.loop = Loop(module, self._optimizer, state=state, **settings)
+        self._wrapped = trainer.strategy.model or module
+        """What the strategy put around the module (DDP), or the module itself."""
+        with first_speaks():
+            self.loop = Loop(self._wrapped, self._optimizer, state=state, **settings)
         self.loop.not_watched = (trainer, self, trainer.strategy)
         step, self._set_batch_index = self._make_step()
         self._run = self.loop.step(step)
@@ -204,9 +208,13 @@ class OwnedStep:
             return
         self._has_batch = False
         self._result = self._run(self._batch)
+        # The closure asks for the result that is there: through the wrapper, DDP would begin another reduction.
+        strategy = self._trainer.strategy
+        strategy.model = self.module
         try:
             closure()
         finally:
+            strategy.model = self._wrapped
             self._result = None
 
     def _unless_done(self, name: str) -> Callable[..., None]:

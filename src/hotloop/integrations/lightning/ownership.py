@@ -12,18 +12,28 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import DoublePrecision, HalfPrecision, MixedPrecision, Precision
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from hotloop._torch.wrappers import why_not_at_first
 from hotloop.compiling.apply import metric_updated_by
+from hotloop.integrations.several import SHARDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hotloop.step.tiers import Tier
 
-def obstacles(trainer: pl.Trainer, module: pl.LightningModule) -> list[str]:
-    """List why a loop cannot own the step of this fit; empty where it can."""
+
+def obstacles(trainer: pl.Trainer, module: pl.LightningModule, tier: Tier | None) -> list[str]:
+    """List why a loop cannot own the step of this fit; empty where it can.
+
+    Args:
+        trainer: the Trainer.
+        module: its module.
+        tier: what was asked for; None for ``"auto"``.
+    """
     callbacks: list[Any] = list(vars(trainer)["callbacks"])
     # The hooks between forward, backward and optimizer step.
     between = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
@@ -33,12 +43,24 @@ def obstacles(trainer: pl.Trainer, module: pl.LightningModule) -> list[str]:
         for name in between
         if is_overridden(name, owner)
     ]
-    return [*_of_trainer(trainer, callbacks), *_of_module(module), *hooks]
+    agrees = tier is None or tier.graph  # processes of DDP agree on no other tier
+    of_strategy = _of_strategy(trainer.strategy, agrees=agrees)
+    return [*of_strategy, *_of_trainer(trainer, callbacks), *_of_module(module), *hooks]
+
+
+def _of_strategy(strategy: Any, *, agrees: bool) -> Iterator[str]:
+    name = type(strategy).__name__
+    if agrees and type(strategy) is DDPStrategy:
+        wrapper: Any = strategy.model
+        if why := why_not_at_first(wrapper):
+            yield f"{why} ({name}(...) takes the arguments of DistributedDataParallel)"
+    elif agrees and isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
+        yield f"{name}: {SHARDED}"
+    elif type(strategy) is not SingleDeviceStrategy:
+        yield f"{name} runs the step on several devices, or in a way of its own"
 
 
 def _of_trainer(trainer: pl.Trainer, callbacks: list[Any]) -> Iterator[str]:
-    if type(trainer.strategy) is not SingleDeviceStrategy:
-        yield f"{type(trainer.strategy).__name__} runs the step on several devices, or in a way of its own"
     if type(trainer.precision_plugin) not in (Precision, MixedPrecision, HalfPrecision, DoublePrecision):
         yield f"{type(trainer.precision_plugin).__name__} has a backward and an optimizer step of its own"
     schedulers = [

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 from accelerate.utils import DistributedType  # type: ignore[import-untyped]
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
 
+from hotloop._torch.wrappers import why_not_at_first
 from hotloop.compiling.control import Status, precompiled
 from hotloop.errors import ConfigError
 from hotloop.integrations.accelerate_state import report_tf32, share_autocast, take_over, wants_compile
 from hotloop.integrations.in_place import InPlace
 from hotloop.integrations.setting_names import check_names
+from hotloop.integrations.several import SHARDED, first_speaks
 from hotloop.report import write_html
 from hotloop.step import Loop
 from hotloop.step.prove.sentinel import SHARE
@@ -33,6 +36,10 @@ if TYPE_CHECKING:
 
 SETTINGS = ("run", "look", "buckets", "sentinel", "checks", "memory", "record")
 """The arguments of `HotLoop` by name."""
+_PLAIN = (
+    "a plain Trainer keeps its training step to itself",
+    "HotTrainer in the place of Trainer gives the step to hotloop",
+)
 _live: weakref.WeakSet[HotLoop] = weakref.WeakSet()
 """Every HotLoop that a Trainer has called: a callback is not told of the other callbacks of its Trainer."""
 
@@ -42,6 +49,7 @@ class StepOwner(Protocol):
 
     accelerator: Any
     state: Any
+    model_wrapped: Any
 
     def own_training_step(self) -> Callable[..., Any]:
         """Return the Trainer's own step as a function of everything that differs from step to step."""
@@ -61,7 +69,7 @@ class HotLoop(TrainerCallback):
             that must not be read in this process before workers fork.
         buckets: as `Loop` takes them, for a collator that pads each batch to a length of its own.
         sentinel: the share of time for checks of compiled steps, as `Loop` takes it.
-        checks: whether recordings leave out checks of libraries, as `Loop` takes it.
+        checks: which checks of libraries recordings leave out, as `Loop` takes it.
         memory: what proofs may take beside eager's peak, as `Loop` takes it.
         record: a folder for the run record; without one it is kept in memory.
 
@@ -76,7 +84,7 @@ class HotLoop(TrainerCallback):
         look: bool = True,
         buckets: Mapping[str, Pad] | None = None,
         sentinel: float | None = SHARE,
-        checks: Literal["skip", "keep"] = "keep",
+        checks: Literal["auto", "skip", "keep"] = "auto",
         memory: float | str | None = None,
         record: str | os.PathLike[str] | None = None,
         **unknown: Any,
@@ -138,11 +146,13 @@ class HotLoop(TrainerCallback):
         share_autocast(model, args.device, AcceleratorState().mixed_precision, None)
         owner = self._owner() if self._owner is not None else None
         # This callback may be in several Trainers: the step is the loop's only in a run of the owner.
-        if owner is None or owner.state is not state or _has_several_processes():
-            self._compile(model)
+        mine = owner if owner is not None and owner.state is state else None
+        stays = self._why_the_trainers(mine)
+        if mine is None or stays is not None:
+            self._compile(model, *(stays or _PLAIN))
         else:
             left = max(1, state.max_steps - state.global_step)  # a resumed run has done some of its steps
-            self._take_step(owner, model, parts, left * args.gradient_accumulation_steps)
+            self._take_step(mine, mine.model_wrapped, parts, left * args.gradient_accumulation_steps)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Note the time at which an optimizer step of the Trainer's own begins."""
@@ -226,17 +236,38 @@ class HotLoop(TrainerCallback):
         runs = ", ".join(f"HotLoop(run={hot.run!r})" for hot in (*others, self))
         raise ConfigError(f"callbacks: {runs}: a Trainer takes one HotLoop; leave one of them in, once")
 
-    def _compile(self, model: torch.nn.Module) -> None:
-        """Compile in place, for a Trainer that runs its steps itself."""
+    def agrees(self) -> bool:
+        """Return whether several processes are to agree on what runs their steps.
+
+        They agree on eager and captured steps alone, so a compile that ``torch_compile`` asks for stays in place.
+        """
+        agreed = not self._requested if self.tier is None else self.tier.graph
+        return agreed and _has_several_processes()
+
+    def _why_the_trainers(self, owner: StepOwner | None) -> tuple[str, str] | None:
+        """Return why the Trainer keeps its step, and what to change; None where a loop takes it.
+
+        Args:
+            owner: the Trainer that hands its step over; None for a plain one.
+        """
+        if _has_several_processes() and not self.agrees():
+            hint = "HotTrainer captures it in all of them with a tier that has a graph: HotLoop(run='eager+graph')"
+            return "several processes run, whose steps stay the Trainer's own", hint
+        if owner is None:
+            return _PLAIN
+        return _why_not_together(owner.model_wrapped) if _has_several_processes() else None
+
+    def _compile(self, model: torch.nn.Module, why: str, hint: str) -> None:
+        """Compile in place, for a Trainer that runs its steps itself.
+
+        Args:
+            model: the model, without wrappers.
+            why: why the Trainer keeps its step.
+            hint: what to change.
+        """
         settings = self._requested if self.tier is None else self.tier.settings if self.tier.compiles else {}
         before = precompiled(model)
         kept = self._keep_record(model, {} if before else settings)
-        if _has_several_processes():
-            why = "several processes run, whose steps stay the Trainer's own"
-            hint = "hotloop.Loop runs whole steps in several processes, in a training loop of your own"
-        else:
-            why = "a plain Trainer keeps its training step to itself"
-            hint = "HotTrainer in the place of Trainer gives the step to hotloop"
         if before is not None:
             kept.differs(f"the model runs as it was given: {before.reason}", before.hint)
         elif self.tier is None and settings:
@@ -260,8 +291,8 @@ class HotLoop(TrainerCallback):
     def _take_step(self, owner: StepOwner, model: torch.nn.Module, parts: Mapping[str, Any], steps: int) -> None:
         """Hand the Trainer's step to a loop."""
         scaler = getattr(owner.accelerator, "scaler", None)
-        self.loop = self._open.enter_context(
-            Loop(
+        with first_speaks():
+            loop = Loop(
                 model,
                 parts["optimizer"],
                 state=() if scaler is None else scaler,
@@ -274,7 +305,7 @@ class HotLoop(TrainerCallback):
                 memory=self.memory,
                 record=self.folder,
             )
-        )
+        self.loop = self._open.enter_context(loop)
         if self._requested:
             instead = "which chooses by measuring" if self.tier is None else "which was named"
             preset = self._requested["preset"]
@@ -309,6 +340,23 @@ def _obstacle(model: torch.nn.Module, args: Any, *, compiled_by_trainer: bool) -
 def _has_several_processes() -> bool:
     """Return whether Accelerate wraps the model for several processes, or hands its steps to DeepSpeed."""
     return bool(AcceleratorState().distributed_type != DistributedType.NO)
+
+
+def _why_not_together(wrapped: Any) -> tuple[str, str] | None:
+    """Return why several processes cannot capture the steps of a model, and what to change; None where they can.
+
+    Args:
+        wrapped: what Accelerate has made of the model.
+    """
+    if not isinstance(wrapped, DistributedDataParallel):
+        kind = AcceleratorState().distributed_type
+        why = SHARDED if kind == DistributedType.FSDP else f"{kind.value} runs the step in a way of its own"
+        return why, "HotLoop(run='default') compiles the model in place"
+    if not (why := why_not_at_first(wrapped)):
+        return None
+    if wrapped.find_unused_parameters:
+        return why, "TrainingArguments(ddp_find_unused_parameters=False) leaves it out; unset, the Trainer sets it"
+    return why, "without that, the processes capture the step together"
 
 
 def _restore_forward(model: torch.nn.Module, forward: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from transformers import Trainer
 
 from hotloop.errors import ConfigError
 from hotloop.integrations.setting_names import check_names
+from hotloop.integrations.several import own_stream
 from hotloop.integrations.transformers.callback import SETTINGS, HotLoop
 
 if TYPE_CHECKING:
@@ -21,12 +23,14 @@ class HotStep:
     """A mixin for a Trainer: its training steps (forward, loss, backward) run in the loop of its `HotLoop` callback.
 
     Clipping, the optimizer's step and schedulers stay the Trainer's, so no captured step contains them. A Trainer
-    without a `HotLoop` among its callbacks gets one with its defaults. Several processes: as with a plain Trainer.
+    without a `HotLoop` among its callbacks gets one with its defaults. Several processes agree on their steps under
+    DDP, with ``"auto"`` or a tier that has a graph; else their steps stay the Trainer's.
     """
 
     hot: HotLoop
     accelerator: Any
     state: Any
+    model_wrapped: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _check_arguments(type(self).__name__, super().__init__, kwargs)
@@ -62,8 +66,10 @@ class HotStep:
         trainer: Any = self
         callbacks = trainer.callback_handler.callbacks
         self.hot.begins(self, is_callback=any(callback is self.hot for callback in callbacks))
+        together = self.hot.agrees()
         try:
-            result = below.train(*args, **kwargs)
+            with own_stream(self.accelerator.device) if together else contextlib.nullcontext():
+                result = below.train(*args, **kwargs)
         except BaseException as error:
             self.hot.end(error)
             raise

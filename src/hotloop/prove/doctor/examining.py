@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import itertools
 import logging
 import math
@@ -13,7 +12,6 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +29,6 @@ from hotloop.prove.doctor.layers import fused_attention, padded_linears
 from hotloop.prove.doctor.outside import data_wait, fused_optimizers, new_shapes
 from hotloop.prove.doctor.step_calls import StepCalls
 from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts, host_bound
-from hotloop.prove.doctor.switches import Switches
 from hotloop.prove.doctor.variants import variants
 from hotloop.prove.doctor.ways import EAGER, Way, Ways
 from hotloop.record import RunRecord
@@ -96,7 +93,6 @@ class _Examination:
     def __init__(self, record: RunRecord, steps: int, say: Callable[[str], None]) -> None:
         self._record, self._count, self._say = record, steps, say
         self._step = 0
-        self._own: Path | None = None
         self._workload: Workload
         self._batches: Iterator[Any]
         self._device = torch.device("cpu")
@@ -121,20 +117,16 @@ class _Examination:
         self._finish(examined, ways)
 
     def _make(self, name: str) -> None:
-        """Import the program and make its workload, while watching who changes torch's settings."""
-        self._own = _folder_of(name)
+        """Import the program and make its workload."""
         self._say(f"making {name}")
-        with Switches("the import", self._own) as importing:
-            factory = load_factory(name)
+        factory = load_factory(name)
         random.seed(SEED)
         torch.manual_seed(SEED)
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed(SEED)
-        with Switches("make()", self._own) as making:
-            self._workload = factory()
+        self._workload = factory()
         self._workload.holdings()  # refuses a wrong model or optimizer before a step is run
         self._batches = self._workload.endless()
-        self._add([*importing.events, *making.events])
 
     def _environment(self) -> dict[str, Any]:
         environment = machine.describe(self._device)
@@ -148,8 +140,7 @@ class _Examination:
         self._say("eager steps")
         observer = EagerObserver(self._device, ways.compiled_modules)
         with way.running(), self._peak(way):
-            with Switches("a step", self._own, meant=False) as switches:
-                self._run_step(way, note=False)  # not timed: observing takes time of its own
+            self._run_step(way, note=False)  # not timed: a first step sets libraries up
             batch = next(self._batches)  # preparing the batch is not part of the step
             with observer.observe():
                 self._run_step(way, batch, note=False)
@@ -163,7 +154,7 @@ class _Examination:
             waits = data_wait(self._workload, self._batches, run, self._count)
         self._record.update("measurements", **waits, new_shapes=shapes)
         self._measure_forms()  # after the peak is known: their memory is not the step's
-        self._add([*switches.events, *self._observed])
+        self._add(self._observed)
         if self._device.type == "cuda":
             with way.running():
                 batch = next(self._batches)
@@ -363,18 +354,6 @@ def last_batch(batches: Any, within: int) -> Any | None:
     if not size or not hasattr(dataset, "__getitem__") or len(batches) <= within:
         return None
     return batches.collate_fn([dataset[index] for index in range(size)])
-
-
-def _folder_of(name: str) -> Path | None:
-    """Return the folder of the program that a workload's name points to; None if it cannot be found."""
-    place = name.rpartition(":")[0]
-    if place.endswith(".py"):
-        return Path(place).resolve().parent
-    try:
-        spec = importlib.util.find_spec(place)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin).resolve().parent if spec is not None and spec.origin else None
 
 
 @contextlib.contextmanager

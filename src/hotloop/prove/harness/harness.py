@@ -23,6 +23,7 @@ from hotloop.compiling.fallback import emulation
 from hotloop.compiling.fallback.step_marks import steps
 from hotloop.errors import ConfigError, describe
 from hotloop.measure import Limits
+from hotloop.measure.limits import compute_dtype
 from hotloop.presets import Preset
 from hotloop.prove.harness.held_outputs import HeldOutputs
 from hotloop.prove.harness.lockstep import Lockstep
@@ -30,7 +31,6 @@ from hotloop.prove.harness.result import REMEDY, Finding, Harness
 from hotloop.prove.harness.subject import Subject, noting_calls
 from hotloop.prove.workloads import same_random_numbers, seeded, source_of, survey_training
 from hotloop.step.compiled import Compiled
-from hotloop.step.state.precision import compute_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

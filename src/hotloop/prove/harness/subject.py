@@ -11,7 +11,7 @@ import torch
 from hotloop.measure import flatten, unflatten
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.prove.proof import plain_run, values_of
-from hotloop.step.prove.step_outputs import StepOutputs
+from hotloop.step.prove.reference_runs import StepOutputs
 from hotloop.step.prove.wide_reference import draws_of, step_in_first, wider_dtypes
 from hotloop.step.state.program import Call, Program
 from hotloop.step.workload import Workload, arguments

@@ -14,7 +14,7 @@ from hotloop.shown import Shown
 
 if TYPE_CHECKING:
     from hotloop.measure import Comparison
-    from hotloop.step.prove.culprit import Culprit
+    from hotloop.prove.verify.culprit import Culprit
 
 _ROWS = 8
 _KEPT = 32

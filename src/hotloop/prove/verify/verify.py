@@ -19,22 +19,23 @@ from hotloop._torch.upcast import Draw, recording_draws
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.errors import ConfigError, HotloopError, describe
 from hotloop.measure import ALL, Limits, differences, flatten
+from hotloop.measure.limits import compute_dtype
 from hotloop.presets import Preset
+from hotloop.prove.verify import culprit
+from hotloop.prove.verify.culprit import Culprit
 from hotloop.prove.verify.verdict import StepVerdict, Verdict, worst_of
 from hotloop.prove.workloads import same_random_numbers, survey_training
-from hotloop.step.audit.argument_gradients import GRADIENTS_OF_ARGUMENTS
 from hotloop.step.audit.listener import CompilesHeard
+from hotloop.step.audit.values import GRADIENTS_OF_ARGUMENTS
 from hotloop.step.capture.engines import traced_path
 from hotloop.step.capture.optimizers import counted_rounding
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.obstacle import CandidateFailedError
-from hotloop.step.prove import culprit, proof
-from hotloop.step.prove.culprit import Culprit
+from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps
-from hotloop.step.prove.step_outputs import StepOutputs
+from hotloop.step.prove.reference_runs import StepOutputs
 from hotloop.step.prove.wide_reference import step_in_first, wider_dtypes
-from hotloop.step.state.precision import compute_dtype
 from hotloop.step.state.program import Call, Program
 from hotloop.step.state.snapshot import Snapshot
 from hotloop.step.tiers import Tier, parse
@@ -63,10 +64,10 @@ def verify(  # noqa: PLR0913 - the public settings
     """Judge whether a program trains the same when it is compiled: results, gradients, updates, buffers of real steps.
 
     Each step runs eagerly, compiled, and in float64, from the same state on the same batch with the same random
-    numbers. Eager leaves out what the program compiles itself, too (``torch.compile(optimizer.step)``). Its outcome
-    stays, so the next step begins at eager's state. In float32 the compiled step's error against float64 may be a few
-    times eager's; under bf16, fp16 and TF32 the slope and residual of each tensor against eager decide. The step's
-    Python runs several times a step. A `Workload` is restored afterwards.
+    numbers. Eager runs also without what the program compiles itself (``torch.compile(optimizer.step)``). Eager's
+    outcome stays, so the next step begins there. In float32 the compiled step's error against float64 may be a few
+    times eager's. Under bf16, fp16 and TF32 the slope and residual of each tensor against eager decide. The step's
+    Python runs several times for each step. A `Workload` is restored afterwards.
 
     Args:
         workload: the program, a function that makes it, or ``"file.py:function"``.

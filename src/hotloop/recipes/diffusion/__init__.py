@@ -21,32 +21,29 @@ from hotloop.recipes.diffusion import autoencoder, encoded, loading, lora, netwo
 from hotloop.recipes.diffusion.denoiser import VOCABULARY, Denoiser, mean_square
 from hotloop.recipes.diffusion.noise import Noise, Prediction
 from hotloop.recipes.diffusion.pictures import load as load_pictures
-from hotloop.recipes.diffusion.pictures import recognise
 from hotloop.recipes.diffusion.pictures.latents import Latents
 from hotloop.recipes.diffusion.place import Place, told
-from hotloop.recipes.diffusion.sampling import JUDGED, Sampler, prompts_of
+from hotloop.recipes.diffusion.sampling import Sampler, prompts_of
 from hotloop.recipes.diffusion.validation import Fixed, MeanError
-from hotloop.train import checkpoint, dry, environment, opening
+from hotloop.train import checkpoint, compiling, environment
 from hotloop.train import evaluate as evaluation
-from hotloop.train.display import Display
-from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, split_rows
 from hotloop.train.goal import Goal
 from hotloop.train.networks import count
-from hotloop.train.outcome import Outcome
+from hotloop.train.recipe import on_devices
 from hotloop.train.supervised import Supervised
 from hotloop.train.task import Show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rich.console import Console
-
     from hotloop.recipes.diffusion.networks import Networks
     from hotloop.recipes.diffusion.pictures import Pictures
-    from hotloop.train.outcome import Outcome
+    from hotloop.train.display import Display
+    from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
+    from hotloop.train.task import Task
 
 COMPONENTS = ("unet", "text_encoder", "text_encoder_2", "vae", "loss")
 """What can be compiled: the networks (of the VAE what encodes; SDXL alone has a second text encoder), and the loss."""
@@ -62,18 +59,15 @@ class Made(NamedTuple):
     validation: Fixed
 
 
-def train(start: Start, console: Console | None = None) -> Outcome:
-    """Train from the start, or from where the run stopped.
+@on_devices(*COMPONENTS)
+def train(start: Start, display: Display, devices: Devices) -> Task | None:
+    """Make what is trained, from the start or from where the run stopped; `on_devices` trains it.
 
     Raises:
         ConfigError: settings that cannot be used.
         DataError: pictures that cannot be used, listed by name.
-        TrainingFailedError: the run could not go on.
     """
-    settings, display = start.settings, Display(console)
-
-    # What can be refused is refused here, before anything is loaded or written.
-    chosen, device = opening.recipe(settings, display, COMPONENTS)
+    settings = start.settings
 
     # The pictures, each with its caption, and a split of them.
     pictures = load_pictures(settings, told("Pictures looked at", display.say))
@@ -97,24 +91,25 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     for line in long:
         display.say(line)
 
-    if "text_encoder_2" in chosen and not found.xl:
+    if "text_encoder_2" in compiling.plan(settings, COMPONENTS) and not found.xl:
         raise ConfigError(
             f"compile.components.text_encoder_2: diffusion.model={settings.diffusion.model} has one text encoder. "
             "Leave it out"
         )
     if start.dry:  # an autoencoder may be trained next, and latents are kept on disk
-        return dry.data_only(start, chosen, display)
+        return None
 
     # What trains, and what the networks that do not train make of pictures and captions, once.
-    place = Place(device, start.folder, display.say)
-    made = make(settings, found, pictures, rows, place=place, weights=weights)
+    # One process makes it, and the others find it on the disk.
+    place = Place(devices.fabric.device, start.folder, display.say)
+    made = devices.ranks.after_first(lambda: make(settings, found, pictures, rows, place=place, weights=weights))
     trained = trains(made, settings)
     display.say(trained)
 
-    task = Supervised(
+    return Supervised(
         start,
         "diffusion",
-        device,
+        devices,
         model=made.denoiser,
         parts={**made.denoiser.parts(), "loss": mean_square},
         train=made.train,
@@ -124,7 +119,6 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         goal=GOAL,
         rows="pictures",
         context={"validation_pictures": len(rows[1])},  # what is judged are several noises of each
-        remarks=remarks,
         compiled=("unet",),
         average=settings.diffusion.ema_decay,
         show=show(settings, found, pictures, start.folder, display.say),
@@ -134,8 +128,6 @@ def train(start: Start, console: Console | None = None) -> Outcome:
             "samples": columns(settings, pictures),
         },
     )
-
-    return fit(task, start, chosen, display)
 
 
 def sides(settings: Settings) -> Sides:
@@ -301,7 +293,8 @@ def trains(made: Made, settings: Settings) -> str:
     many = sum(one.numel() for one in made.denoiser.parameters() if one.requires_grad)
     adapters = f"adapters of rank {settings.diffusion.lora_rank} on " if settings.diffusion.lora_rank else ""
     what = f"{adapters}the {' and the '.join(trained_networks(settings))}".replace("unet", "UNet").replace("_", " ")
-    left = made.train.unfilled(settings.training.batch_size, settings.training.gradient_accumulation)
+    together = settings.training.gradient_accumulation * settings.run.devices
+    left = made.train.unfilled(settings.training.batch_size, together)
     return f"Trained: {what}, {count(many)} parameters, which predict {made.denoiser.noise.prediction}" + (
         f"; {left} pictures are of sizes that do not fill a step, and are not trained on" if left else ""
     )
@@ -318,7 +311,6 @@ def show(settings: Settings, found: Networks, pictures: Pictures, folder: Path, 
     """Say what is made of the model now and then, and at the end: sheets of samples, and what other programs load."""
     chosen = settings.diffusion
     prompts = prompts_of(chosen.prompts, pictures.prompts, pictures.captions)
-    judged = prompts == pictures.prompts and len(pictures.sizes) == 1
     sampler = Sampler(
         networks=found,
         prediction=prediction(settings, found),
@@ -339,27 +331,6 @@ def show(settings: Settings, found: Networks, pictures: Pictures, folder: Path, 
         adapters = trained_networks(settings) if chosen.lora_rank else ()
         for one in output.write(found, sampler.prediction, folder, adapters=adapters):
             say(f"Written: {one}")
-        if not judged:
-            return {}
-        samples = sampler.make(JUDGED)
-        if not samples.isfinite().all():
-            say("The samples have numbers that are not finite, so a classifier cannot judge them")
-            return {}
-        if pictures.channels == 1:
-            samples = samples.mean(dim=1, keepdim=True)  # of a model for colours
-        return recognise.judge(samples, list(range(len(prompts))) * JUDGED, pictures, settings.run.seed)
+        return {}
 
     return Show(sheet, chosen.sample_every, end if chosen.output else None)
-
-
-def remarks(_: Mapping[str, float], measured: Mapping[str, Any]) -> list[str]:
-    """Say how many samples show what their caption says; nothing where that cannot be judged."""
-    if "recognised" not in measured:
-        return []
-    share, *rest = (measured[f"recognised{name}"] for name in ("", "_of", "_low", "_high", "_chance", "_real"))
-    many, low, high, chance, real = rest
-    said = (
-        f"Of {many} samples a classifier takes {share:.3f} for what their caption says (95% interval {low:.3f} to "
-        f"{high:.3f}; chance {chance:.3f}; of held-out real pictures {real:.3f})"
-    )
-    return [said]

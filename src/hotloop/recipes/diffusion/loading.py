@@ -230,4 +230,5 @@ def _adapters(name: str, part: str) -> str:
 
 
 def _packages() -> tuple[Any, Any]:
-    return require("diffusers", "recipe=diffusion", "diffusion"), require("transformers", "recipe=diffusion")
+    what = "recipe=diffusion"
+    return require("diffusers", what, "diffusion"), require("transformers", what, "diffusion")

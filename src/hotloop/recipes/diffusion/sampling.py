@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 FOLDER = "samples"
 CELL = 96
 """Pixels that a sample has across on a sheet, at least about: smaller ones are enlarged by a whole factor."""
-JUDGED = 20
-"""Samples of each caption that are judged at the end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ def learn(captions: Iterable[str]) -> Any:
     Returns:
         A transformers tokenizer.
     """
-    tokenizers = require("tokenizers", "recipe=diffusion")
+    tokenizers = require("tokenizers", "recipe=diffusion", "diffusion")
     lower, split = tokenizers.normalizers.Lowercase(), tokenizers.pre_tokenizers.Whitespace()
     counts, longest = Counter[str](), 0
     for caption in captions:
@@ -53,7 +53,9 @@ def unpacked(kept: torch.Tensor) -> Any:
 
 
 def _made(words: Sequence[str], longest: int) -> Any:
-    tokenizers, transformers = (require(name, "recipe=diffusion") for name in ("tokenizers", "transformers"))
+    tokenizers, transformers = (
+        require(name, "recipe=diffusion", "diffusion") for name in ("tokenizers", "transformers")
+    )
     numbers = {word: number for number, word in enumerate((*SPECIAL, *words))}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token=SPECIAL[UNKNOWN]))
     tokenizer.normalizer = tokenizers.normalizers.Lowercase()

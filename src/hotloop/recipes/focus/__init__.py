@@ -21,21 +21,19 @@ from hotloop.recipes.focus.program import Controller, Data
 from hotloop.recipes.focus.telling import paces, ways
 from hotloop.recipes.language import Tokens
 from hotloop.step import Workload
-from hotloop.train import configure, environment, opening
-from hotloop.train.display import Display
+from hotloop.train import configure, environment
 from hotloop.train.export import Made
-from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides
 from hotloop.train.goal import Goal
 from hotloop.train.predict import column
+from hotloop.train.recipe import on_devices
 from hotloop.train.task import Task, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.console import Console
-
-    from hotloop.train.outcome import Outcome
+    from hotloop.train.display import Display
+    from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
 
@@ -53,19 +51,18 @@ TINY = (
 """The settings of `make`."""
 
 
-def train(start: Start, console: Console | None = None) -> Outcome:
-    """Train from the start, or from where the run stopped.
+@on_devices(*COMPONENTS)
+def train(start: Start, display: Display, devices: Devices) -> Task:
+    """Make what is trained, from the start or from where the run stopped; `on_devices` trains it.
 
     Raises:
         ConfigError: settings that cannot be used.
         DataError: too little text to learn or to judge by.
-        TrainingFailedError: the run could not go on.
     """
-    settings, display = start.settings, Display(console)
+    settings = start.settings
 
-    # What can be refused is refused here, before anything is loaded or written.
-    frame = Frame.of(settings.focus)
-    chosen, device = opening.recipe(settings, display, COMPONENTS)
+    # A budget that cannot be used is refused here, before anything is loaded or written.
+    frame, device = Frame.of(settings.focus), devices.fabric.device
 
     # The data: documents, none of them on both sides, and tokens learnt from the training side alone.
     sides = texts.load(settings)
@@ -98,8 +95,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         told={"data": [about], "working context": [context]},
     )
     display.say(task.checked(settings.training))
-
-    return fit(task, start, chosen, display)
+    return task
 
 
 def sides(settings: Settings) -> Sides:

@@ -8,27 +8,24 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotloop._torch.autograd import was_freed
 from hotloop._torch.fake import version_of
-from hotloop._torch.hooks import ours
 from hotloop._torch.ledger import CapabilityMissingError
 from hotloop._torch.own_compiles import uncompiled
 from hotloop._torch.random_state import CPU, NUMPY, PYTHON, RandomState
-from hotloop._torch.thread_patch import called_here
+from hotloop._torch.sharded import is_spread
 from hotloop.compiling.control import paused
 from hotloop.interrupts import uninterrupted
 from hotloop.measure import flatten
-from hotloop.step.audit.argument_gradients import gradients_of
-from hotloop.step.audit.arguments import found_in_arguments, named
 from hotloop.step.audit.findings import AuditFindings
 from hotloop.step.audit.op_trace import trace_step
-from hotloop.step.audit.returned import not_copied
 from hotloop.step.audit.side_effects import SideEffects
+from hotloop.step.audit.strangers import forget_whole, noting_strangers, of_strangers
+from hotloop.step.audit.values import SPREAD, found_in_arguments, gradients_of, named, not_copied
 from hotloop.step.engine import collector_paused
 from hotloop.step.guard.changes import SCHEDULE_OUTSIDE, UNHEARD, Changes
-from hotloop.step.guard.optimizer_settings import frozen, rates
+from hotloop.step.guard.compare import frozen_settings, learning_rates
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.ranks import threads
 from hotloop.step.state.rng_usage import other_threads
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
     from hotloop.step.state.snapshot import Snapshot
     from hotloop.step.state.trial_run import Ready
 
-_NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimizer])"
 _CHANGES_SETTINGS = Obstacle(
     "the step changes its optimizer's settings",
     f"{SCHEDULE_OUTSIDE}; an optimizer that sets them itself is not captured",
@@ -64,6 +60,7 @@ class _Observed:
     obstacles: list[Obstacle]
     gradients: list[tuple[int, int]]
     """Those that there were before, and how often each had been written."""
+    begun: int  # collectives, before it
     result: Any = None
     strangers: list[Obstacle] = dataclasses.field(default_factory=list)
     heard: SideEffects = dataclasses.field(default_factory=SideEffects)
@@ -182,6 +179,7 @@ class StepAuditor:
         waits = any(tensor.grad_fn is not None and not was_freed(tensor) for _, tensor in tensors)
         if waits and not looked.seen.stepped and looked.gradients == self._gradients():
             obstacles.append(Obstacle(_WAITS, _BACKWARD))
+        obstacles += [SPREAD] if any(is_spread(tensor) for _, tensor in tensors) else []
         if any(isinstance(leaf, float | complex) for leaf in leaves):
             obstacles.append(
                 Obstacle("the step returns a Python number, which a replay would repeat", "return a tensor instead")
@@ -214,7 +212,8 @@ class StepAuditor:
         """
         step, peers = self._step, self._context.peers
         try:
-            looked = self._look_at(run, (args, kwargs), contextlib.nullcontext(), ready)
+            with peers.rehearsing() if peers is not None else contextlib.nullcontext():
+                looked = self._look_at(run, (args, kwargs), contextlib.nullcontext(), ready)
         except CandidateFailedError as error:
             if not error.undone or not error.began or peers is not None:
                 raise
@@ -253,21 +252,20 @@ class StepAuditor:
         """
         moved = self.moved_outside(*call)
         self._context.parts.look_again()
-        looked = _Observed(before_a_run(self._program, ready), moved, self._gradients())
+        looked = _Observed(before_a_run(self._program, ready), moved, self._gradients(), self._begun())
         recorder = self._changes.recorder(compiled=self._context.base_tier.name != "eager")
         looked.heard.recorder, looked.heard.ends, looked.heard.own_compiles = recorder, ends, self._step.own_compiles
-        # Compiled code of the user's is guarded on torch's functions: others in their place compile it anew.
-        looked.heard.skips_checks = self._context.skips_checks and self._context.base_tier.name == "eager"
+        looked.heard.checks = self._context.checks if self._context.base_tier.name == "eager" else "keep"
         given = named(*call)
         asks = gradients_of(one for (_, attribute), one in given.items() if not attribute)
         inputs = [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]
         random, settings = RandomState([self._program.device]), self._settings()
         holdings, device = self._program.holdings, self._program.device
         failed: Exception | None = None
-        strangers: list[str] = []
-        own_before = self._step.own_compiles.beside_models
+        strangers, others, own_before = list[str](), list[torch.nn.Module](), self._step.own_compiles.beside_models
         try:
-            with self._context.eager(), self._uncompiled(), ambience, self._noting_strangers(strangers):
+            noting = noting_strangers(holdings.optimizers.values(), self._context.parts.sharded(), strangers, others)
+            with self._context.eager(), self._uncompiled(), ambience, noting:
                 looked.result, _ = trace_step(holdings, device, inputs, run, looked.heard)
                 wait_for(device)  # a kernel's failure belongs to the code that launched it
         except CapabilityMissingError as error:  # this torch shows no operations: nothing of the step has run
@@ -277,33 +275,35 @@ class StepAuditor:
         if looked.seen.stopped:
             self._changes.look_again()
             self._program.rng_usage.note(None)
-            self._note_writes(looked.seen)
+            self._note_writes(looked.seen, others)
         # One that another thread's training began beside says nothing: what was seen may be its doing.
         elif failed is not None or not threads.another_trains(self._context):
-            looked.strangers = [
-                Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, not_repeatable=True)
-                for name in strangers
-            ]
+            looked.strangers = of_strangers(strangers, others)
             looked.obstacles += [_CHANGES_SETTINGS] if settings != self._settings() else []
-            looked.obstacles += self._changes.inside(recorder)
-            looked.obstacles += [] if looked.heard.complete else [UNHEARD]
+            looked.obstacles += [*self._changes.inside(recorder), *([] if looked.heard.complete else [UNHEARD])]
             looked.obstacles += found_in_arguments(given, named(*call), self._step.argument)
             looked.obstacles += [asks] if asks is not None else []
-            looked.obstacles += [*looked.heard.obstacles, *self._drawn_since(random, looked.heard)]
-            self._note_writes(looked.seen)
+            # The program's compiled code is guarded on torch's functions: others would have it compiled anew.
+            kept = looked.seen.checks if self._step.own_compiles.functions else ()
+            looked.obstacles += [*kept, *looked.heard.obstacles, *self._drawn_since(random, looked.heard)]
+            self._note_writes(looked.seen, others)
             looked.met_others = self._changes.strangers() or self._own_compiled(before=own_before)
             if looked.met_others:
                 self._rescue.look_again()
             looked.seen.read, looked.seen.found = self._changes.heard, self._changes.found
         if failed is None:
             return looked
-        if looked.lasts:
+        if looked.lasts or self._begun() != looked.begun:  # in the other processes it has happened
             try:
                 raise failed
             finally:
                 failed = None  # its traceback holds this frame, and all that the step has made
         undo(self._program, looked.before, failed)
         raise CandidateFailedError from failed
+
+    def _begun(self) -> int:
+        peers = self._context.peers
+        return peers.begun() if peers is not None else 0
 
     def _own_compiled(self, *, before: bool = False) -> bool:
         """Return whether the step calls compiled functions beside models that were compiled before the loop got them.
@@ -321,8 +321,9 @@ class StepAuditor:
         else:
             yield
 
-    def _note_writes(self, seen: AuditFindings) -> None:
+    def _note_writes(self, seen: AuditFindings, others: list[torch.nn.Module]) -> None:
         """Add tensors to the holdings that the step writes and nobody named: proofs put them back and compare them."""
+        forget_whole(seen, others)
         self._program.holdings.gradients_altered |= seen.altered
         if seen.written_found:
             self._program.holdings.found += seen.written_found
@@ -343,28 +344,6 @@ class StepAuditor:
             if name in hosts
         ]
 
-    @contextlib.contextmanager
-    def _noting_strangers(self, found: list[str]) -> Iterator[None]:
-        """Note optimizers that step in the block and were not given to the loop: their settings would be frozen.
-
-        Those of other threads train another model meanwhile.
-        """
-        known = {id(one) for one in self._program.holdings.optimizers.values()}
-
-        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if id(optimizer) not in known:
-                found.append(type(optimizer).__name__)
-
-        def elsewhere(*_: Any) -> None:
-            threads.seen()
-
-        with called_here(note, elsewhere) as hook:
-            handle = ours(register_optimizer_step_pre_hook(hook))
-            try:
-                yield
-            finally:
-                handle.remove()
-
     def _gradients(self) -> list[tuple[int, int]]:
         """Return the identity of each gradient that exists, and how often it was written."""
         found = (parameter.grad for parameter in self._program.holdings.parameters().values())
@@ -372,7 +351,7 @@ class StepAuditor:
 
     def _settings(self) -> list[Any]:
         optimizers = self._program.holdings.optimizers.values()
-        return [(frozen(one), rates(one)) for one in optimizers]
+        return [(frozen_settings(one), learning_rates(one)) for one in optimizers]
 
     def moved_outside(self, *call: Any) -> list[Obstacle]:
         """Note what the step reads in Python and somebody changed since the last look; twice is too often."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.checks import checks_surrounded
+from hotloop._torch.checks import codes_of
 from hotloop._torch.dispatch import (
     draws_random,
     drops_in_rnn,
@@ -31,22 +31,23 @@ from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import first_after_step, ours
 from hotloop._torch.host_reads import host_read
+from hotloop._torch.sharded import Sharded, shard_of
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
 from hotloop.diagnose.sized_results import remedy_of
 from hotloop.interrupts import interruptible
 from hotloop.step.audit.averaged_model import answered
-from hotloop.step.audit.layouts import not_strided
+from hotloop.step.audit.caught import check_running
 from hotloop.step.audit.listener import Listener
 from hotloop.step.audit.silent_reads import silent_reads
+from hotloop.step.audit.values import not_strided
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.state.storages import Memory
+from hotloop.step.state.holdings import Holdings, Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hotloop.step.audit.findings import AuditFindings
-    from hotloop.step.state.holdings import Holdings
 
 _SET_UP = 0.02
 """Seconds from which on an operation waited for a library's set-up or the device: a launch takes microseconds."""
@@ -65,6 +66,7 @@ _MATRIX_PRODUCTS = frozenset(
     )
 )
 _MOVE_IT_OUT = "move it out of the step: return the tensor, and read it outside the step, every so many steps"
+_CAUGHT = "; `try` around it may catch what this check raises: "
 _COPY_IT_OUT = "return the tensor, and copy it outside the step"
 _READ_ON_HOST = "a value is read on the host"
 _INTO_IT = "write into the memory that it has: tensor.data.copy_(...), .mul_(), .clamp_()"
@@ -117,14 +119,19 @@ class OpTrace:
     ) -> None:
         self.seen = listener.seen
         self._holdings, self._device, self._listener = holdings, device, listener
-        self._gradients = {_memory(one): name for name, one in holdings.gradients().items() if one is not None}
+        self._gradients: dict[int, set[str]] = {}
+        """By memory: the gradients in it. FSDP2 lays those of a group into one."""
+        for name, one in holdings.gradients().items():
+            if one is not None:
+                self._gradients.setdefault(_memory(one), set()).add(name)
         known = [*holdings.tensors().values(), *(one for one in holdings.gradients().values() if one is not None)]
         self._known = {_memory(one) for one in known}
         self._inputs = {_memory(one) for one in inputs}
         self._made: set[int] = set()
         self._parameters = {id(one): name for name, one in holdings.parameters().items()}
         self._updates: dict[str, int] = {}
-        self._places_of = collections.Counter(one.data_ptr() for one in holdings.parameters().values())
+        self._sharded = Sharded(holdings.modules.values())
+        self._places_of = collections.Counter(shard_of(one).data_ptr() for one in holdings.parameters().values())
         """How many parameters begin at one place in memory."""
         self._versions: dict[int, int] = {}
         """How often each parameter had been written when it was last known to be the optimizers' alone."""
@@ -137,7 +144,7 @@ class OpTrace:
         self._stepped_already: set[int] = set()
         """Memory of parameters that an optimizer has stepped."""
         self._gradient_found: dict[int, torch.Tensor] = {}
-        self._restored = self._stepping_now = self._checking = 0
+        self._restored = self._stepping_now = 0
         self._named = holdings.objects()
         self._had = Memory(list(self._named.values()))
         self._of_arguments = {_memory(one) for one in inputs if one.device.type == "cpu"}
@@ -177,7 +184,8 @@ class OpTrace:
             self.seen.matrix_dtypes |= {one.dtype for one in tensors_in(*args) if one.is_floating_point()}
         self._look_before(operation, name, args, kwargs)
         if self._gradients:
-            self.seen.read_gradients |= {self._gradients[one] for one in map(_memory, found) if one in self._gradients}
+            for memory in map(_memory, found):
+                self.seen.read_gradients |= self._gradients.get(memory, set())
         if self._stepped_already and not self._stepping_now and torch.is_grad_enabled():
             self.seen.computes_on |= any(one.requires_grad and _memory(one) in self._stepped_already for one in found)
         return list(written_by(operation, args, kwargs))
@@ -211,7 +219,9 @@ class OpTrace:
                 gradient = self._gradient_found.pop(id(one), None)
                 alone = not any(_memory(each) in self._written_besides for each in held)
                 alone = (
-                    alone and self._places_of[one.data_ptr()] == 1 and self._versions.get(id(one)) == version_of(one)
+                    alone
+                    and self._places_of[shard_of(one).data_ptr()] == 1
+                    and self._versions.get(id(one)) == version_of(one)
                 )
                 if gradient is not None and alone and _memory(gradient) not in self._altered:
                     found.add(self._parameters[id(one)])
@@ -230,7 +240,9 @@ class OpTrace:
         if self._stepping_now:  # a captured optimizer is told to stay on the device, another runs outside
             return
         if why := host_read(operation, args, kwargs):
-            self._obstacle(why, _MOVE_IT_OUT, among=self.seen.checks if self._checking else self.seen.obstacles)
+            check, caught = check_running(codes_of(self._listener.checks), trace_step.__code__)
+            caught = caught if self._listener.checks != "skip" else ""
+            self._obstacle(f"{why}{_CAUGHT if caught else ''}{caught}", _MOVE_IT_OUT, check=check and not caught)
         elif is_higher_order(operation):
             writes = name.endswith("_mutation")  # into its arguments; it has no schema that says into which
             self._obstacle(f"{_CALLS_FUNCTIONS}: {operation.name()}", _COMPILE_IT, not_repeatable=writes)
@@ -282,22 +294,11 @@ class OpTrace:
             self._obstacle(
                 "the step writes into its own argument", "work on a copy: x = x.clone()", not_repeatable=True
             )
-        elif memory not in self._known and memory not in self._made:
+        elif memory not in self._known and memory not in self._made and not self._sharded.is_temporary(memory):
             self._known.add(memory)
             self.seen.written_found.append(tensor.detach())
 
-    @contextlib.contextmanager
-    def _in_check(self) -> Iterator[None]:
-        """Take the reads of a library's check, which a recording leaves out, for no obstacle."""
-        self._checking += 1
-        try:
-            yield
-        finally:
-            self._checking -= 1
-
-    def _obstacle(
-        self, reason: str, hint: str, *, not_repeatable: bool = False, among: list[Obstacle] | None = None
-    ) -> None:
+    def _obstacle(self, reason: str, hint: str, *, not_repeatable: bool = False, check: bool = False) -> None:
         if self.seen.stopped:
             return
         place = user_place()
@@ -310,7 +311,7 @@ class OpTrace:
             hint = spared_by(library) if hint in (_MOVE_IT_OUT, _COPY_IT_OUT) else hint
         elif place is not None:
             hint = remedy_of(reason, linecache.getline(*place)) or hint
-        found = self.seen.obstacles if among is None else among
+        found = self.seen.checks if check else self.seen.obstacles
         file, line = place or (None, None)
         if all((one.file, one.line) != (file, line) for one in found):
             found.append(Obstacle(reason, hint, file, line, not_repeatable))
@@ -327,8 +328,7 @@ class OpTrace:
             )
         ]
         try:
-            checks = checks_surrounded(self._in_check) if self._listener.skips_checks else contextlib.nullcontext()
-            with silent_reads(self._reads), replaced(torch.random, "fork_rng", self._forking), checks:
+            with silent_reads(self._reads), replaced(torch.random, "fork_rng", self._forking):
                 yield
         finally:
             for handle in handles:
@@ -394,6 +394,7 @@ def own_place() -> tuple[str, int] | None:
 
 def _memory(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's memory, which tells tensors apart."""
+    tensor = shard_of(tensor)
     if tensor.layout != torch.strided:
         return id(tensor)
     return tensor.untyped_storage().data_ptr() or id(tensor)

@@ -26,8 +26,8 @@ class Pad:
     Args:
         dim: the dimension that varies; a negative number counts from the last.
         value: the value of the padding.
-        to: the sizes to pad to; a larger argument stays as it is. With None the loop chooses them from the batches that
-            it is given to look at: up to four multiples of 8 that waste the least padding on these batches.
+        to: the sizes to pad to; a larger argument stays as it is. With None the loop chooses them from its
+            ``batches=``: up to four multiples of 8 that need the least padding.
 
     Raises:
         ConfigError: a value does not fit.

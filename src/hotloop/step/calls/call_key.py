@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import bisect
 import enum
+import itertools
 import numbers
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hotloop._torch.ambient import function_modes, saved_tensors_hooks
+from hotloop._torch.ambient import function_modes, matmul_precision, saved_tensors_hooks
 from hotloop._torch.dynamo import attributes_of
 from hotloop._torch.places import span_of
+from hotloop._torch.sharded import shard_of
 from hotloop.measure import Unhashed, flatten, signature
 from hotloop.step.guard.fingerprint import SCALARS
 from hotloop.step.naming import with_article
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.state.precision import matmul_precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -131,6 +132,7 @@ class Regions:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the addresses where a tensor's memory begins and ends; twice 0 if it has none with an address."""
+    tensor = shard_of(tensor)
     try:
         begins = tensor.data_ptr()
         if not begins:
@@ -190,9 +192,16 @@ def key_of(signature: Signature, aliasing: Aliasing, parts: Parts) -> Hashable:
         aliasing: which arguments are one tensor, or share memory.
         parts: parameters, of which the key holds whose gradient exists, and modules, of which it holds the mode.
     """
+    return signature, aliasing, *modes_of(parts), ambient_modes()
+
+
+def modes_of(parts: Parts) -> tuple[tuple[Any, ...], ...]:
+    """Return whose gradient exists, which modules train, and what wrappers for several processes send and reduce."""
     gradients = tuple([parameter.grad is None for parameter in parts.parameters()])
     modes = tuple([module.training for module in parts.modules()])
-    return signature, aliasing, gradients, modes, ambient_modes()
+    wrappers = parts.wrappers()
+    syncs = [(one.require_forward_param_sync, one.require_backward_grad_sync) for one in wrappers] if wrappers else ()
+    return gradients, modes, (*itertools.chain(*syncs), *parts.sharded().settings())
 
 
 FRESH = 16

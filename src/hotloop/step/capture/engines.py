@@ -159,7 +159,7 @@ class _CudaRecording:
         # Only forbidden calls of this thread end the capture: a data loader's thread may go on pinning memory.
         self._graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
 
-    def cut(self) -> Segment:
+    def cut(self, ready: Callable[[], None]) -> Segment:
         graph = self._graph
         assert graph is not None
         with self._empty_allowed():
@@ -169,6 +169,7 @@ class _CudaRecording:
         reserved, allocated = (now - then for now, then in zip(self._taken(), self._before, strict=True))
         self._pool.nbytes += max(0, reserved)
         self._pool.idle += max(0, reserved - max(0, allocated))
+        ready()
         torch.cuda.synchronize(self._side.device)
         began = time.perf_counter()
         graph.replay()

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.hooks import gradient_hooks, hooks_of_gradients
-from hotloop.step.state.storages import Views, view_of
+from hotloop.step.state.holdings import Holdings, Views, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hotloop.step.capture.optimizers import Recorded
-    from hotloop.step.state.holdings import Holdings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,13 +13,17 @@ import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.foreach import copies
 from hotloop._torch.places import span_of
-from hotloop.step.guard.optimizer_settings import frozen
+from hotloop._torch.sharded import is_spread, shard_of
+from hotloop.step.guard.compare import frozen_settings
+
+if TYPE_CHECKING:
+    from hotloop.step.context import Context
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Recorded by their fused kernel, which takes learning rate and step count from the device on CPU and GPU alike."""
@@ -44,11 +48,13 @@ def recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
         return "" if device.type == "cuda" else f"{kind.__name__} is capturable on a GPU only"
     if kind not in _FUSED:
         return f"{kind.__name__} is not known to run without the host"
-    return _no_fused_kernel(optimizer, device)
-
-
-def _no_fused_kernel(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if kind is torch.optim.SGD and any(map(is_spread, parameters)):
+        return "torch's fused SGD kernel takes no sharded parameters: Adam's and AdamW's do"
+    return _no_fused_kernel(optimizer, parameters, device)
+
+
+def _no_fused_kernel(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], device: torch.device) -> str:
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable=True has no fused kernel"
     if any(one.device.type != device.type or not one.is_floating_point() for one in parameters):
@@ -59,7 +65,8 @@ def _no_fused_kernel(optimizer: torch.optim.Optimizer, device: torch.device) -> 
         return (
             "some of its state, or a gradient, has other strides than its parameter, and a fused kernel knows but one"
         )
-    if any(one.layout == torch.strided and one.numel() and span_of(one) != one.numel() for one in parameters):
+    held = [*map(shard_of, parameters)]
+    if any(one.layout == torch.strided and one.numel() and span_of(one) != one.numel() for one in held):
         return "a parameter is a slice with gaps (weight[:, ::2]), and a fused kernel writes into these"
     # torch 2.13 loses the update in its vectorised kernel. A user who asked for that kernel has the fault in eager too.
     asked = all(group.get("fused") for group in optimizer.param_groups)
@@ -98,7 +105,7 @@ class Recorded:
             for group in optimizer.param_groups
         ]
         self._last = [float(group["lr"]) for group in optimizer.param_groups]
-        self._frozen, self._step = frozen(optimizer), self._step_now()
+        self._frozen, self._step = frozen_settings(optimizer), self._step_now()
 
     def _step_now(self) -> tuple[Any, ...]:
         """Return the functions that run as the optimizer's step; a user may replace them."""
@@ -124,7 +131,7 @@ class Recorded:
         """Return the name of a setting that differs from the frozen one; empty if none does."""
         if self._step_now() != self._step:
             return f"the class of {type(self.optimizer).__name__}, or its step"
-        now = frozen(self.optimizer)
+        now = frozen_settings(self.optimizer)
         if now == self._frozen:
             return ""
         if len(now) != len(self._frozen):
@@ -223,8 +230,9 @@ def step_again(
         each parameter after the step, and the optimizer's state of the parameter.
     """
     copied = {}
-    there = [gradient.detach().to(one.device) for one, gradient in zip(parameters, gradients, strict=True)]
-    for parameter, values, gradient in zip(parameters, copies(list(parameters)), copies(there), strict=True):
+    there = [shard_of(gradient).detach().to(one.device) for one, gradient in zip(parameters, gradients, strict=True)]
+    own_values = copies([*map(shard_of, parameters)])
+    for parameter, values, gradient in zip(parameters, own_values, copies(there), strict=True):
         copied[id(parameter)] = torch.nn.Parameter(values)
         copied[id(parameter)].grad = gradient
     # Not a copy of the optimizer: that would convert its state, and have its hooks.
@@ -237,7 +245,7 @@ def step_again(
     again.param_groups = [group for group in groups if group["params"]]
     again.state = collections.defaultdict(dict)
     states = [optimizer.state.get(parameter, {}) for parameter in parameters]
-    own = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    own = [shard_of(value) for state in states for value in state.values() if isinstance(value, torch.Tensor)]
     own_copies = iter(copies(own))
     for parameter, state in zip(parameters, states, strict=True):
         again.state[copied[id(parameter)]] = {
@@ -281,3 +289,45 @@ def with_host_step_counts(optimizer: torch.optim.Optimizer, document: dict[str, 
         for index, entry in document["state"].items()
     }
     return {**document, "state": state}
+
+
+class RecordedOptimizers:
+    """The optimizers of a loop, some of whose step counts recordings move to the device.
+
+    Attributes:
+        outside: names of the optimizers that were left out of recordings.
+        hooks: handles of the hooks that keep their checkpoints as eager writes them; to be removed at the end.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.outside: set[str] = set()
+        optimizers = context.holdings.optimizers.values()
+        self.hooks = [optimizer.register_state_dict_post_hook(with_host_step_counts) for optimizer in optimizers]
+
+    def outside_of(self, stepped: Iterable[str]) -> set[str]:
+        """Name the stepped optimizers that run outside of a recording, and log why."""
+        names = self.outside & set(stepped)
+        for name in stepped:
+            why = recordable(self._context.holdings.optimizers[name], self._context.device)
+            if why and name not in names:
+                names.add(name)
+                self._context.reports.say_once(f"{name} runs outside the captured step: {why}")
+        return names
+
+    def why_outside(self, stepped: Iterable[str]) -> str:
+        """Say why a stepped optimizer runs outside of a recording; empty where none does."""
+        names = self.outside_of(stepped)
+        reasons = [recordable(self._context.holdings.optimizers[name], self._context.device) for name in names]
+        return next(filter(None, reasons), "its settings change again and again") if names else ""
+
+    def run_outside(self, name: str, why: str) -> None:
+        """Leave an optimizer out of recordings from now on."""
+        self.outside.add(name)
+        self._context.reports.say_once(f"{name} runs outside the captured step from now on: {why}")
+
+    def return_step_counts(self) -> None:
+        """Move the step counts back to where eager keeps them."""
+        if self._context.engine is not None:
+            for optimizer in self._context.holdings.optimizers.values():
+                return_step_counts(optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,14 @@ from hotloop.interrupts import interruptible
 from hotloop.measure import flatten, unflatten
 from hotloop.step.audit.averaged_model import answered
 from hotloop.step.calls.call_key import Regions, shared
-from hotloop.step.capture.inputs import Inputs
+from hotloop.step.capture.in_and_out import Inputs, Results
 from hotloop.step.capture.invariants import Change, Frozen
 from hotloop.step.capture.optimizers import Recorded, furthest_rounded, move_step_counts
-from hotloop.step.capture.results import Results
+from hotloop.step.capture.outside import AS_FOUND, OutsideCall, OutsideHooks, bind
 from hotloop.step.guard.compare import Watch
-from hotloop.step.state.storages import Memory
+from hotloop.step.state.holdings import Memory
+from hotloop.step.state.trial_run import alone, copied
+from hotloop.step.state.undo import ForwardSyncs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,34 +30,12 @@ if TYPE_CHECKING:
     from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.engine import Engine, Recording, Segment
     from hotloop.step.state.program import Call, Program
+    from hotloop.step.state.trial_run import Ready
 
-_AS_FOUND: Any = object()
-"""In place of a gradient that the step found and left alone: another model's, which a replay must not put back."""
 _tensor: Any = torch.Tensor
 _gradient = _tensor.grad.__get__  # mapped over all parameters before each replay
 _recorded_gradients: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
 """By id: gradients in memory that recordings share."""
-
-
-@dataclasses.dataclass
-class _OutsideCall:
-    """An optimizer step between two segments: the gradients that it reads, its arguments, and a GradScaler's values."""
-
-    optimizer: torch.optim.Optimizer
-    gradients: list[Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    attributes: dict[str, Any]
-
-    def run(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        _bind(parameters, self.gradients)
-        try:
-            for name, value in self.attributes.items():
-                setattr(self.optimizer, name, value)
-            self.optimizer.step(*self.args, **self.kwargs)
-        finally:
-            for name in self.attributes:
-                vars(self.optimizer).pop(name, None)
 
 
 class CapturedStep:
@@ -84,18 +64,18 @@ class CapturedStep:
         self._shared = self._shared_now()
         self._unread = [None if name in seen.read_gradients else parameter.grad for name, parameter in named.items()]
         self._frozen = Frozen(program.holdings, recorded)
-        self._parts: list[Segment | _OutsideCall] = []
+        self._parts: list[Segment | OutsideCall] = []
         self._inputs: Inputs | None = None
         self._results: Results | None = None
         self._regions, self._inside = Regions([]), list[int]()
         self._end: list[Any] = []
-        """The gradients after the step, by parameter: a tensor, None, or ``_AS_FOUND``."""
+        """The gradients after the step, by parameter: a tensor, None, or ``AS_FOUND``."""
         self._end_memory = Memory([])
         self._left_alone: list[int] = []
         self._on_host = seen.on_host
         self._watch: Watch | None = None
         self._reads_of_python = seen.read.reads if seen.read is not None else None
-        self._parts_done = 0
+        self._parts_done, self._syncs = 0, ForwardSyncs(program.holdings)
         self.gradients_at_step: dict[str, torch.Tensor] = {}
         self.in_users_code = False
         self.first_seconds: float | None = None
@@ -114,15 +94,16 @@ class CapturedStep:
                     recorded.copy_(parameter.grad)
         self.save_others()
         for part in self._parts:
-            self.in_users_code = isinstance(part, _OutsideCall)
-            if isinstance(part, _OutsideCall):
+            self.in_users_code = isinstance(part, OutsideCall)
+            if isinstance(part, OutsideCall):
                 part.run(self._parameters)
             else:
                 part.replay()
             self._parts_done += 1
         self.in_users_code = False
         self._end_memory.restore()
-        _bind(self._parameters, self._end)
+        bind(self._parameters, self._end)
+        self._syncs.restore()
         return self.result(leaves)
 
     def save_others(self) -> None:
@@ -158,7 +139,7 @@ class CapturedStep:
                 theirs = parameter.grad
                 if index in self._results.gradients:  # the caller holds it, and may change it in place
                     continue
-                if ours is not None and ours is not _AS_FOUND and theirs is not None and ours is not theirs:
+                if ours is not None and ours is not AS_FOUND and theirs is not None and ours is not theirs:
                     ours.copy_(theirs)
                     parameter.grad = ours
 
@@ -195,10 +176,10 @@ class CapturedStep:
         return shared([gradient for gradient in gradients if gradient is not None])
 
     def gradients(self) -> list[Any]:
-        """While recording: return the gradients as they are now, with ``_AS_FOUND`` for those left alone so far."""
+        """While recording: return the gradients as they are now, with ``AS_FOUND`` for those left alone so far."""
         now = [parameter.grad for parameter in self._parameters]
         pairs = zip(now, self._unread, strict=True)
-        return [_AS_FOUND if own is found and found is not None else own for own, found in pairs]
+        return [AS_FOUND if own is found and found is not None else own for own, found in pairs]
 
     def of_its_own(self, leaves: Sequence[Any]) -> int | None:
         """Return the number of an argument that shares memory with what the step may change, and did not before.
@@ -220,7 +201,8 @@ class CapturedStep:
         self._regions = Regions([*own, *(gradient for _, gradient in self._reads)])
         self._inside = self._regions.of(leaves)
         self._end, self._unread = self.gradients(), []
-        self._left_alone = [index for index, gradient in enumerate(self._end) if gradient is _AS_FOUND]
+        self._syncs.save()
+        self._left_alone = [index for index, gradient in enumerate(self._end) if gradient is AS_FOUND]
         made = {index: gradient for index, gradient in enumerate(self._end) if isinstance(gradient, torch.Tensor)}
         self._results = Results(result, program, inputs.leaves, made, self._left_alone, self._on_host)
         self._end_memory = Memory(list(made.values()))
@@ -228,12 +210,12 @@ class CapturedStep:
         if self._reads_of_python is not None:
             self._watch = Watch(self._reads_of_python, self.recorded)
 
-    def record(self, recording: Recording, run: Callable[[], Any]) -> Any:
-        """Run the step while it is recorded."""
+    def record(self, recording: Recording, run: Callable[[], Any], executes: Callable[[], None]) -> Any:
+        """Run the step while it is recorded; ``executes`` is called before what was recorded is executed."""
         try:
-            with self._optimizers(recording), own_autocast_cache(compiled=self.program.compiled()):
+            with self._optimizers(recording, executes), own_autocast_cache(compiled=self.program.compiled()):
                 result = interruptible(run)
-            self._parts.append(recording.cut())
+            self._parts.append(recording.cut(executes))
         except BaseException:
             recording.abandon()
             raise
@@ -242,7 +224,7 @@ class CapturedStep:
         return result
 
     @contextlib.contextmanager
-    def _optimizers(self, recording: Recording) -> Iterator[None]:
+    def _optimizers(self, recording: Recording, executes: Callable[[], None]) -> Iterator[None]:
         """While recording: recorded optimizers read the device, the others are called between two segments."""
         names = {id(parameter): path for path, parameter in self.program.holdings.parameters().items()}
 
@@ -255,45 +237,10 @@ class CapturedStep:
                     stack.enter_context(self.recorded[name].on_device())
                     stack.callback(optimizer.register_step_pre_hook(note_gradients).remove)
                 else:
-                    hooks = _OutsideHooks(self, recording, self._parts, note_gradients)
+                    hooks = OutsideHooks(self, recording, self._parts, note_gradients, executes)
                     stack.callback(optimizer.register_step_pre_hook(hooks.enter).remove)
                     stack.callback(optimizer.register_step_post_hook(hooks.leave).remove)
             yield
-
-
-class _OutsideHooks:
-    """The hooks of an optimizer outside of the recording: a segment ends before its step, and the next begins after it.
-
-    A subclass may call ``super().step()``, and torch runs the hooks of both calls: only the outermost call counts.
-    """
-
-    def __init__(
-        self,
-        captured: CapturedStep,
-        recording: Recording,
-        parts: list[Segment | _OutsideCall],
-        note_gradients: Callable[..., None],
-    ) -> None:
-        self._captured, self._recording, self._parts = captured, recording, parts
-        self._note_gradients = note_gradients
-        self._depth = 0
-
-    def enter(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """End a segment, and note the call."""
-        self._depth += 1
-        if self._depth > 1:
-            return
-        self._note_gradients(optimizer, args, kwargs)
-        self._parts.append(self._recording.cut())
-        # A GradScaler hands these to a fused optimizer as attributes, for the time of the call.
-        scaler = {name: getattr(optimizer, name) for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)}
-        self._parts.append(_OutsideCall(optimizer, self._captured.gradients(), args[1:], dict(kwargs), scaler))
-
-    def leave(self, *_: Any) -> None:
-        """Begin the next segment."""
-        self._depth -= 1
-        if self._depth == 0:
-            self._recording.resume()
 
 
 def prepare(program: Program, seen: AuditFindings, outside: set[str]) -> None:
@@ -322,7 +269,14 @@ def recorded_kernels(program: Program, seen: AuditFindings, outside: set[str]) -
 
 
 def capture(  # noqa: PLR0913 - what is recorded, by what, and how
-    program: Program, engine: Engine, seen: AuditFindings, outside: set[str], call: Call, *, reports_capturing: bool
+    program: Program,
+    engine: Engine,
+    seen: AuditFindings,
+    outside: set[str],
+    call: Call,
+    *,
+    reports_capturing: bool,
+    ready: Ready = alone,
 ) -> tuple[CapturedStep, Any]:
     """Run a step once and record it.
 
@@ -333,6 +287,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
         outside: names of the optimizers that run between segments.
         call: the step's arguments.
         reports_capturing: the answer to code that asks whether a capture is going on.
+        ready: decides whether what was recorded is executed; asked once, where there are other processes.
 
     Returns:
         The recording; and what the step returned, in tensors that no replay overwrites.
@@ -341,21 +296,41 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
         Exception: whatever the step or the engine raised. Nothing is recorded then. The caller has to undo what the
             step has done in Python. On a GPU nothing was executed but optimizers outside of the recording.
     """
-    recorded = {
-        name: Recorded(optimizer, program.device) for name, optimizer in _inside(program, seen, outside).items()
-    }
-    captured = CapturedStep(program, seen, recorded, launched=engine.launches)
     leaves, structure = flatten(call)
-    inputs = Inputs(leaves, program.device)
-    inputs.fill(leaves)
+    captured, inputs = copied(functools.partial(_prepared, program, engine, seen, outside, leaves), ready)
     static_args, static_kwargs = unflatten(structure, inputs.leaves)
-    with answered(program.holdings.modules), checks_left_out() if seen.checks else contextlib.nullcontext():
-        result = captured.record(
-            engine.begin(program.device, reports_capturing=reports_capturing),
-            lambda: program.step(*static_args, **static_kwargs),
-        )
+    asked = False
+
+    def executes() -> None:
+        nonlocal asked
+        asked = True
+        ready.recorded(None)
+
+    try:
+        with answered(program.holdings.modules), checks_left_out() if seen.checks else contextlib.nullcontext():
+            result = captured.record(
+                engine.begin(program.device, reports_capturing=reports_capturing),
+                lambda: program.step(*static_args, **static_kwargs),
+                executes,
+            )
+    except Exception as error:
+        if not asked:
+            ready.recorded(error)
+        raise
     captured.finish(inputs, leaves, result)
     return captured, captured.result(leaves)
+
+
+def _prepared(
+    program: Program, engine: Engine, seen: AuditFindings, outside: set[str], leaves: list[Any]
+) -> tuple[CapturedStep, Inputs]:
+    """Make what a recording needs before it begins: an empty one, and the tensors that the arguments are copied to."""
+    inside = _inside(program, seen, outside).items()
+    recorded = {name: Recorded(optimizer, program.device) for name, optimizer in inside}
+    captured = CapturedStep(program, seen, recorded, launched=engine.launches)
+    inputs = Inputs(leaves, program.device)
+    inputs.fill(leaves)
+    return captured, inputs
 
 
 @contextlib.contextmanager
@@ -385,10 +360,3 @@ def gradients_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dic
         for parameter in group["params"]
         if parameter.grad is not None
     }
-
-
-def _bind(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[Any]) -> None:
-    """Set the parameters' gradients: to a tensor, to None, or not at all (``_AS_FOUND``)."""
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not _AS_FOUND and parameter.grad is not gradient:
-            parameter.grad = gradient

@@ -93,7 +93,7 @@ class Changes:
         if self._blind:
             return [self._unseen(not_repeatable=True)]
         obstacles = self._too_much(self._before)
-        for name in differences(before, self._before) if before else ():
+        for name in differences(before, self._before, freed=False) if before else ():
             self._moving[name] = self._moving.get(name, 0) + 1
             if self._moving[name] > 1:
                 obstacles.append(Obstacle(f"the step reads {name}, which changes from step to step", _AS_ARGUMENT))
@@ -181,7 +181,8 @@ class Changes:
         modules = self._program.holdings.modules.items()
         buffers = {f"{root}.{path}" for root, module in modules for path, _ in module.named_buffers()}
         found = []
-        for name in differences(before, after)[:3]:
+        # Python frees an object that the step no longer reads when it likes, so within a step too.
+        for name in differences(before, after, freed=False)[:3]:
             now = after.get(name)
             hint = SCHEDULE_OUTSIDE if isinstance(now, tuple) and now[:1] == ("schedule",) else RETURN_IT
             if isinstance(now, Same) and now.is_tensor:

@@ -21,19 +21,31 @@ if TYPE_CHECKING:
     from hotloop.step.guard.read_set import Holder, ReadSet
 
 
+FREED: Any = object()
+"""Stands for what an object held that Python has freed."""
+_OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
+"""Entries of a parameter group that the step does not read."""
+
+
 def objects_in(leaves: Iterable[Any]) -> list[Any]:
     """Return the arguments that have attributes of their own, which a key tells by identity only."""
     return [one for one in leaves if not isinstance(one, (torch.Tensor, *SCALARS))]
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Name what differs, down to the item of a container, in the order of the later look."""
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], *, freed: bool = True) -> list[str]:
+    """Name what differs, down to the item of a container, in the order of the later look.
+
+    Args:
+        before: what one look found.
+        after: what a later look found.
+        freed: name what an object held that Python has freed since.
+    """
     if before is after:
         return []
     found = []
     for name in (*after, *(name for name in before if name not in after)):
         one, other = before.get(name, ABSENT), after.get(name, ABSENT)
-        if one != other:
+        if one != other and (freed or other is not FREED):
             found.append(f"{name}{differs_at(one, other)}")
     return found
 
@@ -62,6 +74,8 @@ class Watch:
 
     def __init__(self, reads: ReadSet, recorded: Collection[str] | None = None) -> None:
         self.reads, self._recorded = reads, recorded
+        self._names: dict[int, dict[str, str]] = {}
+        """What the values of each holder are called. Those of a freed object keep their names to themselves."""
         self._look()
 
     def changed(self) -> str:
@@ -96,9 +110,11 @@ class Watch:
         self.found: dict[str, Any] = {}
         self.strangers: dict[str, Any] = {}
         self._alike = collections.Counter[str]()
-        self._names: dict[int, dict[str, str]] = {}
         self._values = values = Fingerprints(self.reads.held)
-        holders = [one for one in self.reads.holders.values() if one.owner is not None]
+        owned = [(one, one.owner) for one in self.reads.holders.values()]  # so that none is freed during the look
+        holders = [one for one, owner in owned if owner is not None]
+        freed = [self._names.get(id(one), {}) for one, owner in owned if owner is None]
+        self.found |= {name: FREED for names in freed for name in names.values()}
         with self.reads.accumulators.chosen():
             read = [(holder, self._read(holder)) for holder in holders]
         for table, owner in self.reads.hooks.values():
@@ -202,3 +218,34 @@ def _trained_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple | dict) and depth < 4 and len(value) < 1000:  # noqa: PLR2004 - seldom more
         for item in value.values() if isinstance(value, dict) else value:
             yield from _trained_in(item, depth + 1)
+
+
+def frozen_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return what a recording freezes of each parameter group: all but the learning rate, which is a tensor there."""
+    left_out = {"params", "lr", *_OF_SCHEDULERS}
+    return [
+        {
+            **{key: _comparable(value) for key, value in group.items() if key not in left_out},
+            "params": tuple(id(one) for one in group["params"]),
+            "lr": id(group["lr"]) if isinstance(group.get("lr"), torch.Tensor) else None,
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def learning_rates(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return the learning rate of each parameter group, to compare; None where a group has none (a sign optimizer)."""
+    found = (group.get("lr") for group in optimizer.param_groups)
+    return [rate.tolist() if isinstance(rate, torch.Tensor) else _comparable(rate) for rate in found]
+
+
+def _comparable(value: Any) -> Any:
+    """Return a comparable copy of a setting, since a list may be changed in place; tensors compare by identity."""
+    if isinstance(value, torch.Tensor):
+        return id(value)
+    if fingerprint.is_array(value):
+        content = fingerprint.content_of(value)  # a large one is too much to read before each replay
+        return id(value) if isinstance(content, fingerprint.Unwatchable) else content
+    if isinstance(value, dict):
+        return {key: _comparable(one) for key, one in value.items()}
+    return type(value)(map(_comparable, value)) if type(value) in (list, tuple, set) else value

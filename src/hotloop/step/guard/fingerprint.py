@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.step.state.storages import view_of
+from hotloop.step.guard.users import is_users_object
+from hotloop.step.state.holdings import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +43,6 @@ _ITEMS, _NESTED = 200, 4
 """Of a container in an object of a library: the most items, and containers in one another, that are looked at."""
 _READERS = frozenset({"get", "items", "keys", "values", "index", "count", "__getitem__", "__contains__", "__len__"})
 """Methods of containers by which a step may hold one to read it."""
-_LIBRARIES = ("torch", "numpy", "builtins", "hotloop", "logging", "threading", "lightning", "tqdm", "rich")
 
 
 class Same:
@@ -172,6 +172,9 @@ class Fingerprints:
         if isinstance(value, set | frozenset):
             self.sets.append(value)
             return "set", frozenset(value)
+        if isinstance(value, weakref.ref) and (referent := _referent(value)) is not None:
+            self.computed.append(functools.partial(_referent, value))
+            return referent
         parts = parts_of(value)
         if parts is None:
             if (state := state_of(value)) is not None:
@@ -196,9 +199,21 @@ def parts_of(value: Any) -> Parts | None:
     return next((parts(value) for kind, parts in _PARTS if isinstance(value, kind)), None)
 
 
+def _referent(reference: weakref.ref[Any]) -> Same | None:
+    """Return what stands for an object that is known by its attributes, without keeping it, as the program does not."""
+    value = reference()
+    known_otherwise = isinstance(value, (*SCALARS, torch.Tensor)) or parts_of(value) is not None
+    return None if known_otherwise or state_of(value) is not None else Same(value)
+
+
 def _of_mapping(value: Any) -> Parts | None:
     if "__builtins__" in value:  # what code that was made of a text has for globals
         return None
+    if isinstance(value, weakref.WeakValueDictionary):
+        return [(one, f"[{key_of(one.key)}]") for one in value.valuerefs() if one() is not None]
+    if isinstance(value, weakref.WeakKeyDictionary):
+        refs = {id(one()): one for one in value.keyrefs()}
+        return [part for key, item in value.items() for part in ((item, f"[{key_of(key)}]"), (refs[id(key)], "'s key"))]
     items = list(itertools.islice(value.items(), _ENTRIES))
     found = [(item, f"[{key_of(key)}]") for key, item in items]
     found += [(key, "'s key") for key, _ in items if not isinstance(key, (*SCALARS, tuple))]
@@ -366,29 +381,3 @@ def _position_of(value: Any) -> Any:
         return "written up to", -1 if value.closed else value.tell()
     iterates = isinstance(value, collections.abc.Iterator) and not isinstance(value, io.IOBase)
     return Unknown() if iterates and not is_users_object(value) else None
-
-
-def is_users_object(value: Any) -> bool:
-    """Return whether a value is looked into by its attributes."""
-    if isinstance(value, type | types.ModuleType | torch.optim.Optimizer):
-        return False
-    return type(value).__module__.partition(".")[0] not in _LIBRARIES and (
-        hasattr(value, "__dict__") or bool(slots_of(type(value)))
-    )
-
-
-def is_users_class(cls: type) -> bool:
-    """Return whether the attributes of a class are looked at: those of Python's own classes and of torch's are not."""
-    top = cls.__module__.partition(".")[0]
-    return top not in _LIBRARIES and top not in sys.stdlib_module_names
-
-
-def slots_of(cls: type) -> tuple[str, ...]:
-    """Return the attributes that a class keeps in slots."""
-    return tuple(
-        name
-        for base in cls.__mro__
-        if is_users_class(base)
-        for name, member in vars(base).items()
-        if isinstance(member, types.MemberDescriptorType)
-    )

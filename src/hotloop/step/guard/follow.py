@@ -22,12 +22,10 @@ from hotloop.step.guard import bytecode
 from hotloop.step.guard.bytecode import Names, names_of
 from hotloop.step.guard.fingerprint import (
     SCALARS,
-    is_users_class,
-    is_users_object,
     parts_of,
-    slots_of,
 )
 from hotloop.step.guard.read_set import ReadSet, closure_of, content_of_cell, slots_view
+from hotloop.step.guard.users import is_users_class, is_users_object, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

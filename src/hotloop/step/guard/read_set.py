@@ -13,19 +13,21 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from hotloop._torch.dynamo import is_mark
 from hotloop._torch.module import get_entry
 from hotloop.compiling.control import MethodEntry
-from hotloop.step.guard.fingerprint import ABSENT, Fingerprints, is_plain, is_users_object
-from hotloop.step.state.holdings import EVERY_OPTIMIZERS
+from hotloop.step.guard.fingerprint import ABSENT, Fingerprints, is_plain
+from hotloop.step.guard.users import is_users_object
+from hotloop.step.state.holdings import EVERY_OPTIMIZERS, Holdings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from hotloop._torch.hooks import Accumulators
-    from hotloop.step.state.holdings import Holdings
 
+_SYNCS = ("require_forward_param_sync", "require_backward_grad_sync")
 _EVERY_MODULES = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has, which are looked at as what they are: parameters, hooks, the mode."""
 _OURS = "_hotloop"
@@ -157,6 +159,8 @@ class Holder:
             return True
         if key in _EVERY_MODULES:
             return key in self.read and key == "training"
+        if key in _SYNCS and issubclass(self.kind, DistributedDataParallel):
+            return False  # a part of a call's key; what a forward sets, replays set as well
         value = self.fields.get(key)
         routed = isinstance(value, MethodEntry) or (value is not None and value is get_entry(self.owner))
         return not routed and not key.startswith(_OURS)
@@ -207,10 +211,11 @@ class ReadSet:
                 holder.first[key] = ABSENT if ours else Fingerprints(self.held).of(value)
 
     def joined(self, other: ReadSet) -> ReadSet:
-        """Return what this run or a later one has read."""
+        """Return what this run or a later one has read, without the objects that are freed."""
         made = ReadSet(other.holdings, other.accumulators)
-        for key in {**self.holders, **other.holders}:
-            ours, theirs = self.holders.get(key), other.holders.get(key)
+        living = {key: one for key, one in self.holders.items() if one.owner is not None}
+        for key in {**living, **other.holders}:
+            ours, theirs = living.get(key), other.holders.get(key)
             made.holders[key] = ours.joined(theirs) if ours is not None else theirs.joined(None)  # type: ignore[union-attr]
         made.hooks, made.others = {**self.hooks, **other.hooks}, {**self.others, **other.others}
         return made

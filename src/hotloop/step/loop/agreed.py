@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any
 
+from hotloop.errors import StepLostError
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.ranks.peers import Vote
+from hotloop.step.ranks.peers import AS_MANY, About, Vote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from hotloop.step.tiers import Tier
 
 EVERY = 32
-"""Steps between two votes on whether the tier still runs in every process: where it failed in one, all leave it."""
+"""Calls between two votes on whether the tier still runs in every process: where it failed in one, all leave it."""
 GIVE_UP = 64
 """Votes without a proof after which a tier is given up: no shape came a second time in all processes at once."""
-_HINT = "see the log of the process that it failed in"
-_PAD = "pad batches to a few sizes (buckets=), and drop a short last one"
+HINT = "see the log of the process that it failed in"
+PAD = "pad batches to a few sizes (buckets=), and drop a short last one"
 
 
 class AgreedStep:
@@ -41,25 +42,29 @@ class AgreedStep:
         audit: Callable[[Signature, Any], Any],
         to_be_audited: Callable[[], bool],
     ) -> None:
-        assert step.context.peers is not None
-        self._step, self._peers, self._code, self._rescue = step, step.context.peers, code, rescue
+        peers = step.context.peers
+        assert peers is not None
+        self._step, self._peers, self._code, self._rescue = step, peers, code, rescue
         self._audit, self._to_be_audited = audit, to_be_audited
         self._seen: collections.deque[Signature] = collections.deque(maxlen=GIVE_UP)
-        self._unproved = 0
-        """Votes since the last proof: as many in all processes."""
+        self._unproved = self._calls = 0
+        """Votes since the last proof, and calls: as many in all processes, those that raised included."""
         self._proved: set[Signature] = set()
-        self._asked_for: Tier | None = None
+        # What all of them were asked for: a step whose first call comes after the tier failed here votes nevertheless.
+        self._asked_for: Tier | None = (
+            peers.asked_for if peers.asked_for is not None and peers.asked_for.compiles else None
+        )
 
     def run(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
         """Run a step. Where compiled code of one process has failed, that process is eager until all of them are."""
-        self._asked_for = self._asked_for or (tier if tier.compiles else None)
         if self._asked_for is None:
             return run()
-        if self._asked_for.compiles and self._code.proven(self._asked_for.base):
-            return self._proven(run, tier, inputs, call)
-        return self._towards(run, tier, inputs, call)
+        votes, self._calls = self._calls % EVERY == 0, self._calls + 1
+        if self._code.proven(self._asked_for.base):
+            return self._proven(run, tier, inputs, call, votes=votes)
+        return self.towards(run, tier, inputs, call)
 
-    def _towards(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
+    def towards(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
         """Run an agreed step: audited, or run both ways by all processes, or eager in all of them."""
         step = self._step
         agreed = self._peers.agree(self._readiness(tier, inputs))
@@ -67,7 +72,7 @@ class AgreedStep:
         self._unproved += 1
         if agreed is Vote.NEVER:
             ours = step.not_repeatable or self._too_many_shapes()
-            self._leave(tier, ours or Obstacle("another process cannot run it", _HINT))
+            self._leave(tier, ours or Obstacle("another process cannot run it", HINT))
             return step.eagerly(run)
         with self._peers.patient():
             if self._to_be_audited():
@@ -76,7 +81,14 @@ class AgreedStep:
                 return step.eagerly(run)
             self._proved.add(inputs)
             self._unproved = 0
-            result = self._code.prove(call, tier)
+            try:
+                result = self._code.prove(call, tier)
+            except StepLostError:
+                raise
+            except Exception:  # the user's own, of a step that stays: the others go on, and ask what it has come to
+                if self._peers.made_all():
+                    self._settle(tier)
+                raise
             self._settle(tier)
         return result
 
@@ -93,30 +105,37 @@ class AgreedStep:
     def _too_many_shapes(self) -> Obstacle | None:
         if self._unproved < GIVE_UP:
             return None
-        return Obstacle(f"in {GIVE_UP} steps no shapes came a second time in all processes at once", _PAD)
+        return Obstacle(f"in {GIVE_UP} steps no shapes came a second time in all processes at once", PAD)
 
     def _settle(self, tier: Tier) -> None:
         """Agree on a proof step: a tier is proven when it is so in all processes, and left when it is wrong in one."""
         step = self._step
         stays = step.context.progress.tier == tier
         mine = Vote.YES if self._code.proven(tier.base) else Vote.NOT_NOW if stays else Vote.NEVER
-        agreed = self._peers.agree(mine)
+        agreed = self._peers.agree(mine, About.OUTCOME)
         if agreed is Vote.NEVER:
-            self._leave(tier, Obstacle("it does not agree with eager in another process", _HINT))
+            self._leave(tier, Obstacle("it does not agree with eager in another process", HINT))
         elif agreed is Vote.NOT_NOW:
             self._code.not_proven(tier.base)
 
-    def _proven(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
+    def _proven(
+        self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any], *, votes: bool
+    ) -> Any:
         step, asked = self._step, self._asked_for
         assert asked is not None
-        if step.context.progress.steps % EVERY == 0:
+        if votes:
             mine = Vote.NOT_NOW if self._code.compiled_anew else Vote.YES
             agreed = self._peers.agree(mine if tier.compiles else Vote.NEVER)
             if agreed is Vote.NEVER:
-                self._leave(asked, Obstacle("it failed in another process", _HINT))
+                self._leave(asked, Obstacle("it failed in another process", HINT))
                 return step.eagerly(run)
             if agreed is Vote.NOT_NOW:
-                return self._again(run, tier, inputs, call)
+                return self.again(run, tier, inputs, call)
+        return self.without_vote(run, tier, inputs)
+
+    def without_vote(self, run: Callable[[], Any], tier: Tier, inputs: Signature) -> Any:
+        """Run compiled code that all processes have proven, else eager, each for itself."""
+        step = self._step
         if self._code.compiled_anew:  # what is not proven does not train; the others' code was, and goes on
             return step.eagerly(run)
         if not tier.compiles or inputs not in self._proved:
@@ -124,29 +143,25 @@ class AgreedStep:
             if tier.compiles:
                 step.context.reports.say_once(
                     f"{step.name}: batches of other shapes than those that {tier.name} was proven with run eager, "
-                    f"as the other processes would wait for a compile: {_PAD}"
+                    f"as the other processes would wait for a compile: {PAD}"
                 )
             return step.eagerly(run)
         return self._rescue.guarded(run, tier)
 
-    def _again(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
+    def again(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
         """Prove the code of all processes again, from this step on, which is the same one in all of them."""
         anew, self._code.compiled_anew = self._code.compiled_anew, 0
         here = f"step {anew} has compiled code anew" if anew else "another process has compiled code anew"
         self._code.prove_again(tier.base, here)
         self._proved.clear()
-        return self._towards(run, tier, inputs, call)
+        return self.towards(run, tier, inputs, call)
 
     def _leave(self, tier: Tier, obstacle: Obstacle) -> None:
         """Leave a tier for good, in this step, which is the same one in all processes that vote."""
         step = self._step
         if self._peers.unanswered:
-            obstacle = Obstacle(
-                self._peers.unanswered,
-                "give all processes as many steps each; where a process waits for another's long work, have it wait at "
-                "a barrier",
-            )
+            obstacle = Obstacle(self._peers.unanswered, AS_MANY)
         self._code.not_proven(tier.base)
         if step.context.progress.tier.compiles:
-            step.context.reports.failed(step, tier, obstacle)
+            step.context.reports.failed(step, tier.without_graph(), obstacle)
         self._asked_for = None

@@ -8,10 +8,12 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import logging
 import math
 import numbers
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 
 _P = ParamSpec("_P")
+_log = logging.getLogger("hotloop")
+_owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+"""The latest loop of each optimizer."""
 
 
 class UnknownArgumentError(ConfigError, TypeError):
@@ -75,14 +80,15 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
     return others
 
 
-def check_checks(checks: Any) -> bool:
-    """Return whether recordings leave checks of libraries out; raise `ConfigError` for another setting."""
-    if checks not in ("skip", "keep"):
+def check_checks(checks: Any) -> str:
+    """Return which checks of libraries recordings leave out; raise `ConfigError` for another setting."""
+    if checks not in ("auto", "skip", "keep"):
         raise ConfigError(
-            f"checks {checks!r}: expected 'skip', which leaves checks of libraries that read on the host out of "
-            "recordings, or 'keep', which captures no step that has one"
+            f"checks {checks!r}: expected 'auto', which leaves the checks that libraries make by themselves out of "
+            "recordings, 'skip', which leaves out those that the program asks for as well, or 'keep', which captures "
+            "no step that has one"
         )
-    return bool(checks == "skip")
+    return str(checks)
 
 
 def _is_whole(value: Any) -> bool:
@@ -229,3 +235,30 @@ def share_of(setting: Any) -> float:
             f"sentinel {setting!r}: expected the share of time that it may cost, from 0 to 1 (0.01, say), or None"
         )
     return float(setting)
+
+
+def warn_of_strangers(holdings: Holdings) -> None:
+    """Warn of optimizers none of whose parameters the loop's models or other state have: another model's, mostly."""
+    known = {id(parameter) for module in holdings.modules.values() for parameter in module.parameters()}
+    known |= {id(tensor) for tensor in holdings.other_tensors().values()}
+    models = ", ".join(f"{name} ({type(module).__name__})" for name, module in holdings.modules.items())
+    for name, optimizer in holdings.optimizers.items():
+        if not any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"]):
+            _log.warning(
+                "%s (%s): none of its parameters is one of %s: give the optimizer that was made of model.parameters(), "
+                "or what has them as state=",
+                name, type(optimizer).__name__, models,
+            )  # fmt: skip
+
+
+def warn_of_another_loop(loop: Any, holdings: Holdings) -> None:
+    """Warn where another open loop owns one of the optimizers: what one loop steps, the other finds changed."""
+    for name, optimizer in holdings.optimizers.items():
+        before = _owners.get(optimizer, lambda: None)()
+        if before is not None and not before.bypassed:
+            _log.warning(
+                "%s (%s) is owned by two loops, %s and %s, of which each takes the other's steps for changes from "
+                "outside: decorate both steps with one loop, or close() the first",
+                name, type(optimizer).__name__, repr(before), repr(loop),  # a handler may keep what it is given
+            )  # fmt: skip
+        _owners[optimizer] = weakref.ref(loop)

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
+from hotloop._torch.wrappers import why_hooked
 from hotloop.compiling.control import between_steps
 from hotloop.interrupts import uninterrupted
 from hotloop.step.calls.call_key import Aliasing, UnstableArguments, key_of
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
     from hotloop.step.audit.auditor import StepAuditor
     from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.capture.invariants import Change
-    from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
+    from hotloop.step.capture.optimizers import RecordedOptimizers
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.context import DecoratedStep
     from hotloop.step.loop.kind_states import StepCall
     from hotloop.step.prove.graph_proofs import GraphProofs
+    from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.prove.sentinel import Sentinel
     from hotloop.step.rescue import Rescue
     from hotloop.step.tiers import Tier
@@ -45,6 +47,7 @@ _KEYS = 256
 _ALIKE = 3
 """Audited kinds of calls: a line that kept all of them from being captured is taken to do so in every kind."""
 
+_KEPT = "leave that to its default between calls: accumulate within one call, say, or train without a graph"
 _LONGER = (
     "tell the loop of a longer run (total_steps=), or name a tier (run='eager+graph'): its step is surveyed to the end"
 )
@@ -83,6 +86,10 @@ class Capturing:
         self._kinds: dict[str, dict[Hashable, CallKind]] = collections.defaultdict(dict)
         """By base, since a recording holds the code that it was made of; then by key."""
         self._fresh = UnstableArguments(step.argument)
+        self._unshared: Obstacle | None = None
+        """What a program did with sharded parameters that no recording can follow."""
+        self._hooked = next(filter(None, map(why_hooked, self._context.parts.wrappers())), "")
+        """A recording would repeat what the hook did in one step; audits do not see what it keeps."""
         self.calls = 0
 
     @property
@@ -92,13 +99,21 @@ class Capturing:
 
     def kind_of(self, signature: Signature, leaves: list[Any]) -> CallKind:
         """Return the kind that the coming call is of, and count the call."""
+        sharded = self._context.parts.sharded()
+        sharded.rest()
         aliasing = Aliasing.of(leaves)
         kind = self._find(signature, key_of(signature, aliasing, self._context.parts))
         self.calls += 1
         self._context.progress.calls += 1
         kind.calls, kind.called = kind.calls + 1, self.calls
+        if self._unshared is None and (why := sharded.why_not_recorded()):
+            # For good: what one call keeps another finds, of whatever kind it is.
+            self._unshared = Obstacle(f"parameters are sharded (FSDP2), and {why}", _KEPT)
         if self._context.progress.may_capture and kind.declined is None:
             obstacle = self._fresh.obstacle(signature, aliasing, new=kind.calls == 1)
+            if self._hooked:
+                obstacle = Obstacle(self._hooked, "take the hook out, or train without a graph")
+            obstacle = self._unshared or obstacle
             if obstacle is not None:
                 self.decline(kind, obstacle)
         return kind
@@ -301,11 +316,15 @@ class Capturing:
             self._decline_path(kind, conclusion)
         elif conclusion:
             kind.state = Proven(state.recorded, state.recording)
-            if self._sentinel is None:  # else it compares them
+            if self._sentinel is None and self._context.peers is None:  # else they are compared further on
                 state.recording.forget_gradients()
-            self._context.reports.proven(
-                self._step, tier, worst=joined.worst, copied_bytes=joined.nbytes, on_host=joined.on_host
-            )
+            self._tell_proven(tier, joined)
+
+    def _tell_proven(self, tier: Tier, joined: Outcome) -> None:
+        """Report that a recording agreed in enough steps."""
+        self._context.reports.proven(
+            self._step, tier, worst=joined.worst, copied_bytes=joined.nbytes, on_host=joined.on_host
+        )
 
     def replay(self, recorded: Recorded, call: StepCall, tier: Tier) -> Any:
         """Run the call by replaying its recording; where that fails, undo it and run it eagerly."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hotloop.step.context import Context
     from hotloop.step.loop.runner import StepRunner
-    from hotloop.step.prove.sentinel_status import SentinelStatus
+    from hotloop.step.prove.budget import SentinelStatus
 
 _TOO_SOON = 3
 
@@ -27,27 +27,25 @@ class Lifetimes:
         runners: of its steps; those that are let go of are taken out.
 
     Attributes:
+        gone: weak references to decorated steps that are gone, and whose runners are still to be let go of.
         sentinels: what the sentinels of the steps that are gone did.
     """
 
     def __init__(self, context: Context, runners: list[StepRunner]) -> None:
         self._context, self._runners = context, runners
-        self._gone: list[weakref.ref[Any]] = []
+        self.gone: list[weakref.ref[Any]] = []
         self._too_soon = 0
         """How many steps were gone before anything had come of them."""
         self.sentinels: list[SentinelStatus] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._gone)
-
     def follow(self, runner: StepRunner, step: Callable[..., Any]) -> None:
         """Let go of a runner once its decorated step is gone: the user holds that, and nothing else can call it."""
         if self._context.peers is None:  # several processes would let go of it at different steps
-            runner.held = weakref.ref(step, self._gone.append)
+            runner.held = weakref.ref(step, self.gone.append)
 
     def let_go(self) -> None:
         """Let go of the runners whose steps are gone by now."""
-        gone = [self._gone.pop() for _ in range(len(self._gone))]  # another thread may add to it meanwhile
+        gone = [self.gone.pop() for _ in range(len(self.gone))]  # another thread may add to it meanwhile
         for runner in [runner for runner in self._runners if runner.held in gone]:
             self._runners.remove(runner)
             self.sentinels += checks_of([runner])
@@ -69,5 +67,5 @@ class Lifetimes:
 
 def checks_of(runners: Sequence[StepRunner]) -> list[SentinelStatus]:
     """Return what the sentinels of the steps did, of those that made a check."""
-    found = [runner.sentinel.status for runner in runners if runner.sentinel is not None]
-    return [status for status in found if status.checks]
+    found = [status for runner in runners if (status := runner.checks()) is not None]
+    return [status for status in found if status.checks or status.disagreed]

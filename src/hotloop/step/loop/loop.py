@@ -17,7 +17,7 @@ from hotloop.errors import ConfigError
 from hotloop.report import write_html
 from hotloop.step.calls.buckets import Buckets, Pad
 from hotloop.step.capture.engines import engine_for
-from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
+from hotloop.step.capture.optimizers import RecordedOptimizers
 from hotloop.step.compiled import Compiled
 from hotloop.step.context import Context, Progress
 from hotloop.step.loop import arguments
@@ -27,7 +27,6 @@ from hotloop.step.loop.reporter import Reporter
 from hotloop.step.loop.runner import StepRunner
 from hotloop.step.loop.stepping import Stepping
 from hotloop.step.loop.transitions import Transitions
-from hotloop.step.loop.warnings import warn_of_another_loop, warn_of_strangers
 from hotloop.step.naming import named, optimizers_of
 from hotloop.step.policy.initial import policy_for
 from hotloop.step.policy.lookahead import choose_buckets, look_ahead
@@ -71,11 +70,10 @@ class Loop:
             optimizer.zero_grad()
             return loss
 
-    The Python of a step runs 0 times in a call (a replay), once, or twice (a proof, a check by the sentinel); 3 to 9
-    times in the few calls of a proof that has to be held against the step in more bits, or in other roundings, and in
-    those in which the sentinel looks into a disagreement. What it returns may be held as long as
-    you like; where steps may be captured it carries no graph once a backward has used that up. Gradients read after
-    a step are valid until the next.
+    A call runs the step's Python 0 times (a replay), once, or twice (a proof, a check by the sentinel). A few calls run
+    it 3 to 9 times: if rounding is in question in a proof, or if the sentinel looks into a disagreement. You may keep
+    what the step returns as long as you like. Where steps may be captured, a result carries no autograd graph once a
+    backward has used that up. Gradients that you read after a step are valid until the next step.
 
     Args:
         model: a module, a sequence of them, or a mapping of names to them.
@@ -83,32 +81,33 @@ class Loop:
         state: anything else that the step changes: GradScaler, EMA, a second model; None for nothing.
         run: ``"auto"``; a tier (``"eager+graph"``); or a preset, by name or a `hotloop.Preset` with options of your
             own, whose name may end in ``+graph``. A model that is compiled already is taken as given.
-        total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
-        runs: how many runs of about this length, this one included, will use what is compiled in it: the folds or the
-            trials that are left. A compile may then cost what all of them save; a captured step serves one run. None is
-            a run on its own, and 1 the last of several; a share counts too, as 4.5 of trials that two processes do.
-        buckets: by argument name, how to pad it to one of a few sizes.
-        batches: what the run's batches come from (a DataLoader, a list, or a function that gives an iterable): some are
-            looked at before anything is compiled, to decide what to do about their shapes. Random streams and the
-            loader's generators are put back; the data set is read in this process, before workers fork, and what it
-            keeps to itself is not: generators of its own advance, and files that it opens at the first sample (HDF5,
-            LMDB) are open in the workers as well. Leave ``batches`` out for such a data set.
-        shapes: how many sizes of batches were chosen beforehand (pictures by aspect ratio): each of up to eight has
-            code, and a recording, of its own, however seldom it comes. They are those of ``batches``.
+        total_steps: how many steps the run will take; without it, `auto` expects as many again as were done.
+        runs: how many runs of about this length share compiled code, this one included: the folds or trials that are
+            left. A compile may then cost what all of them save; a captured step serves one run. None is a single run,
+            1 the last of several. A fraction counts too: 4.5 for trials that two processes share.
+        buckets: for each argument to pad, by name, the sizes.
+        batches: the source of the run's batches: a DataLoader, a list, or a function that returns an iterable. The loop
+            reads some of them before it compiles anything, and decides by their shapes. It restores random streams
+            and the loader's generators. It reads the data set in this process, before workers fork. So generators
+            of the data set itself advance, and files that it opens at its first sample (HDF5, LMDB) are open in the
+            workers too. Leave ``batches`` out for such a data set.
+        shapes: how many sizes of ``batches`` were chosen beforehand (pictures by aspect ratio). Each of up to eight has
+            its own code and recording, however rare it is.
         workload: the name of a function that returns a `Workload`, ``"train.py:make"`` or ``"module:make"``. Background
-            compiles call it in their own process; without it, what cannot be pickled is compiled in this one.
-        layout: ``"auto"`` tries convolutions channels last where that may pay; ``"channels_last"`` asks for it, and
-            `auto` then tries no compiled tier; ``"as-given"`` leaves it.
-        sentinel: the share of time that it may cost to run a compiled or captured step eagerly as well, now and then,
-            and compare; 0 or None for none.
-        checks: ``"keep"`` captures no step that holds a check of a library that reads on the host only to raise
-            (`torch.distributions`, ``error_if_nonfinite``). ``"skip"`` records it without: proofs and the sentinel make
-            the checks, and a step that relies on their errors goes wrong between these.
+            compiles call it in their own process. Without it, a model that cannot be pickled is compiled in this one.
+        layout: ``"auto"`` tries convolutions channels last where that may pay. ``"channels_last"`` asks for it, and
+            `auto` then tries no compiled tier. ``"as-given"`` keeps the layout.
+        sentinel: the share of time for checks, which run a compiled or captured step eagerly too, now and then, and
+            compare; 0 or None makes none.
+        checks: what to do about a library's check that reads on the host only to raise. ``"auto"`` leaves checks that
+            the library makes by itself (`torch.distributions`) out of recordings, unless a ``try`` may catch what they
+            raise; proofs and the sentinel make them. ``"skip"`` leaves out ``error_if_nonfinite`` too, and does not
+            look for ``try``. ``"keep"`` captures no step that has such a check.
         memory: the device memory that proofs may take beside eager's peak: a share of the device (0.25) or a size
-            (``"4GB"``, bytes). None takes what is free, less a margin. What does not fit is copied to the host, and a
-            tier that does not fit even so is declined.
-        record: a folder in which the run record is written as the run goes; without one it is kept in memory. Of
-            several processes each but the first writes into a folder of its own in it, ``rank-1`` and so on.
+            (``"4GB"``, bytes). None takes what is free, less a margin. What does not fit goes to the host. A tier that
+            does not fit even so is declined.
+        record: a folder for the run record, written as the run goes; without it the record stays in memory. Of several
+            processes, each but the first writes into a subfolder, ``rank-1`` and so on.
 
     Raises:
         ConfigError: an argument does not fit.
@@ -133,7 +132,7 @@ class Loop:
         workload: str | None = None,
         layout: Literal["auto", "channels_last", "as-given"] = "auto",
         sentinel: float | None = SHARE,
-        checks: Literal["skip", "keep"] = "keep",
+        checks: Literal["auto", "skip", "keep"] = "auto",
         memory: float | str | None = None,
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
@@ -168,7 +167,7 @@ class Loop:
             progress=progress,
             reports=reporter,
             room=Room(engine, limit),
-            skips_checks=arguments.check_checks(checks),
+            checks=arguments.check_checks(checks),
             layout=arguments.check_layout(layout),
             total_steps=None if total_steps is None else int(total_steps),
             runs=runs,
@@ -176,14 +175,14 @@ class Loop:
         )
         self._lifetimes = Lifetimes(self.context, self._runners)
         self.closed = False
-        warn_of_strangers(holdings)
+        arguments.warn_of_strangers(holdings)
         self._optimizers = RecordedOptimizers(self.context)
-        policy = policy_for(self.context, run)
+        policy = policy_for(self.context, run, self._sentinel_share)
         self.transitions = reporter.transitions = Transitions(self.context, policy, self._optimizers, self._runners)
         self.stepping = reporter.stepping = Stepping(self.context, self.transitions, self.account)
         self.stepping.bypassed = not policy.chooses and policy.start == Tier("eager")
         if not self.bypassed:
-            warn_of_another_loop(self, holdings)
+            arguments.warn_of_another_loop(self, holdings)
             self.transitions.set_tier(policy.start, "asked for")
 
     # -- the public face -------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class Loop:
         if not callable(function):
             raise ConfigError(f"loop.step: expected a function, got {type(function).__name__}")
         arguments.refuse_suspended(function)
-        prepare = self._buckets.of(function)
+        prepare, pads = self._buckets.of(function), bool(self._buckets.declared)
         choose_buckets(self.context, self._buckets, prepare, self._batches)
         runner = StepRunner(
             self.context,
@@ -217,9 +216,10 @@ class Loop:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             inside = getattr(_inside, "a_step", False)
-            if self._lifetimes and not inside:
+            if self._lifetimes.gone and not inside:
                 self.stepping.carefully(self._let_go)
-            args, kwargs = prepare(args, kwargs)  # padding is the program's own, whatever runs it
+            if pads:  # the program's own, whatever runs it
+                args, kwargs = prepare(args, kwargs)
             if inside:
                 return function(*args, **kwargs)
             _inside.a_step = True

@@ -9,16 +9,18 @@ import torch
 
 from hotloop.interrupts import uninterrupted
 from hotloop.measure import flatten
-from hotloop.step.audit.argument_gradients import gradients_of
 from hotloop.step.audit.auditor import StepAuditor
+from hotloop.step.audit.values import gradients_of
 from hotloop.step.calls.shapes import Shapes
 from hotloop.step.context import DecoratedStep
 from hotloop.step.layout import channels_last
 from hotloop.step.loop.agreed import AgreedStep
+from hotloop.step.loop.agreed_capturing import AgreedCapturing
 from hotloop.step.loop.capturing import Capturing
 from hotloop.step.loop.kind_states import StepCall
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.policy.lookahead import worth_a_compile
+from hotloop.step.prove.agreed_sentinel import AgreedSentinel
 from hotloop.step.prove.code_proofs import CodeProofs
 from hotloop.step.prove.graph_proofs import GraphProofs
 from hotloop.step.prove.own_code import OwnCode
@@ -34,13 +36,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hotloop.measure import Signature
-    from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
+    from hotloop.step.capture.optimizers import RecordedOptimizers
     from hotloop.step.context import Context
     from hotloop.step.loop.kind_states import CallKind
     from hotloop.step.obstacle import Obstacle
     from hotloop.step.prove.attribution import Disagreement
+    from hotloop.step.prove.budget import SentinelStatus
     from hotloop.step.prove.graph_proofs import Recorded
     from hotloop.step.tiers import Tier
+
+    Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 AUDITS = 2
 """Audits of a step before it is taken for one whose Python must run exactly once."""
@@ -88,7 +93,7 @@ class StepRunner:
             if sentinel_share and alone
             else None
         )
-        self.capturing = Capturing(
+        self.capturing = (Capturing if alone else AgreedCapturing)(
             self.step,
             self._auditor,
             graphs,
@@ -100,8 +105,13 @@ class StepRunner:
         )
         self._audits = 0
         self._agreed: AgreedStep | None = None
+        self._checks: Sentinel | AgreedSentinel | None = self.sentinel
         if context.peers is not None:
             self._agreed = AgreedStep(self.step, self.code, self._rescue, self._audit_agreed, self._to_be_audited)
+            assert isinstance(self.capturing, AgreedCapturing)
+            checks = AgreedSentinel(self.step, graphs, sentinel_share) if sentinel_share else None
+            self.capturing.follow(self._agreed, self.code, checks)
+            self._checks = checks
         self.held: weakref.ref[Any] | None = None
         """What the user holds of the step: without that, nobody can call it any more."""
 
@@ -122,7 +132,7 @@ class StepRunner:
         step.doing, step.ran = "run", tier.name
         run = functools.partial(step.program.step, *args, **kwargs)
         if self._agreed is not None:
-            return self._agreed.run(run, tier, self.shapes.note(args, kwargs), (args, kwargs))
+            return self._run_agreed(self._agreed, run, tier, (args, kwargs))
         if not tier.other_kernels and not tier.graph:
             return self._rescue.guarded(run, tier)
         signature = self.shapes.note(args, kwargs)
@@ -141,6 +151,21 @@ class StepRunner:
         if unproven:
             return self._towards_code(kind, call, tier)
         return self.capturing.run(kind, call, tier)
+
+    def _run_agreed(self, agreed: AgreedStep, run: functools.partial[Any], tier: Tier, arguments: Arguments) -> Any:
+        """Run the step in one of several processes: on the way to a recording or to compiled code, or through it."""
+        peers, capturing = self.context.peers, self.capturing
+        assert peers is not None
+        peers.called(self.step.name)
+        if self.context.parts.reduces():
+            peers.reduced[self.step.name] += 1
+        inputs = self.shapes.note(*arguments)
+        assert isinstance(capturing, AgreedCapturing)
+        if not peers.captures or peers.graphs_left or capturing.over:
+            below = tier.without_graph()
+            self.step.ran = below.name
+            return agreed.run(run, below, inputs, arguments)
+        return capturing.run_agreed(inputs, StepCall(arguments, flatten(arguments)[0], run), tier)
 
     def _towards_code(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
         """Run a step on the way to compiled code that is proven: audited first, then run both ways."""
@@ -197,6 +222,8 @@ class StepRunner:
     def _uncaptured(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
         """Run the step in a tier without its graph."""
         below = tier.without_graph()
+        if self._agreed is not None:
+            return self._agreed.without_vote(call.run, below, kind.signature)
         if tier.other_kernels:
             return self._compiled(call, below, kind.signature)
         if advice := self.shapes.advice():
@@ -257,6 +284,10 @@ class StepRunner:
     def _to_be_audited(self) -> bool:
         """Return whether the step has to be audited a first or, for what a first call sets up, a second time."""
         return not self._audits or (self.step.not_repeatable is not None and self._audits < AUDITS)
+
+    def checks(self) -> SentinelStatus | None:
+        """Return what the sentinel has done; None where there is none."""
+        return self._checks.status if self._checks is not None else None
 
     def lacks(self, tier: Tier) -> str:
         """Say what is missing before the step runs in a tier; empty where nothing is."""

@@ -7,15 +7,16 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hotloop.measure import StepClock
-from hotloop.step.audit.returned import without_used_graph
+import torch
+
+from hotloop._torch.autograd import was_freed
+from hotloop.errors import StepLostError
+from hotloop.measure import StepClock, flatten, unflatten
 from hotloop.step.policy.policy import Ran
 from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import torch
 
     from hotloop.measure import Mark, Timing
     from hotloop.step.context import Context
@@ -150,6 +151,8 @@ class Stepping:
         """Do what belongs to deciding and accounting; where it fails, steps go on as the models were given."""
         try:
             do(*args)
+        except StepLostError:  # another process has ended
+            raise
         except Exception:  # noqa: BLE001 - none of it is worth the user's run
             base = self._context.base_tier.name
             _log.warning("deciding how steps run failed, so they run %s from now on", base, exc_info=True)
@@ -157,6 +160,8 @@ class Stepping:
             self._transitions.stay_as_given()
             self.times, self.reference_times = Timed(self._context.device), Timed(self._context.device)
             self.bypassed = True
+            if self._context.peers is not None:
+                self._context.peers.close()  # else the others wait for the next vote of this one
 
     def settle(self) -> None:
         """Account for the steps whose times have become known."""
@@ -181,3 +186,16 @@ class Stepping:
         if self.bypassed or self._latest is None:
             return self._context.base_tier.name, "run"
         return self._latest.step.ran, self._latest.step.doing
+
+
+def without_used_graph(result: Any) -> Any:
+    """Detach the tensors whose graph a backward has freed; others are the caller's to go backward through.
+
+    A graph that is kept keeps the nodes that accumulate its parameters' gradients, which remember the stream that they
+    were made on: a later step that is captured on another stream would fail. A replay's results have none either.
+    """
+    leaves, structure = flatten(result)
+    used = [isinstance(one, torch.Tensor) and one.grad_fn is not None and was_freed(one) for one in leaves]
+    if not any(used):
+        return result
+    return unflatten(structure, [one.detach() if freed else one for one, freed in zip(leaves, used, strict=True)])

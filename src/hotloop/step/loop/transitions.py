@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING
 
 from hotloop import events as ev
 from hotloop.interrupts import uninterrupted
-from hotloop.step.policy.fixed import Fixed
-from hotloop.step.policy.policy import Release, SetTier, TryTier
+from hotloop.step.policy.policy import Action, Fixed, Policy, Release, SetTier, TryTier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
+    from hotloop.step.capture.optimizers import RecordedOptimizers
     from hotloop.step.context import Context
     from hotloop.step.loop.runner import StepRunner
-    from hotloop.step.policy.policy import Action, Policy
     from hotloop.step.tiers import Tier
 
 

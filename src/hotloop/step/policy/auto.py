@@ -156,23 +156,27 @@ class Auto:
     def _check_preparation(self, preparation: Preparing) -> list[Action]:
         """Abandon a preparation that has gone on for too long, or has cost too much."""
         preparation.drop_step()  # its step is over by now: one that raised was not counted
-        name, spent = preparation.tier.name, preparation.spent
-        if preparation.steps > _GIVE_UP_STEPS:
-            why = "no kind of call came back often enough to be captured and proven"
-            if declined := self.context.reports.declined_kinds():
-                why += f"; declined: {declined[0]}"
-            if another_trains(self.context):
-                why = WAITS
-            self.candidates.decline(name, why)
-        elif preparation.too_expensive(self._steps_left):
-            self.candidates.declined.add(name)  # in this run alone: a longer one may afford it
-            why = f"it took {spent:.2f} s without being proven, and no more may be lost"
-        else:
+        name, spent, why = preparation.tier.name, preparation.spent, self._why_given_up(preparation)
+        if not why:
             return []
+        if preparation.steps > _GIVE_UP_STEPS:
+            self.candidates.decline(name, why)
+        else:
+            self.candidates.declined.add(name)  # in this run alone: a longer one may afford it
         reason = f"{name} given up: {why}"
         self.context.reports.decided(reason, {"action": "give up", "tier": name, "spent_seconds": spent})
         self.context.reports.gave_up(name, f"given up: {why}")
         return [*self._release(preparation.tier), *self._give_up(reason)]
+
+    def _why_given_up(self, preparation: Preparing) -> str:
+        """Say why a preparation is abandoned; empty where it goes on."""
+        if preparation.steps > _GIVE_UP_STEPS:
+            declined = "".join(f"; declined: {why}" for why in self.context.reports.declined_kinds()[:1])
+            why = f"no kind of call came back often enough to be captured and proven{declined}"
+            return WAITS if another_trains(self.context) else why
+        if preparation.too_expensive(self._steps_left):
+            return f"it took {preparation.spent:.2f} s without being proven, and no more may be lost"
+        return ""
 
     def turn(self) -> tuple[Trial, Turn] | None:
         """Return the trial that the coming step is part of, and its turn in it."""
@@ -209,8 +213,8 @@ class Auto:
         return []
 
     def _ask(self, state: Idle) -> list[Action]:
-        if state.recent:
-            self.speeds.see(self.in_force.name, statistics.median(state.recent))
+        if (recent := self._recent(state)) is not None:
+            self.speeds.see(self.in_force.name, recent)
         timed = self.eager_seconds is not None
         options = self.candidates.options(self.in_force.name, state.paired) if timed else []
         decision = decide(self._standing(), options)
@@ -232,6 +236,10 @@ class Auto:
         if decision.action == "try":
             return self._try(tier, decision)
         return []
+
+    def _recent(self, state: Idle) -> float | None:
+        """Return the median seconds of the last steps in the tier in force; None where none was timed."""
+        return statistics.median(state.recent) if state.recent else None
 
     def _switch(self, tier: Tier, reason: str) -> list[Action]:
         left, self.in_force = self.in_force, tier

@@ -52,19 +52,18 @@ class Candidates:
         """
         base = self._speeds.seconds(self._context.base_tier.name)
         assert base is not None
-        tensors = self._context.holdings.tensors().values()
         facts = Facts(
             device="cpu" if self._context.engine is None else "cuda",  # an emulated engine stands for a GPU here
             eager_seconds=base,
             launch_bound=self._launch_bound(),
             measured=self._speeds.measured(),
-            state_bytes=sum(tensor.nbytes for tensor in tensors if tensor.layout == torch.strided),
+            state_bytes=self.state_bytes(),
             slower=self._background.slower,
             host_seconds=base * min(self.host_shares, default=0.0),
             survey_seconds=self._history.survey_seconds(),
         )
         run_seconds = base * (self._context.total_steps or self._context.progress.steps)
-        graph_bytes = self._graph_bytes()
+        graph_bytes = self.graph_bytes()
         options: list[Option] = []
         for name in self.names():
             if name == in_force or name in self.declined or self._history.program.declines[name] >= _DECLINES:
@@ -87,6 +86,8 @@ class Candidates:
         if not self._context.compiled.in_blocks:
             names = [name for name in names if not name.startswith("regional")]
         engine, wanted = self._context.engine, self._context.layout
+        if self._context.parts.sharded():
+            names = [name for name in names if not parse(name).other_kernels]
         if engine is None or wanted == "as-given" or layout.why_not(self._context.parts.modules()):
             names = [name for name in names if not parse(name).channels_last]
         elif wanted == CHANNELS_LAST:
@@ -130,12 +131,17 @@ class Candidates:
             return None
         return 0.0 if max(self.host_shares) < _EARLY else None
 
+    def state_bytes(self) -> int:
+        """Return the bytes of parameters and optimizer state, which a proof copies."""
+        tensors = self._context.holdings.tensors().values()
+        return sum(tensor.nbytes for tensor in tensors if tensor.layout == torch.strided)
+
     def free_bytes(self) -> int | None:
         """Return the GPU memory in bytes that nobody holds, torch's cache included; None on a CPU."""
         device = self._context.device
         return machine.free_bytes(device) if device.type == "cuda" else None
 
-    def _graph_bytes(self) -> int | None:
+    def graph_bytes(self) -> int | None:
         """Return the bytes that a recording of the eager step would hold: what a step needs beside its state."""
         device = self._context.device
         if device.type != "cuda":

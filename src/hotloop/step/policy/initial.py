@@ -7,29 +7,38 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from hotloop._torch.sharded import is_spread
+from hotloop._torch.wrappers import stop_timing, why_not_at_first
 from hotloop.compiling.apply import sharded_flat
 from hotloop.errors import ConfigError
 from hotloop.step import layout
+from hotloop.step.policy.agreed_auto import AgreedAuto
 from hotloop.step.policy.auto import Auto
-from hotloop.step.policy.fixed import Fixed
+from hotloop.step.policy.policy import Fixed, Policy
 from hotloop.step.tiers import CHANNELS_LAST, Tier, tier_of_setting
 
 if TYPE_CHECKING:
     from hotloop.presets import Preset
     from hotloop.step.context import Context
-    from hotloop.step.policy.policy import Policy
 
 _log = logging.getLogger("hotloop")
+_GIVEN_OUT = "and a proof cannot exchange them: hotloop.compile the model instead"
 _COMPILED = "a compiler chooses the layout of its code itself"
 
 
-def policy_for(context: Context, run: str | Preset) -> Policy:
+def policy_for(context: Context, run: str | Preset, sentinel: float) -> Policy:
     """Return what chooses the tier of a loop's steps, and say where that is not the ``run`` that was asked for.
 
-    Several processes meet here where they will have to agree on compiled code.
+    Several processes meet here where they will have to agree on compiled code or recordings.
+
+    Args:
+        context: the loop's.
+        run: what was asked for.
+        sentinel: the share of time that checks may cost.
 
     Raises:
-        ConfigError: there is no such tier, or it cannot be captured where the model is.
+        ConfigError: there is no such tier, it cannot be captured where the model is, or other processes were asked
+            for something else.
     """
     decided, given = context.reports.decided, context.compiled.given
     if given:
@@ -49,10 +58,14 @@ def policy_for(context: Context, run: str | Preset) -> Policy:
         tier = _check_layout(context, tier)
     elif context.layout == CHANNELS_LAST:
         tier = _check_layout_of_auto(context)
+    chooses = tier is None
+    tier = _unless_sharded(context, tier)
     if context.peers is not None:
-        tier = _agreed(context, tier, context.peers.size)
-        if tier.compiles:  # else nothing is agreed on, and a single process may have a loop
-            context.peers.meet()
+        tier = _agreed(context, _to_choose(context) if tier is None else tier, context.peers.size, chooses=chooses)
+        if tier.compiles or tier.graph:  # else nothing is agreed on, and a single process may have a loop
+            context.peers.meet(tier, "auto" if chooses else "", sentinel)
+        if chooses and tier.graph:
+            return AgreedAuto(context)
     return Auto(context) if tier is None else Fixed(context, tier)
 
 
@@ -61,7 +74,7 @@ def _check_capture(context: Context, run: str, tier: Tier) -> None:
     if tier.graph and context.engine is None:
         raise ConfigError(
             f"run {run!r}: whole steps can be captured on a GPU only, and the model is on {context.device}; "
-            f"without a graph: run={tier.without_graph().name!r}"
+            f"without a graph: run={tier.without_graph().name!r}, or run='auto', which chooses what pays there"
         )
     if tier.graph and tier.makes_kernels and context.engine is not None and not context.engine.kernels:
         raise ConfigError(
@@ -119,25 +132,71 @@ def _check_layout(context: Context, tier: Tier) -> Tier:
     return below
 
 
-def _agreed(context: Context, tier: Tier | None, processes: int) -> Tier:
+def _to_choose(context: Context) -> Tier:
+    """Return the tier that `auto` may try in several processes; say why it tries none."""
+    base, why = context.base_tier, ""
+    sharded = context.parts.sharded()
+    if context.engine is None:
+        instead = "hotloop.compile the model instead" if sharded else "name a tier, as run='full'"
+        why = f"nothing can be captured on {context.device}: {instead}"
+    elif base.base != "eager":
+        why = "the model is compiled already: name its tier, run='as-given+graph'"
+    elif not context.parts.wrappers() and not sharded:
+        why = "the loop was given no DistributedDataParallel: Loop(DistributedDataParallel(model), optimizer)"
+    if not why:
+        return dataclasses.replace(base, graph=True)
+    line = f"run='auto': several processes choose among captured steps alone, and {why}. Steps run {base.name}"
+    context.reports.decided(line, {})
+    return base
+
+
+def _unless_sharded(context: Context, tier: Tier | None) -> Tier | None:
+    """Return the tier, or the models as given where parameters are sharded in a way that rules the tier out."""
+    wanted = dataclasses.replace(context.base_tier, graph=True) if tier is None else tier
+    if wanted.graph:
+        context.parts.sharded().rest()  # an evaluation before has left whole parameters
+    why = _why_sharding_rules_out(context, wanted) if wanted.other_kernels or wanted.graph else ""
+    return _left_out(context, wanted, why, context.base_tier, chooses=tier is None) if why else tier
+
+
+def _why_sharding_rules_out(context: Context, tier: Tier) -> str:
+    """Say why a tier cannot run with parameters that are sharded; empty where it can, or where none are."""
+    if any(sharded_flat(module) for module in context.holdings.modules.values()):
+        return f"parameters are sharded (FSDP1), {_GIVEN_OUT}"
+    spread = [one for one in context.holdings.parameters().values() if is_spread(one)]
+    sharded = context.parts.sharded()
+    if not spread and not sharded:
+        return ""
+    if not all(map(sharded.holds, spread)):
+        return f"parameters are spread over processes by DTensor alone (tensor parallelism), {_GIVEN_OUT}"
+    if why := sharded.why_never_recorded():
+        return f"parameters are sharded (FSDP2), and {why}: hotloop.compile the model instead"
+    if tier.graph and tier.base == "eager":
+        return ""
+    return "parameters are sharded (FSDP2), and uncompiled steps alone are captured then: run='eager+graph'"
+
+
+def _left_out(context: Context, tier: Tier, why: str, instead: Tier, *, chooses: bool) -> Tier:
+    """Say why a tier is left out, and return the one that is taken instead; a warning where it was named."""
+    context.reports.decided(f"{tier.name}: {why}", {})
+    if not chooses:
+        _log.warning("run=%r: %s: steps run %s", tier.name, why, instead.name)
+    return instead
+
+
+def _agreed(context: Context, tier: Tier, processes: int, *, chooses: bool) -> Tier:
     """Return the tier that several processes can agree on, and say what they leave out."""
-    decided, base = context.reports.decided, context.base_tier
-    several = f"torch.distributed runs {processes} processes"
-    if tier is None:
-        decided(f"run='auto': {several}, each with times of its own: steps run {base.name}; name a tier", {})
-        tier = base
-    flat = any(sharded_flat(module) for module in context.holdings.modules.values())
-    parameters = context.holdings.parameters().values()
-    if tier.compiles and (flat or any(hasattr(parameter, "placements") for parameter in parameters)):
-        how = "FSDP1" if flat else "FSDP2"
-        why = f"parameters are sharded ({how}), and a proof cannot exchange them: hotloop.compile the model instead"
-        decided(f"{tier.name}: {why}", {})
-        tier = base
+    base, several = context.base_tier, f"torch.distributed runs {processes} processes"
+
+    def left_out(why: str, instead: Tier) -> Tier:
+        return _left_out(context, tier, why, instead, chooses=chooses)
+
     if tier.channels_last:
         how = "this layout is proven in one alone: call model.to(memory_format=torch.channels_last) before"
-        decided(f"{tier.name}: {several}, and {how}", {})
-        tier = dataclasses.replace(base, graph=tier.graph)
-    if tier.graph:
-        decided(f"{tier.name}: {several}: steps with collectives are not captured", {})
-        tier = tier.without_graph()
+        tier = left_out(f"{several}, and {how}", dataclasses.replace(base, graph=tier.graph))
+    wrappers = context.parts.wrappers() if tier.graph else []
+    if why := next(filter(None, map(why_not_at_first, wrappers)), ""):
+        return left_out(why, tier.without_graph())
+    for wrapper in wrappers:
+        stop_timing(wrapper)
     return tier

@@ -1,4 +1,4 @@
-"""What checks of the sentinel may cost: a share of the time trained, suspicions included.
+"""What checks of the sentinel may cost, a share of the time trained with suspicions included, and what they came to.
 
 The share is earned step by step, and a check begins only where what it is expected to cost is there. In a run of known
 length all that the run will earn may be spent at any step, so that its first check comes early; in an open run nothing
@@ -11,6 +11,7 @@ nothing, since that would not do.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Literal
 
@@ -111,3 +112,36 @@ class Budget:
         if self._total is not None and whole > 0:
             rate *= 1.0 - self._kept_back(work, done) / whole
         return math.ceil((self.spent + seconds - self._before) / rate) - self.steps if rate else 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentinelStatus:
+    """The checks of one decorated step so far.
+
+    Args:
+        function: the name of the step.
+        every: steps between two checks, as it is now.
+        checks: steps that were run both ways.
+        suspicions: checks past a limit, after which the next steps were checked too.
+        seconds: time that checks have cost beyond the time of their steps.
+        disagreed: what disagrees, and where; empty if nothing does.
+        off: why no more checks are made; empty while they are made.
+        waits: why a check that is due is not made yet; empty where none is.
+    """
+
+    function: str
+    every: int
+    checks: int
+    suspicions: int
+    seconds: float
+    disagreed: str = ""
+    off: str = ""
+    waits: str = ""
+
+    def __str__(self) -> str:
+        if self.disagreed:
+            return f"sentinel: {self.function} did not agree with eager: {self.disagreed}"
+        suspected = f" ({self.suspicions:,} were suspected, and not confirmed)" if self.suspicions else ""
+        line = f"sentinel: {self.function}: {self.checks:,} steps were also run eagerly and agreed{suspected}, "
+        line += f"then no more: {self.off}" if self.off else f"one in {self.every:,}; {self.seconds:.1f} s"
+        return line + (f"; the next waits: {self.waits}" if self.waits else "")

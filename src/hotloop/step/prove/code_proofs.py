@@ -15,12 +15,13 @@ from hotloop.measure.wide_reference import NORM
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps
-from hotloop.step.prove.rounding_evidence import in_more_bits, roundings, with_roundings
+from hotloop.step.prove.rounding_evidence import differs_by_chance, in_more_bits, roundings, with_roundings
+from hotloop.step.ranks.together import Together
 from hotloop.step.state.rng_usage import other_threads
 from hotloop.step.state.trial_run import alone, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     import torch
 
@@ -184,7 +185,7 @@ class CodeProofs:
         The optimizer's step is not compiled, so its outcome is not compared here. The proof of a graph compares it.
         """
         step, context, began = self._step, self._context, time.perf_counter()
-        ready = alone if context.peers is None else context.peers.ready
+        ready = alone if context.peers is None else Together(context.peers)
         run = functools.partial(step.program.step, *call[0], **call[1])
         candidate, seconds = self._runs.call(call), list[float]()
 
@@ -233,7 +234,7 @@ class CodeProofs:
         if step.not_repeatable is not None:
             context.reports.failed(step, tier.without_graph(), step.not_repeatable)
         else:
-            self._judge(outcome, run, tier)
+            self._judge(outcome, call, tier)
         return outcome.result
 
     def _install(self, tier: Tier) -> None:
@@ -282,7 +283,7 @@ class CodeProofs:
             return Obstacle(reason, f"call the model itself, model(x), or {_COMPILE_IT}")
         return Obstacle(reason, cause.hint or _SEE_IT, cause.file, cause.line)
 
-    def _judge(self, outcome: Outcome, run: Callable[[], Any], tier: Tier) -> None:
+    def _judge(self, outcome: Outcome, call: Call, tier: Tier) -> None:
         """Conclude from the proof steps so far: the code is proven, is wrong, or other evidence decides."""
         step, context, base = self._step, self._context, tier.base
         outcomes = self._outcomes[base]
@@ -299,7 +300,7 @@ class CodeProofs:
         # With other processes, none may run a step more often than the others, whose collectives would wait.
         alone_here = context.peers is None
         by_chance = verdict.random_moved and alone_here and step.program.device.type == "cuda"
-        if by_chance and not self._runs.on_traced_path and self._runs.differs_by_chance(run):
+        if by_chance and not self._runs.on_traced_path and differs_by_chance(self._runs, call):
             self._runs.on_traced_path = True  # from the next step on, eager is compared on the path compilers take
             outcomes.clear()
         elif alone_here and base not in self._evidence and not verdict.agrees and verdict.may_be_noise:

@@ -9,21 +9,24 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
+from hotloop.errors import StepLostError
 from hotloop.measure import Limits, StepClock, flatten
 from hotloop.step.capture.recording import capture, prepare, recorded_kernels
-from hotloop.step.obstacle import Obstacle
+from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.code_proofs import remedy_of
 from hotloop.step.prove.outcomes import verdict
-from hotloop.step.prove.rounding_evidence import repeats_elsewhere
-from hotloop.step.state.trial_run import wait_for
+from hotloop.step.prove.rounding_evidence import differs_by_chance, repeats_elsewhere
+from hotloop.step.ranks.peers import About
+from hotloop.step.ranks.together import Together
+from hotloop.step.state.trial_run import alone, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hotloop.measure import Difference
     from hotloop.step.audit.findings import AuditFindings
-    from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
+    from hotloop.step.capture.optimizers import RecordedOptimizers
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.context import DecoratedStep
     from hotloop.step.prove.noise import Noise
@@ -113,6 +116,7 @@ class GraphProofs:
     def __init__(self, step: DecoratedStep, runs: ReferenceRuns, optimizers: RecordedOptimizers) -> None:
         self._step, self._context, self._program = step, step.context, step.program
         self._runs, self._optimizers = runs, optimizers
+        self._ready = alone if step.context.peers is None else Together(step.context.peers)
         self._clock = StepClock(self._program.device)
         self.seconds: float | None = None
         self._replay_seconds: float | None = None
@@ -146,15 +150,22 @@ class GraphProofs:
         once = functools.partial(self.by_recorded_kernels, audit, on_path)
         again = functools.partial(self.reference, path, run)
         most = self._runs.limits_of_repeats(recorded_kernels=audit.computes_on)
-        result, spread = proof.spread_of(self._program, once, again, most)
+        try:
+            result, spread = proof.spread_of(self._program, once, again, most, self._ready)
+        except (CandidateFailedError, StepLostError):
+            raise
+        except Exception:  # the user's own, of the run that stays
+            self._all_compare_paths(False)
+            raise
         by_chance = False
         if isinstance(spread, proof.Unlike):
             by_chance = audit.random_operations > 0
             spread = spread.spread if repeats_elsewhere(self._runs, spread, once, again, most) else spread.why
+        other = path.reports_capturing and not path.compared and by_chance and isinstance(spread, str)
+        other = self._all_compare_paths(other) and differs_by_chance(self._runs, call)
         if isinstance(spread, str):
             # On the path of a capture, transformers' masks choose another attention kernel, which draws other dropout
             # masks. Then the reference takes that path too, and the next call has to repeat itself there.
-            other = path.reports_capturing and not path.compared and by_chance and self._runs.differs_by_chance(run)
             path.compared = True
             return result, None if other else _does_not_repeat(audit, spread), False
         if path.compared:
@@ -163,6 +174,19 @@ class GraphProofs:
         noise.note(spread, earlier)
         self._context.reports.proof_took((time.perf_counter() - began) / 2)
         return result, None, True
+
+    def _all_compare_paths(self, wanted: bool) -> bool:
+        """Return whether all processes are to compare the paths of the step, each of which votes on that."""
+        peers = self._context.peers
+        if peers is None or not peers.made_all():  # else the others wait in a collective, as they would without a loop
+            return wanted
+        found = peers.lowest(About.PATH, wanted)
+        return found is not None and bool(found[0])
+
+    @property
+    def replay_seconds(self) -> float | None:
+        """The seconds that the last replay of a proof took; None before the first."""
+        return self._replay_seconds
 
     def prove(self, recorded: Recorded, call: Call, tier: Tier, share: float) -> Outcome:
         """Run the step captured and without a graph, and compare; the first time, capture it.
@@ -194,6 +218,7 @@ class GraphProofs:
             Limits.rounding(),
             spread=recorded.noise.spread,
             updated=recorded.updated,
+            ready=self._ready,
         )
         for timing in self._clock.take():
             self._replay_seconds = timing.seconds
@@ -267,7 +292,13 @@ class GraphProofs:
         assert engine is not None
         outside = self._optimizers.outside_of(recorded.audit.stepped)
         recording, result = capture(
-            self._program, engine, recorded.audit, outside, call, reports_capturing=recorded.path.reports_capturing
+            self._program,
+            engine,
+            recorded.audit,
+            outside,
+            call,
+            reports_capturing=recorded.path.reports_capturing,
+            ready=self._ready,
         )
         recorded.recording = recording
         if checks := "; ".join(map(str, recorded.audit.checks)):

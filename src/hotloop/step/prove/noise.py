@@ -41,6 +41,13 @@ class Noise:
         if earlier is not None:
             earlier.update(self.spread)
 
+    def merged(self) -> Noise:
+        """Return the noise with its measurements merged into one, so that there may be more of them."""
+        noise = Noise()
+        if self.spread:
+            noise.note(self.spread)
+        return noise
+
     def joined(self, found: dict[str, Difference]) -> Noise:
         """Return the noise with a further measurement, merged into one: sentinels of a long run measure often."""
         noise = Noise()

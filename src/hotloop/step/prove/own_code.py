@@ -22,9 +22,8 @@ from hotloop.step.capture.optimizers import counted_rounding
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps
-from hotloop.step.prove.reference_runs import ReferenceRuns
+from hotloop.step.prove.reference_runs import ReferenceRuns, StepOutputs
 from hotloop.step.prove.rounding_evidence import in_more_bits, roundings, with_roundings
-from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.ranks.threads import another_trains
 
 if TYPE_CHECKING:

@@ -25,20 +25,19 @@ from hotloop.errors import describe
 from hotloop.interrupts import interruptible
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
-from hotloop.step.audit.rng_listener import draws_noted
+from hotloop.step.audit.listener import draws_noted
 from hotloop.step.capture.optimizers import repeatable, rounded_scalars, step_again
 from hotloop.step.capture.recording import gradients_of
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.outcomes import Outcome, compare_kinds, judge_kinds
+from hotloop.step.state.holdings import Holdings, in_place
 from hotloop.step.state.memory_limit import on_host
 from hotloop.step.state.snapshot import Snapshot, chunks
-from hotloop.step.state.storages import in_place
 from hotloop.step.state.trial_run import Ready, alone, copied, undone_if_it_fails
 from hotloop.step.state.undo import StepStart
 
 if TYPE_CHECKING:
     from hotloop.measure import Difference, Failure
-    from hotloop.step.state.holdings import Holdings
     from hotloop.step.state.program import Program
 
 STEPS = 3
@@ -72,7 +71,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         wide: the values of the step in more bits (`hotloop.step.prove.wide_reference`), which both are compared with.
         updated: the parameters that a recording is judged by with its own gradients, whatever noise is in these
             (`hotloop.step.audit.findings.AuditFindings.updated`).
-        ready: called before each of the two runs, once the copies that are kept beside it were made.
+        ready: decides whether the runs go on: once the copies beside each were made, and after the candidate's.
 
     Raises:
         CandidateFailedError: the candidate raised, or the reference found no memory beside the candidate's copies. The
@@ -81,18 +80,15 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     """
     before, theirs, after = run_and_undo(program, candidate, ready)
 
-    def saved() -> tuple[dict[str, torch.Tensor], StepStart]:
+    def saved() -> tuple[dict[str, Difference], dict[str, torch.Tensor], StepStart]:
+        same = _beside_own_gradients(program.holdings, theirs, updated) if updated else {}
         start = _start(program, before) if limits.compute_dtype is not None else {}
         at_start = StepStart(program.holdings, [program.device])
         at_start.save(gradients=True)
-        return start, at_start
+        return same, start, at_start
 
     with program.holdings.still():
-        try:
-            same_gradients = _beside_own_gradients(program.holdings, theirs, updated) if updated else {}
-        except Exception as error:
-            raise CandidateFailedError from error
-        start, at_start = copied(saved, ready)
+        same_gradients, start, at_start = copied(saved, ready)
     with draws_noted(program.rng_usage):
         result, at_step = _unless_memory_ends(reference, at_start)
     random = RandomState([program.device])
@@ -225,23 +221,16 @@ def run_and_undo(
     except Exception as error:
         raise CandidateFailedError(undone=False) from error  # half of the state is the candidate's
     # The live tensors hold the values from before the candidate now, and the snapshot those that it left.
-    lacking = _room_for_a_step(program, before)
+    lacking = copied(functools.partial(_room_for_a_step, program, before), ready)
     left = {_key(live): before.saved[name] for name, live in before.live.items()}
     kept = {name: None if one is None else left.get(_key(one), one) for name, one in found.items()}
     return before, on_host(kept, program.device) if lacking > 0 else kept, after
 
 
 def _room_for_a_step(program: Program, before: Snapshot) -> int:
-    """Make room for the eager step that follows a candidate; return the bytes that it may lack then.
-
-    Raises:
-        CandidateFailedError: there can be no room for it; the state is as before.
-    """
-    try:
-        program.room.check_recording(program.device)
-        return before.make_room()
-    except Exception as error:
-        raise CandidateFailedError from error
+    """Make room for the eager step that follows a candidate; return the bytes that it may lack then."""
+    program.room.check_recording(program.device)
+    return before.make_room()
 
 
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -274,7 +263,7 @@ class Unlike:
 
 
 def spread_of(
-    program: Program, once: Run, again: Run, most: Limits
+    program: Program, once: Run, again: Run, most: Limits, ready: Ready = alone
 ) -> tuple[Any, dict[str, Difference] | Unlike | str]:
     """Run one step twice; return the second result, and how far the two runs are apart, or what is wrong with them.
 
@@ -284,15 +273,16 @@ def spread_of(
         again: the second run, whose outcome stays.
         most: the limits of an honest compile. A step that is further from itself draws on something that nobody put
             back (a clock, a generator of its own): no proof could tell whether a recording of it is right.
+        ready: decides whether the runs go on.
 
     Raises:
         CandidateFailedError: the first run raised, or there was no memory for the second beside what the first has
             left. The step has not been run then: the state is as before.
         Exception: the second run raised, which is then the user's own error.
     """
-    _, first, _ = run_and_undo(program, once)
+    _, first, _ = run_and_undo(program, once, ready)
     at_start = StepStart(program.holdings, [program.device])
-    copied(functools.partial(at_start.save, gradients=True), alone)
+    copied(functools.partial(at_start.save, gradients=True), ready)
     result, at_step = _unless_memory_ends(again, at_start)
     try:
         second = values_of(program.holdings, result, at_step)

@@ -11,10 +11,11 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from hotloop._torch.deterministic import without_randomness
 from hotloop._torch.fake import uncounted
 from hotloop._torch.places import overlaps, write
 from hotloop.errors import describe
@@ -23,7 +24,7 @@ from hotloop.measure.limits import SPREADS
 from hotloop.measure.machine import free_bytes
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.outcomes import OF_COMPILED
-from hotloop.step.prove.step_outputs import StepOutputs
+from hotloop.step.prove.reference_runs import ReferenceRuns, StepOutputs
 from hotloop.step.prove.wide_reference import draws_of, step_in_first, wider_dtypes
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from hotloop.step.prove import proof
     from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.prove.proof import Run
-    from hotloop.step.prove.reference_runs import ReferenceRuns
     from hotloop.step.state.program import Call, Program
 
 _log = logging.getLogger("hotloop")
@@ -53,11 +53,73 @@ def in_more_bits(runs: ReferenceRuns, call: Call) -> dict[str, torch.Tensor | No
     Raises:
         CandidateFailedError: the step raised in its own dtype; the state is as before.
     """
-    program, context = runs.program, runs.context
+    return _in_more_bits(runs, runs.program, call)
+
+
+def _in_more_bits(runs: ReferenceRuns, program: Program, call: Call) -> dict[str, torch.Tensor | None] | None:
+    context = runs.context
     with runs.aside():
         draws = draws_of(program, call) if context.progress.draws_random else []
         narrowest_first = list(reversed(wider_dtypes(context.compute_dtype())))
         return step_in_first(program, call, narrowest_first, draws)[0]
+
+
+def differs_by_chance(runs: ReferenceRuns, call: Call) -> bool:
+    """Return whether the step on the path of a capture differs only in the random numbers that it draws.
+
+    Raises:
+        CandidateFailedError: a run could not be undone.
+    """
+    try:
+        return _agrees_without_chance(runs, call)
+    except CandidateFailedError as error:
+        if not error.undone:
+            raise
+        return False
+    except Exception as error:  # noqa: BLE001 - a comparison that fails shows nothing, and ends no run
+        line = f"{runs.name}: the two paths of the step could not be compared: {describe(error)}"
+        runs.context.reports.say_once(line)
+        return False
+
+
+def _agrees_without_chance(runs: ReferenceRuns, call: Call) -> bool:
+    """Run the step without its random numbers on both paths, and compare; dropout must drop the same shares on both.
+
+    Where the values may differ by rounding alone, the step in more bits decides: most of the gradients of a trained
+    model are rounding. With other processes it does not: they may have no question to decide, and this one's
+    collectives would wait for them.
+    """
+    context, given, rates = runs.context, runs.program.step, list[set[float]]()
+
+    def without_chance(*args: Any, **kwargs: Any) -> Any:
+        rates.append(set())
+        with without_randomness(rates[-1]):
+            return given(*args, **kwargs)
+
+    program = dataclasses.replace(runs.program, step=without_chance)
+    run, limits = functools.partial(without_chance, *call[0], **call[1]), Limits.compiled(context.compute_dtype())
+
+    def plain() -> Any:
+        with context.eager():
+            return runs.on_capture_stream(run)
+
+    def on_path() -> Any:
+        with context.eager():
+            return runs.on_capture_path(run, reports_capturing=True)
+
+    made = StepOutputs.of(program, plain)
+    held = made.compare_run(program, on_path, limits)
+    if rates[0] != rates[1]:
+        return False
+    unlike = {kind: comparison for kind, comparison in held.items() if not comparison.agrees}
+    if not unlike:
+        return True
+    decidable = context.peers is None and all(one.may_be_rounding for one in unlike.values())
+    wide = _in_more_bits(runs, program, call) if decidable else None
+    if wide is None:
+        return False
+    held = dataclasses.replace(made, wide=wide).compare_run(program, on_path, limits)
+    return all(held[kind].agrees for kind in unlike)
 
 
 def roundings(

@@ -37,10 +37,9 @@ from hotloop.measure import Limits
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import noise, proof
 from hotloop.step.prove.attribution import disagreement
-from hotloop.step.prove.budget import Budget
+from hotloop.step.prove.budget import Budget, SentinelStatus, Work
 from hotloop.step.prove.outcomes import Outcome, over_steps, verdict, without_result
 from hotloop.step.prove.rounding_evidence import in_more_bits, repeats_elsewhere, roundings, with_roundings
-from hotloop.step.prove.sentinel_status import SentinelStatus
 from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from hotloop.step.audit.auditor import StepAuditor
     from hotloop.step.context import DecoratedStep
     from hotloop.step.prove.attribution import Disagreement
-    from hotloop.step.prove.budget import Work
     from hotloop.step.prove.code_proofs import CodeProofs
     from hotloop.step.prove.graph_proofs import GraphProofs, Recorded
     from hotloop.step.prove.reference_runs import ReferenceRuns

@@ -7,24 +7,33 @@ in; and a step that has begun a collective is never repeated by one process alon
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import datetime as dt
 import enum
 import itertools
-from typing import Any
+import zlib
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
 from hotloop._torch.collectives import AGREED, collectives_begun, groups, patience, store, timeout_of
-from hotloop.errors import StepLostError, describe
+from hotloop.errors import ConfigError, StepLostError, describe
 from hotloop.step.obstacle import CandidateFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hotloop.step.obstacle import Obstacle
+    from hotloop.step.tiers import Tier
 
 VOTE_SECONDS = 300.0
 """How long a vote waits, at most, for a process that is out of batches, or at something else."""
 _LOST = "hotloop/lost"
 _UNANSWERED = "hotloop/unanswered"
 _VOTES = "hotloop/votes"
+_TOLD = "hotloop/told"
 _SLOW = "Timed out waiting"
 """What gloo says of a collective that nobody else began in time."""
 _ENDS = ("Connection closed by peer", "Connection reset by peer", "NCCL communicator was aborted", _SLOW)
@@ -32,6 +41,21 @@ _ENDS = ("Connection closed by peer", "Connection reset by peer", "NCCL communic
 _meetings = itertools.count()
 """Numbers the meetings: all processes meet equally often, so a number is the same in all of them."""
 _LOOK_SECONDS = 2.0
+NUMBERS = 18
+"""Numbers of a vote: each has as many, so that two votes that should never meet are told apart, and not aborted."""
+MOST = 2**62
+"""The greatest number of a vote."""
+_PARTS = 10**9
+"""Parts of one that a figure is voted on in: seconds are voted on in nanoseconds."""
+AS_MANY = (
+    "call the decorated steps equally often in all processes, and leave a step that one of them makes alone (an "
+    "evaluation) undecorated; where a process waits for another's long work, have it wait at a barrier"
+)
+"""The remedy where a process takes no part in votes."""
+_OUTCOME = "="
+"""Before the numbers of a vote that all have taken part in."""
+_APART = "the processes are at different places of a step: "
+_OTHER_STEPS = "the processes have not called the same decorated steps as often as each other"
 
 
 class Vote(enum.IntEnum):
@@ -42,92 +66,199 @@ class Vote(enum.IntEnum):
     YES = 2
 
 
-_OUTCOMES = tuple(str(int(vote)) for vote in Vote)
+class About(enum.IntEnum):
+    """What a vote is about. All but those in `_BETWEEN` are taken within a step."""
+
+    CALL = 0
+    """What to do with the coming call."""
+    CODE = 1
+    """Whether to prove compiled code in the coming call, or to go on with it."""
+    COPIES = 2
+    """Whether the copies were made that a run needs."""
+    RECORDED = 3
+    """Whether the step was recorded, of which nothing was executed yet."""
+    RAN = 4
+    """Whether a run went to its end, which is to be undone."""
+    STAYS = 5
+    """Whether a rehearsed step stays."""
+    PATH = 6
+    """Whether the two paths of a step are run, to see whether they differ by chance."""
+    OUTCOME = 7
+    """What an agreed step has come to."""
+    FIGURES = 8
+    """What `auto` decides by."""
+    TURN = 9
+    """What a turn of a trial of `auto` took."""
+    SETTINGS = 10
+    """What the loop was asked for."""
+
+
+_BETWEEN = (About.CALL, About.CODE, About.FIGURES, About.TURN, About.SETTINGS)
+"""Votes before a call: nothing of the step has run."""
 
 
 class Peers:
-    """The processes of this run, this one among them."""
+    """The processes of this run, this one among them.
+
+    Attributes:
+        calls: how many calls of all steps of the loop were agreed on, those that raised included.
+        unanswered: why there are no votes any more, where a process did not take part in one.
+        graphs_left: why all have left the tier with a graph; empty while it is in force, or on its way.
+        reduced: by step, how many calls began with a wrapper that reduces gradients, since its buckets were laid out.
+        asked_for: the tier that all were asked for; None where nothing is agreed on.
+        chooses: the tier is chosen by `auto`, and `asked_for` is what it may try.
+        captures: all have agreed that the coming call is captured, or on the way to it.
+        wish: why this process wants all to leave the tier that `auto` has chosen; told in the next vote on a call.
+        elsewhere: the last run that all have undone failed in another process.
+        usual: the collectives that a run of the coming call makes, as an earlier one did; None where it is not known.
+    """
 
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self._group: Any = None
         self._meeting = self._votes = 0
-        self.unanswered = ""
-        """Why there are no votes any more, where a process did not take part in one."""
+        self.calls, self._by_step = 0, collections.Counter[str]()
+        self.unanswered = self.graphs_left = ""
+        self.reduced: collections.Counter[str] = collections.Counter()
+        self.asked_for: Tier | None = None
+        self.chooses = self.captures = False
+        self.wish: Obstacle | None = None
+        self.usual: int | None = None
+        self.elsewhere = False
+        self._at_start = 0
         self._broken = ""
         """Why the next vote is not answered: this process gave up waiting in one that the others went through."""
 
-    def meet(self) -> None:
-        """Make the group that votes are taken in: all processes have to, at the same place, or those that do wait."""
+    def meet(self, asked_for: Tier, run: str = "", sentinel: float = 0.0) -> None:
+        """Make the group that votes are taken in: all processes have to, at the same place, or those that do wait.
+
+        Args:
+            asked_for: the tier.
+            run: the setting that was asked for; the tier's name where it is left out.
+            sentinel: the share of time that checks of recordings may cost.
+
+        Raises:
+            ConfigError: another process does not, or its loop was asked for something else.
+        """
+        run = run or asked_for.name
         # On the CPU whatever the run's backend is, and with a patience of its own: it carries one number now and then.
         # With half of the user's own: a process that is out of batches may wait for the others in a collective of the
         # run (DDP's Join does), and has to be there still when they go on without votes.
+        self.asked_for, self.captures = asked_for, asked_for.graph
         theirs = timeout_of(distributed.group.WORLD)
         seconds = min(VOTE_SECONDS, theirs.total_seconds() / 2 if theirs is not None else VOTE_SECONDS)
         self._meeting = next(_meetings)
-        self._group = distributed.new_group(backend="gloo", timeout=dt.timedelta(seconds=seconds))
+        try:
+            self._group = distributed.new_group(backend="gloo", timeout=dt.timedelta(seconds=seconds))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"run {run!r}: not all of the {self.size} processes have made a loop within "
+                f"{seconds:g} s ({describe(error)}). Make it in all of them, at the same place, or with run='eager' in "
+                "this one"
+            ) from error
+        self._compare_settings(run, sentinel if asked_for.graph else 0.0)
 
-    def agree(self, vote: Vote) -> Vote:
-        """Return the lowest vote of all processes; each has to ask in the same step.
+    def _compare_settings(self, run: str, sentinel: float) -> None:
+        """Check that the loops of all processes were asked for the same: else they part in their first votes."""
+        for setting, value, number in (
+            ("run", run, zlib.crc32(run.encode())),
+            ("sentinel", sentinel, round(sentinel * _PARTS)),
+        ):
+            found = self.lowest(About.SETTINGS, number, -number)
+            if found is not None and found[0] != -found[1]:
+                raise ConfigError(
+                    f"{setting} {value!r} in rank {self.rank}: a loop of another process has another value; give the "
+                    f"loops of all {self.size} processes the same {setting}="
+                )
 
-        Where a process takes no part in time, the outcome is `Vote.NEVER` in all others, and `unanswered` says why. A
-        process may give up waiting just as the last one votes, so that others have an outcome. What the first process
-        writes into the store counts for all.
+    def called(self, step: str) -> None:
+        """Count a call of a decorated step, which begins now; one that raises is one too."""
+        self.calls += 1
+        self._by_step[step] += 1
+
+    def agree(self, vote: Vote, about: About = About.CODE) -> Vote:
+        """Return the lowest vote of all processes; `Vote.NEVER` where there are no votes any more."""
+        found = self.lowest(about, int(vote))
+        return Vote.NEVER if found is None else Vote(found[0])
+
+    def lowest(self, about: About, *numbers: int) -> tuple[int, ...] | None:
+        """Return the lowest of each number over all processes; each has to ask for the same, in the same call.
+
+        Where a process takes no part in time, the outcome is None in all others, and `unanswered` says why. It is None
+        in all before a call, too, where they have called other steps: NCCL makes none of them wait for the others'
+        collectives, so that a step that is run twice would reduce its gradients with those of another one. A process
+        may give up waiting just as the last one votes, so that others have an outcome. What the first process writes
+        into the store counts for all.
 
         Raises:
-            StepLostError: a process has ended meanwhile.
+            StepLostError: a process has ended meanwhile; or it takes no part though this one is within a step, or in
+                another vote than this one: they have parted, and no vote brings them together.
         """
         if self.unanswered:
-            return Vote.NEVER
+            return None
         self._votes += 1
-        lowest, why = torch.tensor([int(vote)]), self._broken
-        if not why:
-            waited = timeout_of(self._group)
-            try:
-                distributed.all_reduce(lowest, distributed.ReduceOp.MIN, group=self._group)
-            except RuntimeError as error:
-                why = self._not_answered(error, waited)
-                if not why:
-                    raise StepLostError(self._ended(error)) from error
-        settled = self._settled(why or str(int(lowest)))
-        if settled not in _OUTCOMES:
+        steps = zlib.crc32(repr(sorted(self._by_step.items())).encode())
+        tag = int(about), -int(about), self.calls, -self.calls, steps, -steps
+        own = torch.tensor([*tag, *numbers, *[0] * (NUMBERS - len(tag) - len(numbers))], dtype=torch.int64)
+        settled = self._settled(self._reduced(own))
+        if not settled.startswith(_OUTCOME):
             self.unanswered = settled
-            return Vote.NEVER
-        self._broken = why
-        return Vote(int(settled))
+            if about not in _BETWEEN:
+                raise StepLostError(
+                    f"{settled}, within a step: all processes end; start again from the last checkpoint"
+                )
+            return None
+        found = [*map(int, settled.removeprefix(_OUTCOME).split(","))]
+        same_steps = found[4] == -found[5]
+        if (found[0], found[2]) != (-found[1], -found[3]) or (not same_steps and about not in _BETWEEN):
+            places = f"call {found[2]} to {-found[3]}, vote {About(found[0]).name} to {About(-found[1]).name}"
+            raise StepLostError(
+                f"{_APART}{places}. Call the decorated steps equally often in all of them, and let what one of them "
+                "raises end it: all processes end; start again from the last checkpoint"
+            )
+        if not same_steps:
+            self.unanswered = _OTHER_STEPS
+            return None
+        return tuple(found[len(tag) : len(tag) + len(numbers)])
 
-    def ready(self, error: Exception | None) -> None:
-        """Begin a run of a proof in all processes, or in none because one had no memory for the copies beside it.
+    def slowest(self, about: About, *figures: float | None) -> tuple[float | None, ...] | None:
+        """Return the greatest of each figure over all processes; None for a figure that one of them does not have.
 
-        Args:
-            error: what kept this process from making its copies; None where it made them.
-
-        Raises:
-            CandidateFailedError: no process begins.
+        Where a process takes no part, the outcome is None in all others, as `lowest` says.
         """
-        if self.agree(Vote.YES if error is None else Vote.NEVER) is Vote.YES:
-            return
-        cause = error or MemoryError(self.unanswered or "another process has no memory for the copies of a proof")
-        raise CandidateFailedError(began=False) from cause
+        numbers = (-MOST if figure is None else max(-MOST + 1, -round(figure * _PARTS)) for figure in figures)
+        found = self.lowest(about, *numbers)
+        return found and tuple(None if number == -MOST else -number / _PARTS for number in found)
 
-    def stays(self, *, stays: bool) -> bool:
-        """Return whether a rehearsed step stays in any process: then it stays in all, whose collectives would wait."""
-        return self.agree(Vote.NOT_NOW if stays else Vote.YES) is not Vote.YES
+    def _reduced(self, numbers: torch.Tensor) -> str:
+        """Reduce the numbers over all processes; return them, or why that was not possible."""
+        if self._broken:
+            return self._broken
+        try:
+            distributed.all_reduce(numbers, distributed.ReduceOp.MIN, group=self._group)
+        except RuntimeError as error:
+            why = self._not_answered(error)
+            if not why:
+                raise StepLostError(self._ended(error)) from error
+            self._broken = why
+            return why
+        return _OUTCOME + ",".join(map(str, numbers.tolist()))
 
     def _settled(self, ours: str) -> str:
         """Return the outcome of a vote that counts in all processes: what the first of them has written down."""
         key = f"{_VOTES}/{self._meeting}"
         try:
             found = store().compare_set(f"{key}/{self._votes}", "", ours)
-            if ours in _OUTCOMES and self.rank == 0:  # all have begun this vote, so nobody reads the one before
+            if ours.startswith(_OUTCOME) and self.rank == 0:  # all have begun this vote, so nobody reads the one before
                 store().delete_key(f"{key}/{self._votes - 1}")
         except RuntimeError as error:
             raise StepLostError(self._ended(error)) from error
         return str(found.decode())
 
-    def _not_answered(self, error: Exception, waited: dt.timedelta | None) -> str:
+    def _not_answered(self, error: Exception) -> str:
         """Say why a vote was not answered in time, here or in a process that left before; empty where it was not so."""
         if _SLOW in str(error):
+            waited = timeout_of(self._group)
             seconds = waited.total_seconds() if waited is not None else VOTE_SECONDS
             why = f"rank {self.rank} waited {seconds:g} s for another process to reach the same step"
             with contextlib.suppress(Exception):  # the others then find it out by waiting themselves
@@ -142,6 +273,49 @@ class Peers:
         """Count the collectives of the run that this process has begun so far."""
         return collectives_begun([group for group in groups() if group is not self._group])
 
+    def stays(self, *, stays: bool) -> bool:
+        """Return whether a rehearsed step stays in any process: then it stays in all, whose collectives would wait."""
+        return self.agree(Vote.NOT_NOW if stays else Vote.YES, About.STAYS) is not Vote.YES
+
+    @contextlib.contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Rehearse a step in the block; where it raises, the others are told that it stays, and go on."""
+        try:
+            yield
+        except (StepLostError, CandidateFailedError) as error:
+            if isinstance(error, CandidateFailedError) and error.began:
+                self.stays(stays=True)
+            raise
+        except Exception:
+            if self.made_all():  # else they wait in a collective, as they would without a loop
+                self.stays(stays=True)
+            raise
+        self.usual = self.made()
+
+    def tell(self, why: str) -> None:
+        """Write down for the others why this process leaves something, before the vote in which all of them do."""
+        with contextlib.suppress(RuntimeError):  # the vote finds out that a process has ended
+            store().set(self._told, f"rank {self.rank}: {why}")
+
+    def told(self) -> str:
+        """Return what a process has told last; empty where none has."""
+        with contextlib.suppress(RuntimeError):  # the next vote finds out that a process has ended
+            if store().check([self._told]):
+                return str(store().get(self._told).decode())
+        return ""
+
+    def run_begins(self) -> None:
+        """Note the collectives that were begun before a run."""
+        self._at_start = self.begun()
+
+    def made(self) -> int:
+        """Count the collectives that this process has begun in the run."""
+        return self.begun() - self._at_start
+
+    def made_all(self) -> bool:
+        """Return whether a run has begun as many collectives as such a run does: then nobody waits in one of them."""
+        return self.usual is None or self.made() >= self.usual
+
     def patient(self) -> contextlib.AbstractContextManager[None]:
         """Let the run's collectives, and votes, wait for a process that compiles, while the block runs."""
         return patience.held(AGREED)
@@ -149,6 +323,10 @@ class Peers:
     @property
     def _unanswered(self) -> str:
         return f"{_UNANSWERED}/{self._meeting}"
+
+    @property
+    def _told(self) -> str:
+        return f"{_TOLD}/{self._meeting}"
 
     @property
     def _lost(self) -> str:
@@ -190,7 +368,8 @@ class Peers:
             with contextlib.suppress(Exception):  # one that votes later then goes on eager; else it takes it for an end
                 if not self.unanswered:
                     store().set(self._unanswered, f"rank {self.rank} has closed its loop")
-            distributed.destroy_process_group(group)
+            if group in groups():  # else the program has left all groups, and may have begun others
+                distributed.destroy_process_group(group)
 
 
 def peers_of_this_run() -> Peers | None:

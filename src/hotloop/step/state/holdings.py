@@ -1,14 +1,19 @@
-"""Everything that a step may change: parameters, gradients, buffers, optimizer state, and objects the user named."""
+"""Everything that a step may change, and where it lies in memory.
+
+Parameters, gradients, buffers, optimizer state, and objects that the user named.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from hotloop.step.state.storages import in_place, view_of
+from hotloop._torch.sharded import Sharded, is_spread, shard_of
+from hotloop._torch.views import can_be_guarded, guard
 
 EVERY_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
 """Attributes that each optimizer has: its groups, state and hooks."""
@@ -135,9 +140,15 @@ class Holdings:
         return distinct_views({name: in_place(tensor) for name, tensor in objects.items() if not tensor.is_meta})
 
     def objects(self) -> dict[str, torch.Tensor]:
-        """Return what `tensors` names, as the objects that the program knows; also those that share memory."""
+        """Return what `tensors` names, as the objects that the program knows; also those that share memory.
+
+        Of tensors that are spread over processes these are this process's shards.
+        """
         with self.still():
-            return self._cached("objects", self._find_objects)
+            return self._cached("objects", self._find_shards)
+
+    def _find_shards(self) -> dict[str, torch.Tensor]:
+        return {name: shard_of(tensor) for name, tensor in self._find_objects().items()}
 
     def _find_objects(self) -> dict[str, torch.Tensor]:
         return {
@@ -205,6 +216,8 @@ class Parts:
         self._holdings = holdings
         self._parameters: list[torch.nn.Parameter] | None = None
         self._modules: list[torch.nn.Module] | None = None
+        self._wrappers: list[DistributedDataParallel] | None = None
+        self._sharded: Sharded | None = None
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return the parameters of models and optimizers."""
@@ -218,6 +231,146 @@ class Parts:
             self._modules = [module for root in self._holdings.modules.values() for module in root.modules()]
         return self._modules
 
+    def wrappers(self) -> list[DistributedDataParallel]:
+        """Return the wrappers that reduce gradients over several processes, or not, as ``no_sync()`` sets them."""
+        if self._wrappers is None:
+            self._wrappers = [one for root in self._holdings.modules.values() for one in wrappers_in(root)]
+        return self._wrappers
+
+    def sharded(self) -> Sharded:
+        """Return what FSDP2 has sharded of the modules."""
+        if self._sharded is None:
+            self._sharded = Sharded(self._holdings.modules.values())
+        return self._sharded
+
+    def reduces(self) -> bool:
+        """Return whether the coming call reduces gradients over several processes, as far as wrappers say."""
+        return bool(self.sharded()) or any(one.require_backward_grad_sync for one in self.wrappers())
+
     def look_again(self) -> None:
         """Look parameters and modules up anew: there may be others."""
-        self._parameters = self._modules = None
+        self._parameters = self._modules = self._wrappers = self._sharded = None
+
+
+def wrappers_in(root: torch.nn.Module) -> list[DistributedDataParallel]:
+    """Return the wrappers for several processes in a model, itself among them."""
+    return [module for module in root.modules() if isinstance(module, DistributedDataParallel)]
+
+
+def in_place(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory that a tensor has now, without gradients; a later ``tensor.data = other`` does not change it.
+
+    A sparse tensor has several pieces of memory, and is returned itself. Of a tensor that is spread over processes the
+    memory is that of this process's shard.
+    """
+    tensor = shard_of(tensor)
+    return tensor.detach() if tensor.layout == torch.strided else tensor
+
+
+def view_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return address, shape, strides and dtype: ``tensor.t_()`` keeps the address, but not the strides.
+
+    Empty for a sparse tensor. Of a tensor that is spread over processes it describes this process's shard.
+    """
+    tensor = shard_of(tensor)
+    try:
+        if tensor.layout == torch.strided and (address := tensor.data_ptr()) is not None:
+            return address, tensor.shape, tensor.stride(), tensor.dtype
+    except (RuntimeError, NotImplementedError):  # a wrapper subclass without memory of its own
+        pass
+    return ()
+
+
+class Views:
+    """A quick check whether tensors still are the same views of the same memory, as `view_of` describes them.
+
+    Hundreds of tensors are checked before each replay. Each is asked for its address. Shapes and strides would take
+    three times as long: a guard of torch's compiler compares those of all tensors in one call.
+
+    Args:
+        tensors: the tensors; those without an address are ignored.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        given = list(tensors)
+        self._shards = [(tensor, shard_of(tensor)) for tensor in given if is_spread(tensor)]
+        """Tensors that are spread over processes: one may get another shard (``load_state_dict(assign=True)``)."""
+        views = {id(tensor): (tensor, view_of(tensor)) for tensor in map(shard_of, given)}
+        self._then = [(tensor, view) for tensor, view in views.values() if view]
+        self._tensors = [tensor for tensor, _ in self._then]
+        self._addresses = [view[0] for _, view in self._then]
+        self._guarded = [tensor for tensor in self._tensors if can_be_guarded(tensor)]
+        self._unguarded = [(tensor, view) for tensor, view in self._then if not can_be_guarded(tensor)]
+        self._guard: Callable[[], bool] | None = None
+        self._guards_left = 4  # where torch's modes change all the time, a new guard would never be of use
+
+    def same(self) -> bool:
+        """Return whether every tensor has the same memory, shape, strides and dtype as before."""
+        if any(shard_of(tensor) is not shard for tensor, shard in self._shards):
+            return False
+        try:
+            if [*map(torch.Tensor.data_ptr, self._tensors)] != self._addresses:
+                return False
+        except (RuntimeError, NotImplementedError):  # swap_tensors put a tensor without an address in its place
+            return False
+        if self._guard is not None and self._guard():
+            return all(view_of(tensor) == then for tensor, then in self._unguarded)
+        if self.moved():
+            return False
+        if self._guards_left:
+            self._guards_left -= 1
+            self._guard = guard(self._guarded)
+        return True
+
+    def moved(self) -> list[torch.Tensor]:
+        """Return the tensors that have other memory, or another shape, strides or dtype; the shards of those spread."""
+        replaced = [shard for tensor, shard in self._shards if shard_of(tensor) is not shard]
+        return [*replaced, *(tensor for tensor, then in self._then if view_of(tensor) != then)]
+
+
+class Memory:
+    """The memory that tensors have: ``tensor.data = other`` changes it, which torch does not count as a write.
+
+    A tensor that becomes another view of the same memory (``tensor.t_()``) counts as moved, too.
+
+    Args:
+        tensors: the objects that the program knows.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors, self._views = [*map(shard_of, tensors)], Views(tensors)
+        self._at = [*map(view_of, self._tensors)]
+        self._had = [*map(in_place, self._tensors)]
+
+    def moved(self) -> list[int]:
+        """Return the indices of the tensors that have other memory now."""
+        if self._views.same():
+            return []
+        pairs = enumerate(zip(self._tensors, self._at, strict=True))
+        return [place for place, (tensor, at) in pairs if view_of(tensor) != at]
+
+    def restore(self) -> None:
+        """Put each tensor back on the memory that it had; the values in that memory are not touched."""
+        for place in self.moved():
+            self._tensors[place].data = self._had[place]
+
+    def bring_back(self) -> None:
+        """Put each tensor back on the memory that it had, with the values that the tensor holds now.
+
+        Raises:
+            RuntimeError: a tensor has another shape now, so it lacks values; or it has the memory of another tensor,
+                so a write into one would change both.
+        """
+        places = self.moved()
+        if not places:
+            return
+        views = map(view_of, {id(tensor): tensor for tensor in self._tensors}.values())
+        addresses = [view[0] for view in views if view and view[0]]
+        if len(addresses) > len({*addresses}):
+            raise RuntimeError("a tensor was given the memory of another one")
+        for place in places:
+            tensor, had = self._tensors[place], self._had[place]
+            if tensor.shape != had.shape:
+                raise RuntimeError(f"a tensor of {tuple(had.shape)} was given the shape {tuple(tensor.shape)}")
+            had.copy_(tensor.detach().clone())  # through a copy, since the two may be views of one memory
+            tensor.data = had

@@ -11,9 +11,8 @@ from hotloop._torch.foreach import copies, copy_all, differing
 from hotloop._torch.places import places_of, put_back, viewed_like, write
 from hotloop._torch.random_state import RandomState
 from hotloop.measure.machine import free_bytes
-from hotloop.step.state.bindings import Bindings, BufferTables
-from hotloop.step.state.holdings import distinct_views
-from hotloop.step.state.storages import Memory, in_place
+from hotloop.step.state.holdings import Memory, distinct_views, in_place
+from hotloop.step.state.undo import Bindings, BufferTables, ForwardSyncs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,6 +38,7 @@ class Snapshot:
         self.random, self._rng_usage = RandomState([program.device]), program.rng_usage
         with holdings.still():
             self.bindings, self._buffers = Bindings(holdings), BufferTables(holdings)
+            self._syncs = ForwardSyncs(holdings)
             objects = holdings.objects()
             existing = {f"gradient {name}": one for name, one in holdings.gradients().items() if one is not None}
             self._memory = Memory([*objects.values(), *existing.values()])
@@ -148,6 +148,7 @@ class Snapshot:
             with torch.no_grad(), uncounted([tensor]):
                 tensor.copy_(copied)
         self._buffers.restore()
+        self._syncs.restore()
 
 
 def copies_on_host(sources: list[torch.Tensor]) -> list[torch.Tensor]:

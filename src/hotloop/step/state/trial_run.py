@@ -4,30 +4,61 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
+from hotloop.errors import StepLostError
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.state.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hotloop.step.state.program import Program
 
 _T = TypeVar("_T")
-Ready = Callable[[Exception | None], None]
-"""Called before the step runs, with the error that kept the copies from being made. Raises if the step must not run."""
 
 
-def alone(error: Exception | None) -> None:
-    """Let a single process run its step if its copies were made.
+class Ready(Protocol):
+    """Decides, at each point where a run may fail, whether it goes on; `ranks.together` does so for all processes."""
 
-    Raises:
-        CandidateFailedError: the copies were not made.
-    """
-    if error is not None:
-        raise CandidateFailedError(began=False) from error
+    def copies(self, error: Exception | None) -> None:
+        """Raise if a run must not begin; ``error`` is what kept the copies from being made."""
+
+    def recorded(self, error: Exception | None) -> None:
+        """Raise if what was recorded must not be executed; ``error`` is what kept it from being recorded."""
+
+    def ran(self, error: Exception | None) -> None:
+        """Raise if a run has failed; ``error`` is what it raised."""
+
+
+class Alone:
+    """The decisions of a single process."""
+
+    def copies(self, error: Exception | None) -> None:
+        """Let the step run if its copies were made.
+
+        Raises:
+            CandidateFailedError: the copies were not made.
+        """
+        if error is not None:
+            raise CandidateFailedError(began=False) from error
+
+    def recorded(self, error: Exception | None) -> None:
+        """Let what was recorded be executed; an error passes."""
+
+    def ran(self, error: Exception | None) -> None:
+        """Go on if the run went to its end.
+
+        Raises:
+            CandidateFailedError: it did not.
+        """
+        if error is not None:
+            raise CandidateFailedError from error
+
+
+alone = Alone()
 
 
 def copied(make: Callable[[], _T], ready: Ready) -> _T:
@@ -35,9 +66,9 @@ def copied(make: Callable[[], _T], ready: Ready) -> _T:
     try:
         made = make()
     except Exception as error:
-        ready(error)
+        ready.copies(error)
         raise AssertionError("nothing runs without the copies that undo it") from error
-    ready(None)
+    ready.copies(None)
     return made
 
 
@@ -62,14 +93,27 @@ def undone_if_it_fails(program: Program, run: Callable[[], _T], ready: Ready = a
     try:
         made = run()
         wait_for(program.device)  # a kernel's failure belongs to the code that launched it
+    except (CandidateFailedError, StepLostError):  # it was recorded, and is executed by no process
+        undo(program, before)
+        raise
     except Exception as error:
-        undo(program, before, error)
-        raise CandidateFailedError from error
+        _undo_together(program, before, ready, error)
+        raise AssertionError("nothing goes on after a run that failed") from error
     except BaseException:
         with contextlib.suppress(CandidateFailedError):
             undo(program, before)
         raise
+    _undo_together(program, before, ready, None)
     return made, before
+
+
+def _undo_together(program: Program, before: Snapshot, ready: Ready, error: Exception | None) -> None:
+    """Undo a run if it failed, here or in another process."""
+    try:
+        ready.ran(error)
+    except Exception:
+        undo(program, before, error)
+        raise
 
 
 def undo(program: Program, before: Snapshot, failed: Exception | None = None) -> None:

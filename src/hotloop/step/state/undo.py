@@ -6,8 +6,10 @@ launch into memory that is kept, and gradients only where they exist and are rea
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +17,146 @@ from torch.utils.weak import TensorWeakRef
 
 from hotloop._torch.fake import is_view, uncounted, version_of
 from hotloop._torch.foreach import copy_all
+from hotloop._torch.hooks import module_tables
 from hotloop._torch.places import overlaps, places_of, put_back, viewed_like
 from hotloop._torch.random_state import RandomState
-from hotloop.step.state.bindings import Bindings, BufferTables
-from hotloop.step.state.holdings import Holdings
-from hotloop.step.state.storages import Memory
+from hotloop._torch.sharded import Sharded, is_spread, shard_of
+from hotloop.step.state.holdings import EVERY_OPTIMIZERS, Holdings, Memory, wrappers_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+
+class Bindings:
+    """The gradients, the optimizers' dictionaries and attributes, and the attributes of the other state.
+
+    Attributes of an optimizer are included because a user's optimizer may count its steps there, and an undone step
+    must not count.
+    """
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._parameters = list(holdings.parameters().values())
+        self._gradients = [parameter.grad for parameter in self._parameters]
+        self._optimizers = [
+            (
+                optimizer,
+                [(group, {**group, "params": list(group["params"])}) for group in optimizer.param_groups],
+                [(key, entry, _copy_containers(entry)) for key, entry in optimizer.state.items()],
+                {
+                    name: (value, _copy_containers(value))
+                    for name, value in vars(optimizer).items()
+                    if name not in EVERY_OPTIMIZERS
+                },
+            )
+            for optimizer in holdings.optimizers.values()
+        ]
+        self._others = [
+            (holder, {name: _copy_containers(value) for name, value in vars(holder).items()})
+            for holder in holdings.state
+            if not isinstance(holder, torch.nn.Module) and hasattr(holder, "__dict__")
+        ]
+
+    def restore(self) -> None:
+        """Bind everything as it was; the tensors themselves are not touched."""
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        for saved in self._optimizers:
+            self._restore_optimizer(*saved)
+        for holder, values in self._others:
+            vars(holder).clear()
+            vars(holder).update({name: _copy_containers(value) for name, value in values.items()})
+
+    @staticmethod
+    def _restore_optimizer(
+        optimizer: torch.optim.Optimizer,
+        groups: list[tuple[dict[str, Any], dict[str, Any]]],
+        state: list[tuple[Any, Any, Any]],
+        attributes: dict[str, tuple[Any, Any]],
+    ) -> None:
+        for group, values in groups:
+            group.clear()
+            group.update({**values, "params": list(values["params"])})
+        optimizer.param_groups[:] = [group for group, _ in groups]
+        optimizer.state.clear()
+        for key, entry, values in state:
+            optimizer.state[key] = entry
+            if isinstance(entry, MutableMapping):  # the same dictionary object, since recordings refer to it
+                entry.clear()
+                entry.update(_copy_containers(values))
+        for name in vars(optimizer).keys() - EVERY_OPTIMIZERS - attributes.keys():
+            delattr(optimizer, name)
+        for name, (value, content) in attributes.items():
+            if type(value) is dict:
+                value.clear()
+                value.update(_copy_containers(content))
+            elif type(value) is list:
+                value[:] = _copy_containers(content)
+            vars(optimizer)[name] = value
+
+
+class ForwardSyncs:
+    """What wrappers for several processes keep for the next forward, as the last one decided.
+
+    DDP keeps whether it sends its buffers. FSDP2 keeps nothing: a step that ended half-way has left something.
+    """
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._wrappers = [one for root in holdings.modules.values() for one in wrappers_in(root)]
+        self._sharded = Sharded(holdings.modules.values())
+        self.save()
+
+    def save(self) -> None:
+        """Note what holds now."""
+        self._found = [one.require_forward_param_sync for one in self._wrappers]
+
+    def restore(self) -> None:
+        """Let the next forward do what was noted."""
+        for wrapper, found in zip(self._wrappers, self._found, strict=True):
+            wrapper.require_forward_param_sync = found
+        self._sharded.rest()
+
+
+class BufferTables:
+    """The tensor that each buffer of the modules is; a step may replace a buffer, or register a first one.
+
+    Args:
+        holdings: the program, whose modules are meant.
+    """
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holders: list[dict[str, torch.Tensor | None]] = [
+            module_tables(module)[1] for root in holdings.modules.values() for module in root.modules()
+        ]
+        self._tables: list[tuple[dict[str, torch.Tensor | None], dict[str, torch.Tensor | None]]] = []
+        self.save()
+
+    def save(self) -> None:
+        """Note the tensors that the buffers are now."""
+        self._tables = [(held, dict(held)) for held in self._holders if held]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The buffers that were there when they were noted."""
+        return [buffer for _, table in self._tables for buffer in table.values() if buffer is not None]
+
+    def restore(self) -> None:
+        """Put the same tensors under the same names; their values are not touched."""
+        tables = {id(held): table for held, table in self._tables}
+        for held in self._holders:
+            if held or id(held) in tables:
+                held.clear()
+                held.update(tables.get(id(held), {}))
+
+
+def _copy_containers(value: Any) -> Any:
+    """Copy lists and dictionaries, whose content may change in place, but not what they contain."""
+    if isinstance(value, MutableMapping):
+        copied = copy.copy(value)
+        for key, item in value.items():
+            copied[key] = _copy_containers(item)
+        return copied
+    return [_copy_containers(item) for item in value] if type(value) is list else value
 
 
 class StepStart:
@@ -42,7 +176,7 @@ class StepStart:
         self._places = Memory(self._owned)
         self._others = Holdings({}, {}, holdings.state)
         self._others.found = holdings.found
-        self._buffers = BufferTables(holdings)
+        self._buffers, self._syncs = BufferTables(holdings), ForwardSyncs(holdings)
         self._with_buffers = True
         self._sources: list[torch.Tensor] = []
         self._addresses: list[int] = []
@@ -80,6 +214,7 @@ class StepStart:
             self._places = Memory(self._owned)
         self._random = RandomState(self._devices, python=buffers)
         self._bindings = Bindings(self._others)
+        self._syncs.save()
         self.complete = True
 
     def _make_room(self, sources: list[torch.Tensor]) -> None:
@@ -101,13 +236,14 @@ class StepStart:
             if (first := places.setdefault(id(gradient), place)) != place:  # a gradient shared by several parameters
                 self._copied[place] = self._copied[first]
                 continue
-            if gradient.layout != torch.strided:
-                copied = gradient.clone()
-            elif overlaps(gradient):
-                copied = viewed_like(places_of(gradient).detach().clone(), gradient)
+            held = shard_of(gradient)
+            if held.layout != torch.strided:
+                copied = held.clone()
+            elif overlaps(held):
+                copied = viewed_like(places_of(held).detach().clone(), held)
             else:
-                copied = self._room_for(place, gradient)
-                dense.append((copied, gradient))
+                copied = self._room_for(place, held)
+                dense.append((copied, held))
             self._copied[place] = self._reference(gradient), copied
         copy_all([room for room, _ in dense], [gradient for _, gradient in dense])
 
@@ -122,9 +258,9 @@ class StepStart:
         """Return a weak reference to a gradient, or a strong one if no copy could stand in for it.
 
         A gradient that is a part of somebody's memory (a buffer that all gradients lie in) has to be that part again,
-        and one that can be differentiated has its graph.
+        and one that can be differentiated has its graph. A copy of a shard is no tensor that is spread over processes.
         """
-        if is_view(gradient) or gradient.requires_grad:
+        if is_view(gradient) or gradient.requires_grad or is_spread(gradient):
             return lambda: gradient
         reference: Callable[[], torch.Tensor | None] = TensorWeakRef(gradient)
         return reference
@@ -153,6 +289,7 @@ class StepStart:
         for place, (parameter, gradient) in enumerate(zip(self._parameters, self._gradients, strict=True)):
             parameter.grad = self._restored_gradient(place) if place in self._copied else gradient
         self._bindings.restore()
+        self._syncs.restore()
         self._random.restore()
 
     def _restored_gradient(self, place: int) -> torch.Tensor:
@@ -163,7 +300,7 @@ class StepStart:
             self._room.pop(place, None)
             return copied
         if gradient.layout == torch.strided:
-            put_back([places_of(gradient.detach())], [places_of(copied)])
+            put_back([places_of(shard_of(gradient).detach())], [places_of(copied)])
             return gradient
         with torch.no_grad(), uncounted([gradient]):
             return gradient.copy_(copied)

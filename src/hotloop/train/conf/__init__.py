@@ -1,1 +1,1 @@
-"""The defaults of every setting, as commented YAML groups; documented in docs/settings.md, which is made of them."""
+"""The defaults of every setting, as commented YAML groups. docs/reference/settings.md is made of them."""

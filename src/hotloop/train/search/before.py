@@ -35,6 +35,12 @@ def check(settings: Settings) -> None:
         DataError: a file of pairs that cannot be read, or split as the settings say.
     """
     searched = space.parse(settings).searched
+    for name, usual in (("workers", 1), ("engine", "local")):
+        if (value := getattr(settings.kfold, name)) != usual:
+            raise ConfigError(
+                f"kfold.{name}={value}: a trial runs its folds one after another; set hpo.{name}, which is of "
+                "trials, and leave it out"
+            )
     _check_metric(settings)
     _check_direction(settings)
     space.check_trial(settings)

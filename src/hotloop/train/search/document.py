@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
 BEST, SETTINGS = "best.yaml", "study.yaml"
+STORED = (report.DOCUMENT, BEST)
+"""What goes to ``run.storage``: the settings may have a password."""
 EVERY_SECONDS = 5.0
 _ENOUGH = 4
 """Complete trials from which importances are estimated."""

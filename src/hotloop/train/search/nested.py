@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop.errors import ConfigError
-from hotloop.train.search import document, space, told
+from hotloop.train.search import document, space, told, trial
 from hotloop.train.search.preparing import prepared
 from hotloop.train.search.study import Study
-from hotloop.train.search.trial import train
 from hotloop.train.search.work import Part, Worker
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ def check(settings: Settings) -> Settings:
     hpo = settings.hpo
     without = {
         "workers": (hpo.workers, 1),
+        "engine": (hpo.engine, "local"),
         "timeout_seconds": (hpo.timeout_seconds, None),
         "storage": (hpo.storage, None),
     }
@@ -47,7 +47,7 @@ def nested(  # noqa: PLR0913, PLR0917 - what is searched, where, by what, and wh
     settings: Settings,
     folder: Path,
     trials: int,
-    objective: Objective = train,
+    objective: Objective = trial.train,
     say: Callable[[str], None] = lambda _: None,
     later: int = 0,
 ) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def nested(  # noqa: PLR0913, PLR0917 - what is searched, where, by what, and wh
         SearchStoppedError: no trial came to its end.
     """
     settings = space.with_hpo(settings, folder=str(folder), n_trials=trials, keep_checkpoints="none")
-    settings = check(prepared(settings))
+    settings = check(prepared(trial.changed(settings, {"run.storage": None})))  # the fold's folder is what is kept
     document.check_folder(settings, folder)
     study = Study(settings, folder, say)
 

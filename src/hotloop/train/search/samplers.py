@@ -47,7 +47,7 @@ def _made(settings: Settings, number: int) -> optuna.samplers.BaseSampler:
         # One sequence for all trials: each takes the next of its points, by a count in the storage.
         made = samplers.QMCSampler(seed=settings.run.seed, scramble=True, warn_independent_sampling=False)
     else:
-        tpe = samplers.TPESampler(seed=seed, n_startup_trials=hpo.startup_trials, constant_liar=hpo.workers > 1)
+        tpe = samplers.TPESampler(seed=seed, n_startup_trials=hpo.startup_trials, constant_liar=hpo.at_once > 1)
         made = tpe
         if hpo.sampler == "gp":
             made = samplers.GPSampler(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KINDS = ("log", "float", "int", "choices")
 _WORDS = (*KINDS, "step", "when")
-NOT_SEARCHED = ("recipe", "hpo", "kfold", "run", "data.path", "pictures.source", "pictures.path")
+NOT_SEARCHED = ("recipe", "hpo", "kfold", "engine", "run", "data.path", "pictures.source", "pictures.path")
 """Settings that say what a search is, and not what a run learns."""
 
 KEPT = ("recipe", "data", "pictures", "kfold", "run")
@@ -197,7 +197,7 @@ def check_trial(settings: Settings) -> None:
     for name, value in flat(settings.hpo.trial):
         if schema.at(type(settings), name) is None:
             problems.append(f"hpo.trial.{name}: {_unknown(type(settings), name)}")
-        elif name.split(".", 1)[0] in ("hpo", "recipe") or name in ("run.folder", "run.resume"):
+        elif name.split(".", 1)[0] in ("hpo", "engine", "recipe") or name in ("run.folder", "run.resume"):
             problems.append(f"hpo.trial.{name}: a trial cannot have another one than its search")
         elif wrong := schema.problem(Settings, name, value):
             problems.append(f"hpo.trial.{wrong}")

@@ -49,7 +49,7 @@ class Storage:
         self.errors = (self._optuna.exceptions.StorageInternalError, self._sql.exc.SQLAlchemyError, sqlite3.Error)
         self._file = self._sqlite_file(parsed)
         if parsed.get_backend_name() == "postgresql":
-            require("psycopg", "hpo.storage=postgresql://...", "search")
+            require("psycopg", "hpo.storage=postgresql://...", "postgres")
             parsed = parsed.set(drivername="postgresql+psycopg")
         self._url = parsed.render_as_string(hide_password=False)
         self._heartbeat = heartbeat_seconds

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import record
 from hotloop.errors import ConfigError
-from hotloop.train import configure
+from hotloop.train import configure, mirror
 from hotloop.train.nested import leaves
 from hotloop.train.optional import require
 from hotloop.train.schema import at, build
@@ -24,6 +24,7 @@ from hotloop.train.search import samplers, space
 from hotloop.train.search.given import given
 from hotloop.train.search.storage import Storage
 from hotloop.train.search.trial import folds_of, settings_of, study_name
+from hotloop.train.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,8 +40,11 @@ ATTEMPTS = 2
 OUTCOME = "outcome.json"
 NUMBER, ATTEMPT, WORKER, CAUSE, ENDED = "hotloop:number", "hotloop:attempt", "hotloop:worker", "cause", "hotloop:ended"
 """Attributes of an attempt."""
-_SETTINGS = "hotloop:settings"
-_FREE = ("n_trials", "workers", "timeout_seconds", "storage", "folder", "heartbeat_seconds", "keep_checkpoints")
+_SETTINGS, _COMMANDS = "hotloop:settings", "hotloop:commands"
+"""Attributes of a study: its settings, and the processes of the commands that go on with it."""
+_FREE = (
+    "n_trials", "workers", "engine", "timeout_seconds", "storage", "folder", "heartbeat_seconds", "keep_checkpoints",
+)  # fmt: skip
 """Settings of the group ``hpo`` that may be others each time a study goes on."""
 _DIED = "its worker died"
 
@@ -228,11 +232,21 @@ class Study:
             if worker is None:  # it is our turn, so whoever took it died before he could say so
                 self._finish_now(one, Outcome("interrupted", cause="it was not begun"))
             elif record.was_killed({"status": "running", **worker}):
-                self._finish_now(one, read_outcome(self._folder_of(one)) or Outcome("died", cause=_DIED))
+                self._finish_now(one, self._outcome(self._folder_of(one)) or Outcome("died", cause=_DIED))
         if not running:
             return trials
         self._optuna.storages.fail_stale_trials(self.study)
         return self.trials()
+
+    def _outcome(self, folder: Path) -> Outcome | None:
+        """Return the outcome that a dead worker left in its trial's folder; a node of a cluster has stored it."""
+        away = self.settings.run.storage if self.settings.hpo.engine == "ray" else None
+        if stored := mirror.of(away, folder, Within(folder=self.folder)):
+            try:
+                stored.fetch()
+            except mirror.StorageError as error:
+                self.say(f"{error}; a trial whose outcome is only there is run again")
+        return read_outcome(folder)
 
     def _folder_of(self, one: optuna.trial.FrozenTrial) -> Path:
         return trial_folder(self.folder, one.user_attrs.get(NUMBER, one.number), one.user_attrs.get(ATTEMPT, 1))
@@ -260,11 +274,14 @@ class Study:
         with self.storage.turn():  # as a whole: nobody may take a trial of a study that is about to be deleted
             theirs = self.study.user_attrs.get(_SETTINGS)
             other = [] if theirs is None else differences(_as_now(theirs, ours, self.settings), ours)
-            anew = bool(other) and begins and self._is_empty()
+            others = self._other_commands()
+            anew = bool(other) and begins and not others and self._is_empty()
             if anew:
                 self.study = self.storage.renewed(self.study, list(self.settings.hpo.objectives.values()))
             if anew or theirs is None:
                 self.study.set_user_attr(_SETTINGS, ours)
+            if begins and (anew or not other):
+                self.study.set_user_attr(_COMMANDS, [*others, record.this_process()])
         if anew:
             self.say(f"No trial of the study was over, so it begins with these settings: {'; '.join(other)}")
         elif other:
@@ -275,6 +292,13 @@ class Study:
             )
         return anew
 
+    def _other_commands(self) -> list[dict[str, Any]]:
+        """Return the processes of other commands that go on with the study: one may have no trial yet."""
+        known = self.study.user_attrs.get(_COMMANDS, [])
+        return [
+            one for one in known if one != record.this_process() and not record.was_killed({"status": "running", **one})
+        ]
+
     def _is_empty(self) -> bool:
         """Say whether a study of this folder's own has no trial that is over or runs: nothing that would be lost.
 
@@ -284,7 +308,11 @@ class Study:
 
     def _or_begin_anew(self) -> str:
         """Say what else can be done where a study has nothing that anybody would miss."""
-        if self.settings.hpo.storage is not None or any(one.state == self._states.COMPLETE for one in self.trials()):
+        if (
+            self._other_commands()
+            or self.settings.hpo.storage is not None
+            or any(one.state == self._states.COMPLETE for one in self.trials())
+        ):
             return ""
         return f"; or delete {self.folder}, in which no trial is complete"
 

@@ -9,7 +9,6 @@ import math
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError, SearchStoppedError
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds
-from hotloop.train import configure
+from hotloop.train import child, configure, gpus, mirror, storage
+from hotloop.train.child import DONE, INTERRUPTED, REPLACE
+from hotloop.train.cluster import connected
 from hotloop.train.interrupt import Interrupt
-from hotloop.train.search import before, document, told
+from hotloop.train.mirror import Kept
+from hotloop.train.search import before, document, space, told
 from hotloop.train.search.preparing import prepared
 from hotloop.train.search.study import NUMBER, Study
 from hotloop.train.search.told import Said, SearchBegan, Tell, TrialBegan, TrialEnded
-from hotloop.train.search.trial import train
-from hotloop.train.search.worker import DONE, INTERRUPTED, REPLACE, STOPPED, Job
+from hotloop.train.search.trial import settings_of, train
+from hotloop.train.search.worker import STOPPED, Job
 
 if TYPE_CHECKING:
     from hotloop.train.search.told import Told
@@ -69,8 +71,9 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
         DataError: data that cannot be used; the same.
         SearchStoppedError: every trial fails, the storage is gone, or workers die one after another.
     """
-    settings = prepared(settings)
+    settings = with_workers(prepared(settings))
     before.check(settings)
+    storage.check(settings.run.storage)
     folder = Path(settings.hpo.folder)
     document.check_folder(settings, folder)
     if any((folder / name).exists() for name in (LINES, DOCUMENT, folds.DOCUMENT)):
@@ -94,7 +97,25 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
             raise SearchStoppedError(f"{why}: finished trials are kept; the same command goes on") from error
         finally:
             written = document.write(study)
+            Kept(mirror.of(settings.run.storage, folder), lambda line: tell(Said(line))).push(document.STORED)
         return Ended(status, folder, written)
+
+
+def with_workers(settings: Settings) -> Settings:
+    """Return the settings of a search with the number of workers that ``hpo.workers=auto`` stands for.
+
+    Raises:
+        ConfigError: ``hpo.trial`` cannot be used, or the cluster that is to run trials cannot run them.
+        MissingExtraError: Ray is not installed.
+    """
+    space.check_trial(settings)
+    many, runs = settings.hpo.workers, settings_of(settings, {}, Path(settings.hpo.folder))
+    if settings.hpo.engine == "ray":
+        with connected(runs, "hpo.engine") as cluster:  # what is wrong with it is told before anything is written
+            many = cluster.room if many == "auto" else many
+    else:
+        many = gpus.workers(many, runs)
+    return space.with_hpo(settings, workers=many)
 
 
 class _Supervisor:
@@ -102,6 +123,7 @@ class _Supervisor:
 
     def __init__(self, settings: Settings, study: Study, tell: Tell, objective: str) -> None:
         self.settings, self.study, self.tell, self.objective = settings, study, tell, objective
+        self.runs, self.workers = settings_of(settings, {}, study.folder), settings.hpo.at_once
         limit = settings.hpo.timeout_seconds
         self.deadline = time.time() + limit if limit else math.inf
         self.heard: queue.Queue[tuple[_Process, Told | None]] = queue.Queue()
@@ -111,7 +133,7 @@ class _Supervisor:
 
     def run(self, interrupt: Interrupt) -> str:
         """Run until every worker is done."""
-        for number in range(1, min(self.settings.hpo.workers, max(1, self.study.left())) + 1):
+        for number in range(1, min(self.workers, max(1, self.study.left())) + 1):
             self.start(number)
         while self.running:
             with contextlib.suppress(queue.Empty):
@@ -126,9 +148,8 @@ class _Supervisor:
         return "out of time" if time.time() >= self.deadline and self.study.left() else "finished"
 
     def start(self, number: int) -> None:
-        """Start a worker as a process in a group of its own, so that Ctrl-C reaches it through us alone."""
+        """Start a worker, with its share of the GPUs where there are several."""
         log = self.study.folder / "workers" / f"{number}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
         job = Job(
             settings=configure.to_dict(self.settings),
             folder=str(self.study.folder),
@@ -137,17 +158,9 @@ class _Supervisor:
             deadline=self.deadline,
             objective=self.objective,
         )
-        flags = ["-P"] if sys.flags.safe_path else []
-        with log.open("a", encoding="utf-8") as errors:
-            process = subprocess.Popen(  # noqa: S603 - this very program
-                [sys.executable, *flags, "-m", "hotloop.train.search.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                encoding="utf-8",
-                start_new_session=True,
-            )
+        here = self.settings.hpo.engine == "local"
+        share = gpus.environment(self.runs, self.workers, number) if here else {}
+        process = child.started("hotloop.train.search.worker", log, share)
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # it died at once; `ended` hears of that
             process.stdin.write(job.to_json() + "\n")
@@ -194,11 +207,11 @@ class _Supervisor:
         if code != REPLACE:
             self.deaths += 1
             again = "the trial it was at is begun again, once"
-            self.tell(Said(f"worker {one.number} died ({_how(code)}); {again}. Its log: {one.log}"))
+            self.tell(Said(f"worker {one.number} died ({child.how(code)}); {again}. Its log: {one.log}"))
         if self.deaths >= DEATHS:
             self.stop(
-                f"{DEATHS} workers died one after another ({_how(code)} the last), and no trial was finished between: "
-                f"{one.log} may say why. The same command goes on"
+                f"{DEATHS} workers died one after another ({child.how(code)} the last), and no trial was finished "
+                f"between: {one.log} may say why. The same command goes on"
             )
         elif time.time() < self.deadline:
             self.start(one.number)
@@ -237,12 +250,3 @@ def _began(study: Study) -> SearchBegan:
 def _ask(one: _Process) -> None:
     with contextlib.suppress(OSError):
         one.process.send_signal(signal.SIGINT)
-
-
-def _how(code: int) -> str:
-    """Say how a process ended."""
-    if code >= 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"signal {-code}"

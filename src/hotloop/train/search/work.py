@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import gc
 import math
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,9 @@ from hotloop.errors import (
     StepLostError,
     TrainingFailedError,
 )
+from hotloop.train.child import WorkerLostError
 from hotloop.train.interrupt import wished
+from hotloop.train.mirror import StorageError
 from hotloop.train.quantise import shared_runs
 from hotloop.train.search import space as spaces
 from hotloop.train.search import trial as trials
@@ -114,7 +114,8 @@ class Worker:
             except OSError as error:
                 outcome, lost = self.system_failure(error)
             except Exception as error:  # noqa: BLE001 - what a trial dies of is its cause, and no reason to end the study
-                outcome = Outcome("failed", cause=_cause(error))
+                lost_away = isinstance(error, WorkerLostError)
+                outcome = Outcome("died" if lost_away else "failed", cause=_cause(error))
                 self.stopping |= wished(error)
             counts = self.study.finish(taken, outcome)
         if outcome.state == "complete":
@@ -174,7 +175,7 @@ class Worker:
             folder=taken.folder,
             report=lambda step, value: self.report(taken, step, value),
             runs=shared_runs(
-                self.space.compiled, 1 + study.left(attempts) / study.settings.hpo.workers + self.part.later
+                self.space.compiled, 1 + study.left(attempts) / study.settings.hpo.at_once + self.part.later
             ),
             best=best.values[0] if best else None,
             stop=self.stop,
@@ -223,34 +224,30 @@ class Worker:
             Whether the trial is the best of the study.
         """
         self.give_memory_back()
-        keep, study = self.study.settings.hpo.keep_checkpoints, self.study
-        if keep == "none":
-            trials.drop_checkpoints(taken.folder)
+        best = False
+        keep, study, storage = self.study.settings.hpo.keep_checkpoints, self.study, self.study.settings.run.storage
         try:
+            if keep == "none":
+                trials.drop_checkpoints(taken.folder, storage)
             # Nobody else ends a trial meanwhile, so that the best one is not another's a moment later.
             with study.storage.turn():
                 found = study.best()
                 best = found is not None and found.number == taken.trial.number
                 if keep == "best" and best:
-                    trials.keep_best_only(taken.folder, study.folders_over())
+                    trials.keep_best_only(taken.folder, study.folders_over(), storage)
                 elif keep == "best":
-                    trials.drop_checkpoints(taken.folder)
+                    trials.drop_checkpoints(taken.folder, storage)
         except (*study.storage.errors, SearchStoppedError):
             return False  # nothing is deleted by guess: whoever is the best next deletes it
+        except StorageError as error:
+            self.tell(Said(f"{error}; delete them there by hand", self.part.number))
         return best
 
     def give_memory_back(self) -> None:
         """Free what the trial held on the device."""
-        if "torch" in sys.modules and self.objective is trials.train:
-            import torch  # noqa: PLC0415 - a trial brought it already
-
-            gc.collect()
-            if not self.frozen:
-                # What is left of a first trial are mostly modules: looking through them takes 0.24 s a trial.
-                gc.freeze()
-                self.frozen = True
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+        if self.objective is trials.train:
+            trials.give_memory_back(first=not self.frozen)
+            self.frozen = True
 
     def check_failures(self) -> None:
         """Stop where every trial fails.
@@ -292,5 +289,5 @@ def _cause(error: BaseException) -> str:
     """Put what a trial died of into words; our own errors speak for themselves."""
     # A trial that failed is not begun again, and its checkpoints are deleted.
     text = " ".join((error.alone if isinstance(error, TrainingFailedError) else str(error)).split())
-    ours = type(error).__module__ == "hotloop.errors"
+    ours = type(error).__module__ == "hotloop.errors" or isinstance(error, WorkerLostError)
     return text if ours and text else f"{type(error).__name__}: {text}".rstrip(": ")

@@ -14,26 +14,27 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import HotloopError, SearchStoppedError, StepLostError
-from hotloop.train import configure
+from hotloop.train import child, configure
+from hotloop.train.child import DONE, INTERRUPTED, REPLACE
+from hotloop.train.cluster import connected
 from hotloop.train.search import told
 from hotloop.train.search.study import Study
+from hotloop.train.search.trial import settings_of
 from hotloop.train.search.work import Part, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import TextIO
+    from collections.abc import Iterator, Mapping
 
     from hotloop.train.search.told import Told
+    from hotloop.train.search.work import Objective
+    from hotloop.train.settings import Settings
 
-DONE, STOPPED, REPLACE, INTERRUPTED = 0, 3, 4, 130
-"""Exit codes: nothing is left; the search cannot go on; this process cannot go on; somebody interrupted."""
-_AGAIN_SECONDS = 60.0
-"""After which an orphan is asked to stop again, which ends it at once: long enough for a last validation."""
+STOPPED = 3
+"""Exit code: the search cannot go on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Job:
 
 def main(job: Job) -> int:
     """Run a worker to its end, and give its exit code."""
-    events = _events()
+    events = child.events()
     _end_with_parent()
     # A program that was started in the background ignores Ctrl-C, and so would its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -69,7 +70,8 @@ def main(job: Job) -> int:
         settings = configure.from_dict(job.settings)
         study = Study(settings, Path(job.folder), lambda line: tell(told.Said(line, job.number)), job.since)
         part = Part(job.number, job.deadline)
-        Worker(study, tell, _objective(job.objective), part).run()
+        with _objective(job, settings) as objective:
+            Worker(study, tell, objective, part).run()
     except KeyboardInterrupt:
         return INTERRUPTED
     except StepLostError:
@@ -83,17 +85,17 @@ def main(job: Job) -> int:
     return DONE
 
 
-def _objective(name: str) -> Any:
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)
+@contextlib.contextmanager
+def _objective(job: Job, settings: Settings) -> Iterator[Objective]:
+    """Return what runs a trial: in this process, or on the cluster."""
+    if settings.hpo.engine == "ray":
+        from hotloop.train.search.away import Away  # noqa: PLC0415 - not where trials run here
 
-
-def _events() -> TextIO:
-    """Keep stdout for what is told: what recipes and libraries print goes where stderr goes."""
-    sys.stdout.flush()
-    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return events
+        with connected(settings_of(settings, {}, Path(job.folder)), "hpo.engine") as cluster:
+            yield Away(cluster, job.objective, Path(job.folder, "workers", f"{job.number}.log"))
+        return
+    module, _, function = job.objective.partition(":")
+    yield getattr(importlib.import_module(module), function)
 
 
 def _end_with_parent() -> None:
@@ -102,9 +104,7 @@ def _end_with_parent() -> None:
     def wait() -> None:
         while os.read(0, 4096):
             pass
-        while True:  # whatever swallows a signal: this process is not to outlive its search
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(_AGAIN_SECONDS)
+        child.interrupt_again()
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
 

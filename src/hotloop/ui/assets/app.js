@@ -37,7 +37,9 @@ follow();
 /* A part that is replaced keeps what a person opened, searched for and chose in it. */
 const kept = new WeakMap();
 function keep(event) {
-  const part = event.detail.target, ids = (found) => [...part.querySelectorAll(found)];
+  const part = event.detail.target, same = event.type === "htmx:oobBeforeSwap" && event.detail.fragment.innerHTML === part.innerHTML;
+  if (same) { event.detail.shouldSwap = false; return; }  // a link that a person presses at this moment stays
+  const ids = (found) => [...part.querySelectorAll(found)];
   kept.set(part, {
     open: new Map(ids("details[id]").map((one) => [one.id, one.open])),
     typed: new Map(ids("[data-filter]").map((one) => [one.dataset.filter, one.value])),
@@ -67,6 +69,7 @@ function settle(part) {
 }
 document.querySelectorAll(".log").forEach((one) => { one.scrollTop = one.scrollHeight; });
 
+const pressed = location.hash;  // a link to a field may have been pressed before this script was there
 /* What was typed into the form of settings stays in this tab, whatever becomes of the server or of the page. */
 const form = document.getElementById("setup");
 if (form) {
@@ -158,10 +161,14 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest("[data-mend]");
   if (!link) return;
   event.preventDefault();
-  const note = document.getElementById(decodeURIComponent(link.hash.slice(1)));
+  mend(link.hash);
+});
+function mend(hash) {
+  const note = document.getElementById(decodeURIComponent(hash.slice(1)));
   for (let one = note.closest("details"); one; one = one.parentElement.closest("details")) one.open = true;
   note.closest(".range, .field, tr, fieldset").querySelector("input:not([hidden]), select").focus();
-});
+}
+if (document.getElementById(decodeURIComponent(pressed.slice(1)))?.id.startsWith("note-")) mend(pressed);
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-copy]");

@@ -7,11 +7,8 @@ training can draw from it anew each time.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -19,6 +16,7 @@ from torch import Tensor
 
 from hotloop.errors import DataError
 from hotloop.recipes.diffusion.pictures.stored import PART, Cache, Store, Stored
+from hotloop.train.ahead import read_ahead
 from hotloop.train.batches import Batch
 
 if TYPE_CHECKING:
@@ -134,7 +132,9 @@ def encode_pictures(pictures: Pictures, encode: EncodePictures, cache: Cache) ->
 
     def make(rows: Tensor) -> dict[str, Tensor]:
         made: list[tuple[Tensor, Tensor]] = []
-        for pixels, count in _ahead(pictures.pixels, _filled(rows, cache.batch_size)):
+        filled = list(_filled(rows, cache.batch_size))
+        reading = read_ahead(pictures.pixels, (mine for mine, _ in filled))
+        for pixels, (_, count) in zip(reading, filled, strict=True):
             with torch.no_grad():
                 mean, logvar = encode(pixels)
             made.append((_kept(mean[:count], cache.dtype), _kept(logvar[:count], cache.dtype)))
@@ -183,17 +183,6 @@ def _filled(rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, int]]:
     batch_size = min(batch_size, PART)
     for start in range(0, len(rows), batch_size):
         yield rows[torch.arange(start, start + batch_size).clamp(max=len(rows) - 1)], min(batch_size, len(rows) - start)
-
-
-def _ahead(read: Callable[[Tensor], Tensor], batches: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
-    """Yield what is read of each batch's rows, and its count; the next one is read while one is being encoded."""
-    with ThreadPoolExecutor(1) as pool:
-        coming = deque((pool.submit(read, rows), count) for rows, count in itertools.islice(batches, 1))
-        while coming:
-            read_now, count = coming.popleft()
-            pixels = read_now.result()
-            coming.extend((pool.submit(read, rows), count) for rows, count in itertools.islice(batches, 1))
-            yield pixels, count
 
 
 def _kept(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hotloop.errors import DataError
-from hotloop.recipes.diffusion.pictures import buckets, embedded, fashion, folder
+from hotloop.recipes.diffusion.pictures import buckets, embedded, folder
 from hotloop.train.folds import sample
 
 if TYPE_CHECKING:
@@ -134,7 +134,5 @@ def _source(settings: Settings, progress: Callable[[int, int], None] | None) -> 
     chosen, seed = settings.pictures, settings.run.seed
     if chosen.source == "digits":
         return embedded.digits(seed)
-    if chosen.source == "fashion-mnist":
-        return fashion.load(chosen.path, seed)
     assert chosen.path is not None
     return folder.load(chosen.path, chosen.min_size, skip_bad=chosen.skip_bad, progress=progress)

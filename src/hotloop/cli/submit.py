@@ -1,0 +1,181 @@
+"""``hotloop submit``: a run on a Ray cluster: started there, followed, stopped, and its results fetched."""
+
+from __future__ import annotations
+
+import signal
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from hotloop.cli.common import INTERRUPTED, AsJson, DefaultGroup, console, echo_json
+
+Run = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="A run by its name, or by its folder here; by default the newest."),
+]
+Retries = Annotated[
+    int, typer.Option("--retries", metavar="N", min=0, help="How often the run is resumed there after it died.")
+]
+
+
+class SubmitGroup(DefaultGroup):
+    """The commands; all else is the arguments of ``run``."""
+
+    default = "run"
+
+
+app = typer.Typer(
+    cls=SubmitGroup, help="Run on a Ray cluster; `hotloop submit --address URL -- train ...` is `submit run`."
+)
+
+
+@app.command("run")
+def submit(  # noqa: PLR0913, PLR0917 - options of the command line
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- train|hpo|kfold [SETTING=VALUE]...", help="The command that runs there."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="URL",
+            help="Of the dashboard of the cluster's head: http://HEAD:8265.",
+            show_default="the only one used before",
+        ),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--include", metavar="PATH", help="A file or folder that travels too, though git does not track it."
+        ),
+    ] = None,
+    retries: Retries = 0,
+    limit_mb: Annotated[
+        int, typer.Option("--limit-mb", metavar="N", min=1, help="Most megabytes of files that travel.")
+    ] = 100,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check here and there, show what is found, and train nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run on a Ray cluster: docs/how-to/submit.md.
+
+    What git tracks in this folder travels, and what --include names. The cluster is looked at first: versions, room,
+    compiled code that fits. The run goes on when this command, or the connection, ends.
+    """
+    from hotloop.remote import submitting  # noqa: PLC0415 - loads torch
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    request = submitting.Request(address, command or [], include or [], retries, limit_mb, dry_run)
+    found: dict[str, Any] = {}
+    # Who is ended while the cluster looks at itself stops the job that looks: it would take a GPU later.
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run = submitting.submit(request, say, found.update)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    if as_json:
+        echo_json({"status": "submitted" if run else "checked", **(run.to_dict() if run else {}), "found": found})
+    elif run:
+        typer.echo(f"Submitted: {run.name}")
+        typer.echo(f"Follow it: hotloop submit logs -f {run.name}\nFetch it:  hotloop submit fetch {run.name}")
+
+
+@app.command()
+def status(run: Run = None, as_json: AsJson = False) -> None:
+    """Show how the runs that were submitted from here are doing, the newest first; or one of them."""
+    from hotloop.remote import fetch, runs  # noqa: PLC0415 - an optional package
+
+    found = [runs.find(run)] if run else runs.known()
+    rows = [{**one.to_dict(), "status": how} for one, how in zip(found, fetch.statuses(found), strict=True)]
+    if as_json:
+        echo_json(rows)
+        return
+    if not rows:
+        typer.echo("No run was submitted from here")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("run", "status", "cluster", "command"):
+        table.add_column(column, overflow="fold", no_wrap=column == "run")
+    for row in rows:
+        table.add_row(*(Text(one) for one in (row["name"], row["status"], row["address"], " ".join(row["command"]))))
+    console().print(table)
+
+
+@app.command()
+def logs(
+    run: Run = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+) -> None:
+    """Print what a run has printed. Ctrl-C ends the printing, not the run. Exit code 1: the run has failed."""
+    from hotloop.remote import following, runs  # noqa: PLC0415 - an optional package
+
+    found = runs.find(run)
+    try:
+        ended = following.print_log(found, lambda text: typer.echo(text, nl=False), follow=follow)
+    except KeyboardInterrupt as error:
+        typer.echo(f"\nThe run goes on: hotloop submit logs -f {found.name}", err=True)
+        raise typer.Exit(INTERRUPTED) from error
+    if ended == "failed":
+        raise typer.Exit(1)
+
+
+@app.command()
+def stop(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run by its name, or by its folder here.")],
+    as_json: AsJson = False,
+) -> None:
+    """Stop a run. It has a minute to save a checkpoint; `hotloop submit resume` goes on with it."""
+    from hotloop.remote import runs  # noqa: PLC0415 - an optional package
+    from hotloop.remote.client import Client  # noqa: PLC0415
+
+    found = runs.find(run)
+    ran = Client(found.address).stop(found.submission)
+    if as_json:
+        echo_json({"name": found.name, "ran": ran})
+    else:
+        typer.echo(f"{found.name} {'stops within a minute' if ran else 'was over already'}")
+
+
+@app.command()
+def resume(run: Run = None, retries: Retries = 0, as_json: AsJson = False) -> None:
+    """Go on with a run that was stopped, or that died with its cluster, from its last checkpoint there."""
+    from hotloop.remote import runs, submitting  # noqa: PLC0415 - an optional package
+
+    again = submitting.resume(runs.find(run), retries, lambda line: typer.echo(line, err=True))
+    if as_json:
+        echo_json(again.to_dict())
+    else:
+        typer.echo(f"{again.name} goes on from what its folder there holds")
+
+
+@app.command()
+def fetch(
+    run: Run = None,
+    checkpoints: Annotated[
+        Literal["best", "last", "all", "none"], typer.Option("--checkpoints", help="Which checkpoints come as well.")
+    ] = "best",
+    as_json: AsJson = False,
+) -> None:
+    """Fetch what a run has written so far, also while it runs: record, report, checkpoints, compiled code.
+
+    Compiled code goes into the cache of this machine. What the run's own key has not signed is refused.
+    """
+    from hotloop.remote import fetch as fetching  # noqa: PLC0415 - an optional package
+    from hotloop.remote import runs  # noqa: PLC0415
+    from hotloop.report.text import count, size  # noqa: PLC0415
+
+    found = runs.find(run)
+    fetched = fetching.fetch(found, checkpoints, lambda line: typer.echo(line, err=True))
+    if as_json:
+        echo_json({"name": found.name, **vars(fetched)})
+        return
+    typer.echo(f"{found.name} is {fetched.status}: {count(len(fetched.files), 'file')}, {size(fetched.size)}")
+    if fetched.changing:
+        typer.echo(f"Changing just now, so fetch again: {', '.join(fetched.changing)}")
+    typer.echo(f"Folder: {fetched.folder}")

@@ -1,0 +1,81 @@
+"""What a step uses that its loop was not given: optimizers, and models that are sharded."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hotloop._torch.hooks import ours
+from hotloop._torch.sharded import Sharded, is_sharded
+from hotloop._torch.thread_patch import called_here
+from hotloop.step.obstacle import Obstacle
+from hotloop.step.ranks import threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+
+    from hotloop.step.audit.findings import AuditFindings
+
+_NAME_MODEL = "give it to the loop: Loop([model, other], optimizer)"
+_NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimizer])"
+
+
+@contextlib.contextmanager
+def noting_strangers(
+    given: Iterable[torch.optim.Optimizer], sharded: Sharded, optimizers: list[str], models: list[torch.nn.Module]
+) -> Iterator[None]:
+    """Note what is used in the block and was not given to the loop. What other threads train is another training's.
+
+    Args:
+        given: the loop's optimizers.
+        sharded: its sharded models.
+        optimizers: the kinds of others that step: their settings would be frozen.
+        models: other sharded models that are called.
+    """
+    known = {id(one) for one in given}
+
+    def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if id(optimizer) not in known:
+            optimizers.append(type(optimizer).__name__)
+
+    def elsewhere(*_: Any) -> None:
+        threads.seen()
+
+    def called(module: torch.nn.Module, _arguments: Any) -> None:
+        if is_sharded(module) and not sharded.knows(module):
+            models.append(module)
+
+    with called_here(note, elsewhere) as hook:
+        handles = [ours(register_optimizer_step_pre_hook(hook)), ours(register_module_forward_pre_hook(called))]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def forget_whole(seen: AuditFindings, others: list[torch.nn.Module]) -> None:
+    """Forget the whole parameters of sharded models that the loop was not given.
+
+    They are temporary: to copy memory that was given back would end the process.
+    """
+    if not others:
+        return
+    temporary = Sharded(others).is_temporary
+    memory = [(one, one.untyped_storage()) for one in seen.written_found]
+    seen.written_found = [one for one, its in memory if its.nbytes() and not temporary(its.data_ptr())]
+
+
+def of_strangers(optimizers: list[str], models: list[torch.nn.Module]) -> list[Obstacle]:
+    """Return what keeps a step from being recorded that uses optimizers or sharded models of which no loop knows."""
+    steps = "an optimizer that the loop does not know steps"
+    calls = "the step calls a sharded model that the loop was not given"
+    return [
+        *(Obstacle(f"{steps}: {name}", _NAME_IT, not_repeatable=True) for name in optimizers),
+        *(Obstacle(f"{calls}: {name}", _NAME_MODEL) for name in dict.fromkeys(type(one).__name__ for one in models)),
+    ]

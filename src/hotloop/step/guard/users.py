@@ -1,0 +1,37 @@
+"""Which objects and classes are the program's, and looked into by their attributes."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+
+_LIBRARIES = ("torch", "numpy", "builtins", "hotloop", "logging", "threading", "lightning", "tqdm", "rich")
+
+
+def is_users_object(value: Any) -> bool:
+    """Return whether a value is looked into by its attributes."""
+    if isinstance(value, type | types.ModuleType | torch.optim.Optimizer):
+        return False
+    return type(value).__module__.partition(".")[0] not in _LIBRARIES and (
+        hasattr(value, "__dict__") or bool(slots_of(type(value)))
+    )
+
+
+def is_users_class(cls: type) -> bool:
+    """Return whether the attributes of a class are looked at: those of Python's own classes and of torch's are not."""
+    top = cls.__module__.partition(".")[0]
+    return top not in _LIBRARIES and top not in sys.stdlib_module_names
+
+
+def slots_of(cls: type) -> tuple[str, ...]:
+    """Return the attributes that a class keeps in slots."""
+    return tuple(
+        name
+        for base in cls.__mro__
+        if is_users_class(base)
+        for name, member in vars(base).items()
+        if isinstance(member, types.MemberDescriptorType)
+    )

@@ -1,0 +1,273 @@
+"""`auto` in several processes of DDP: each decides on figures that all of them have agreed on, so all decide the same.
+
+Every process runs this policy. What enters a decision is voted on first, and the slowest process counts. Steps are
+counted by calls, as one process may catch an exception of a step that the others end. What a process finds out on its
+own (a decline, a failure, a preparation that became too dear) is noted in `Peers.wish`: the next vote on a call takes
+it to all, and all of them leave the tier. `auto` tries the captured step alone here: a compile in the background, or
+what earlier runs of one process have stored, is not agreed on.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hotloop.decide import EAGER_STEPS
+from hotloop.step.obstacle import Obstacle
+from hotloop.step.policy.auto import Auto
+from hotloop.step.policy.candidates import Candidates
+from hotloop.step.policy.history import History
+from hotloop.step.policy.policy import Release, TryTier
+from hotloop.step.policy.states import Idle, Preparing, Settled, Trying, Waiting
+from hotloop.step.ranks.peers import AS_MANY, MOST, About
+from hotloop.step.ranks.threads import WAITS, another_trains
+from hotloop.step.tiers import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hotloop.decide import Speeds, Standing, Turn
+    from hotloop.measure import Timing
+    from hotloop.step.context import Context
+    from hotloop.step.policy.policy import Action, Ran
+    from hotloop.step.ranks.peers import Peers
+    from hotloop.step.tiers import Tier
+
+_GIB = float(2**30)
+_ASK_BESIDE_THREAD = 4
+"""Calls after which a question is asked again that waits for another thread."""
+_LATE = 2
+"""Turns after which the time of a turn is voted on. By then the turn after it has begun on an idle device, so that
+every process knows the time."""
+_RUN_LONGER = "tell the loop of a longer run (total_steps=), or name the tier: run='eager+graph'"
+
+
+class AgreedHistory(History):
+    """What this run alone found out: what a process remembers or stored of earlier runs differs from the others'."""
+
+    def note_trial(self, name: str, speeds: Speeds, prepare_seconds: float, *, faster: bool) -> None:  # noqa: ARG002
+        """Note that this run has timed a tier."""
+        self.timed_here.add(name)
+
+
+class AgreedCandidates(Candidates):
+    """The captured step and the models as given, with the sizes that all processes have agreed on.
+
+    Attributes:
+        free, needed, state: GiB that are free, that a recording takes, and that a proof copies.
+    """
+
+    free: float | None = None
+    needed: float | None = None
+    state = 0.0
+
+    def names(self) -> list[str]:
+        """Name the tiers that all processes can agree on."""
+        base = self._context.base_tier
+        return [base.name, dataclasses.replace(base, graph=True).name]
+
+    def sizes(self) -> tuple[float | None, float | None, float]:
+        """Return what this process alone has, in GiB: free memory, what a recording takes, and the state."""
+        free, needed = super().free_bytes(), super().graph_bytes()
+        return (
+            None if free is None else free / _GIB,
+            None if needed is None else needed / _GIB,
+            super().state_bytes() / _GIB,
+        )
+
+    def free_bytes(self) -> int | None:
+        """Return the memory that is free in each process."""
+        return None if self.free is None else int(self.free * _GIB)
+
+    def graph_bytes(self) -> int | None:
+        """Return the bytes that a recording takes in no process more than."""
+        return None if self.needed is None else int(self.needed * _GIB)
+
+    def state_bytes(self) -> int:
+        """Return the bytes of parameters and optimizer state, where there are the most."""
+        return int(self.state * _GIB)
+
+
+class AgreedAuto(Auto):
+    """The choice of tier in one of several processes, which is the same in all of them."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        assert context.peers is not None
+        self._peers: Peers = context.peers
+        self._peers.chooses, self._peers.captures = True, False
+        self.history = AgreedHistory(context)
+        self._agreed_candidates = AgreedCandidates(context, self.speeds, self.history, self.background)
+        self.candidates = self._agreed_candidates
+        self._calls = 0
+        self._costs: dict[str, float | None] = {}
+        """By field of `Standing`: the most that a process has spent, and the least that it has saved."""
+        self._recent_seconds: float | None = None
+        """Seconds of the last steps, in the slowest process."""
+        self._slow_seconds: float | None = None
+        """The same, once they are enough to say that the tier in force became slower."""
+        self._turns: collections.deque[Turn] = collections.deque()
+        """The turns of the trial whose times were not voted on yet."""
+        self._times: dict[int, float] = {}
+        """By number of the turn: what it took in this process."""
+
+    @property
+    def quiet(self) -> bool:
+        """Return that every call comes through `before_step`: calls are what all processes count alike."""
+        return False
+
+    @property
+    def _steps(self) -> int:  # those that a process has caught an exception of included
+        return (self._first_step or 0) + max(0, self._calls - 1)
+
+    # -- before a call ----------------------------------------------------------------------------------------------
+
+    def before_step(self, step: Callable[..., Any], args: Any, kwargs: Any) -> list[Action]:  # noqa: ARG002 - as auto's
+        """Decide what the coming step runs in, as all other processes do in this call."""
+        actions: list[Action] = []
+        self._calls += 1
+        if self._first_step is None:
+            actions += self._agree_on_length()
+        if not self._peers.graphs_left:
+            actions += self._decide()
+        self._peers.captures = self._coming().graph
+        return actions
+
+    def _agree_on_length(self) -> list[Action]:
+        """Agree on how long the run is, and on what a resumed run has done: the shortest counts."""
+        total, done = self.context.total_steps, self.context.progress.steps
+        found = self._peers.lowest(About.FIGURES, MOST if total is None else min(total, MOST - 1), min(done, MOST))
+        self._first_step = done if found is None else found[1]
+        self.state = Waiting(ask_at=self._first_step + EAGER_STEPS)
+        if found is None:
+            return self._end()
+        self.context = dataclasses.replace(self.context, total_steps=None if found[0] == MOST else found[0])
+        return []
+
+    def _decide(self) -> list[Action]:
+        actions: list[Action] = []
+        if isinstance(self.state, Preparing):
+            self._check_cost(self.state)
+        elif isinstance(self.state, Trying):
+            actions += self._hear_of_turn(self.state)
+        if isinstance(self.state, Idle) and self._steps >= self.state.ask_at and not self._peers.graphs_left:
+            actions += self._ask_or_wait(self.state)
+        if isinstance(self.state, Trying):
+            actions += self._next_turn(self.state)
+        return actions
+
+    def _coming(self) -> Tier:
+        """Return the tier that the coming call runs in, or is on the way to."""
+        if isinstance(self.state, Trying) and self.state.turn is not None:
+            return parse(self.state.turn.tier)
+        return self.state.tier if isinstance(self.state, Preparing) else self.in_force
+
+    def _check_cost(self, preparation: Preparing) -> None:
+        """Ask all processes to leave a tier whose preparation goes on for too long here, or has cost too much."""
+        preparation.drop_step()
+        why = self._why_given_up(preparation)
+        if why:
+            self._peers.wish = self._peers.wish or Obstacle(f"given up: {why}", _RUN_LONGER)
+
+    # -- decisions --------------------------------------------------------------------------------------------------
+
+    def _ask_or_wait(self, state: Idle) -> list[Action]:
+        """Agree on the figures of all processes, and decide by these."""
+        shares, candidates = self.candidates.host_shares, self._agreed_candidates
+        free, needed, size = candidates.sizes()
+        found = self._peers.slowest(
+            About.FIGURES,
+            super()._recent(state),
+            state.recent_seconds,
+            min(shares, default=1.0),
+            max(shares, default=1.0),
+            None if free is None else -free,
+            needed,
+            size,
+            -self.saved_seconds,
+            self.trial_seconds,
+            self.prepare_seconds,
+            float(another_trains(self.context)),
+        )
+        if found is None:
+            return self._end()
+        self._recent_seconds, self._slow_seconds, low, high, less, most, greatest, minus, tried, prepared, thread = (
+            found
+        )
+        state.beside_thread = bool(thread)
+        if state.beside_thread:
+            state.ask_at = self._steps + _ASK_BESIDE_THREAD
+            self.context.reports.say_once(WAITS, logging.WARNING)
+            return []
+        if self._recent_seconds is not None:
+            shares[:] = [low or 0.0, high or 0.0]
+        candidates.free, candidates.needed, candidates.state = None if less is None else -less, most, greatest or 0.0
+        self._costs = {"saved_seconds": -(minus or 0.0), "trial_seconds": tried, "prepare_seconds": prepared}
+        return self._ask(state)
+
+    def _recent(self, state: Idle) -> float | None:  # noqa: ARG002 - as auto's
+        return self._recent_seconds
+
+    def _standing(self) -> Standing:
+        ours: Any = {"recent_seconds": self._slow_seconds, "carried_seconds": 0.0, "runs": 1.0, **self._costs}
+        return dataclasses.replace(super()._standing(), **ours)
+
+    def _next_turn(self, state: Trying) -> list[Action]:
+        tier = state.take_turn()
+        assert state.turn is not None
+        self._turns.append(state.turn)
+        return [TryTier(tier)]
+
+    def _hear_of_turn(self, state: Trying) -> list[Action]:
+        """Add what an earlier turn took in the slowest process, and end the trial once it has a verdict."""
+        turn = self._turns.popleft() if len(self._turns) >= _LATE else None
+        found = self._peers.slowest(About.TURN, None if turn is None else self._times.pop(turn.number, None))
+        if found is None:
+            return self._end()
+        if turn is not None and found[0] is not None:
+            state.trial.add(turn, found[0])
+        concluded = self._conclude(state)
+        if concluded:
+            self._turns.clear()
+            self._times.clear()
+        return concluded
+
+    def _end(self) -> list[Action]:
+        """Go on with the models as given, as all processes do: one of them has not taken part in a vote."""
+        why = self._peers.graphs_left = self._peers.unanswered
+        line = f"{self.start.name} from now on: {why}; {AS_MANY}"
+        self.context.reports.decided(line, {"action": "give up"}, logging.WARNING)
+        return self.declined(dataclasses.replace(self.start, graph=True), Obstacle(why, AS_MANY))
+
+    # -- what the loop reports --------------------------------------------------------------------------------------
+
+    def timed(self, ran: Ran, timing: Timing) -> list[Action]:
+        """Note what a step took here: a turn's time is voted on, other times are when `decide` is asked."""
+        if ran.turn is None:
+            return super().timed(ran, timing)
+        trial, turn = ran.turn
+        if isinstance(self.state, Trying) and trial is self.state.trial and (ran.kind, ran.tier) == ("run", turn.tier):
+            self._times[turn.number] = timing.seconds
+        return []
+
+    def declined(self, tier: Tier, obstacle: Obstacle) -> list[Action]:
+        """Ask all processes to leave a tier that cannot run here; leave it in the call in which all of them do."""
+        if self._peers.graphs_left:
+            actions = [*super().declined(tier, obstacle), Release(tier)]
+            self.state = Settled(ask_at=self._steps)
+            return actions
+        self._peers.wish = self._peers.wish or obstacle
+        return []
+
+    failed = declined
+
+    def watch_step(self) -> contextlib.AbstractContextManager[Any]:
+        """Watch what a preparation or a turn costs; nothing is noted for a compile in the background."""
+        return contextlib.nullcontext() if isinstance(self.state, Idle) else super().watch_step()
+
+    def close(self) -> None:
+        """Leave nothing to runs that come after this one: each process would leave something else."""
+        self.stop()

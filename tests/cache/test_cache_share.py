@@ -1,0 +1,310 @@
+"""A shared cache: what one machine compiled, others of its kind take from a folder or a URL."""
+
+import json
+import os
+import threading
+import zipfile
+
+import fsspec
+import pytest
+from compiled_files import CONTENT, put, taken
+from typer.testing import CliRunner
+
+from hotloop import cli, places
+from hotloop.cache import share
+from hotloop.cache.compiled import CompiledStore
+from hotloop.cache.keys import fits
+from hotloop.errors import ConfigError, DataError
+
+MORE = {"fxgraph/cd/entry": b"another" * 50}
+
+
+@pytest.fixture(params=["folder", "memory"])
+def url(request, tmp_path):
+    yield str(tmp_path / "share") if request.param == "folder" else f"memory://{tmp_path.name}"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def other(tmp_path):
+    return CompiledStore(tmp_path / "other")
+
+
+def bundles(url):
+    files, root = fsspec.url_to_fs(url)
+    return [name for name in files.find(root) if name.endswith(".zip")]
+
+
+def test_what_one_machine_gave_another_takes_once(url, store, other, place):
+    put(store)
+    given = share.Share(url).push(store)
+    assert (given.bundles, given.misses) == (1, ())
+    assert given.size > 0
+    assert share.Share(url).push(store).bundles == 0
+    assert share.Share(url).pull(other) == given
+    assert taken(other, place) == CONTENT
+    assert share.Share(url).pull(other).bundles == 0
+    assert share.Share(url).pull(store).bundles == 0
+
+
+def test_two_machines_add_to_one_share(url, store, other, place):
+    put(store)
+    put(other, MORE)
+    share.Share(url).push(store)
+    share.Share(url).push(other)
+    assert len(bundles(url)) == 2
+    share.Share(url).pull(other)
+    assert taken(other, place) == {**CONTENT, **MORE}
+
+
+def test_an_empty_share_has_nothing(url, store):
+    assert share.Share(url).pull(store) == share.Moved(0, 0)
+    assert str(share.Moved(0, 0)) == "nothing"
+
+
+def test_a_share_without_code_for_this_machine_names_the_parts_that_differ(url, store, other, monkeypatch):
+    here = fits()
+    for change in ({"torch": "2.11.0", "gpu": "a card"}, {"torch": "2.12.0"}):
+        monkeypatch.setattr(share, "fits", lambda change=change: {**here, **change})
+        put(store, here={**here, **change})
+        share.Share(url).push(store)
+    monkeypatch.undo()
+    (why,) = share.Share(url).pull(other).misses
+    assert why == f"it has code for torch 2.12.0 (here {here['torch']})"
+    assert other.entries() == []
+
+
+def test_a_damaged_bundle_is_left_out_and_named(url, store, other, place):
+    put(store)
+    share.Share(url).push(store)
+    (name,) = bundles(url)
+    files, _ = fsspec.url_to_fs(url)
+    files.pipe_file(name, files.cat_file(name)[:-200])
+    put(store, MORE)
+    share.Share(url).push(store)
+    moved = share.Share(url).pull(other)
+    assert moved.bundles == 1
+    (why,) = moved.misses
+    assert name in why
+    assert taken(other, place) == MORE
+
+
+def test_a_bundle_under_another_ones_name_is_refused(url, store, other):
+    put(store)
+    share.Share(url).push(store)
+    (name,) = bundles(url)
+    files, _ = fsspec.url_to_fs(url)
+    files.mv(name, name.replace(name[-68:-4], "0" * 64))
+    moved = share.Share(url).pull(other)
+    assert moved.bundles == 0
+    assert "it is not that bundle" in moved.misses[0]
+
+
+def test_the_oldest_bundles_make_room(tmp_path, store):
+    put(store)
+    url = str(tmp_path / "share")
+    share.Share(url).push(store)
+    (first,) = bundles(url)
+    os.utime(first, (1, 1))
+    put(store, MORE)
+    share.Share(url, budget=os.path.getsize(first)).push(store)  # noqa: PTH202 - fsspec gives texts
+    assert bundles(url) != [first]
+    assert len(bundles(url)) == 1
+
+
+def test_a_folder_that_anybody_may_write_to_is_refused(tmp_path):
+    (tmp_path / "share").mkdir()
+    (tmp_path / "share").chmod(0o777)
+    with pytest.raises(ConfigError, match=r"anybody may write to .*chmod o-w"):
+        share.Share(str(tmp_path / "share"))
+    with pytest.raises(ConfigError, match=r"anybody may write to"):  # a dry run looks at the setting alone
+        share.check_url(f"file://{tmp_path / 'share'}")
+
+
+def test_a_folder_that_may_not_be_looked_at_is_for_the_reading_to_tell(tmp_path, monkeypatch):
+    def refuse(self, **_):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(share.Path, "stat", refuse)
+    share.check_url(str(tmp_path / "share"))
+
+
+def test_a_file_is_no_shared_cache(tmp_path):
+    (tmp_path / "share").write_text("x")
+    with pytest.raises(ConfigError, match=r"cache\.share=.*share: expected a folder, and this is a file"):
+        share.check_url(str(tmp_path / "share"))
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://key:a/secret@bucket/cache", "sftp://me:secret@host:22/cache", "ftp://me:secret@host"]
+)
+def test_a_password_in_a_url_is_refused_and_not_shown(url):
+    with pytest.raises(ConfigError, match=r"cache.share=[a-z3]+://\*\*\*@.*: expected no password") as raised:
+        share.Share(url)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["memory://me@host/cache", "memory://host:22/cache@2"])
+def test_a_url_without_a_password_is_taken(url, store):
+    assert share.Share(url).pull(store).bundles == 0
+
+
+def test_an_empty_url_is_not_the_working_folder():
+    with pytest.raises(ConfigError, match=r"cache.share is empty.*null shares nothing"):
+        share.Share("")
+
+
+@pytest.mark.parametrize("url", ["nonsense://place/cache", "s4://bucket"])
+def test_a_protocol_that_nobody_knows_is_refused(url):
+    with pytest.raises(ConfigError, match=f"cache.share={url}: .*rotocol not known"):
+        share.Share(url)
+
+
+def test_a_share_that_cannot_be_reached_costs_a_run_nothing(store, home, monkeypatch, tmp_path):
+    monkeypatch.setattr(share, "compiled_store", lambda: store)
+    put(store)
+    (tmp_path / "file").write_text("in the way")
+    said, ran = [], False
+    with share.shared_cache(str(tmp_path / "file" / "share"), said.append):
+        ran = True
+    assert ran
+    assert len(said) == 2
+    assert "cannot be read: NotADirectoryError" in said[0]
+    assert all("The run goes on without it" in one for one in said)
+
+
+def test_a_server_that_refuses_the_connection_costs_a_run_nothing(store, monkeypatch):
+    monkeypatch.setattr(share, "compiled_store", lambda: store)
+
+    def refuses(url):
+        raise ConnectionRefusedError("connection refused")
+
+    monkeypatch.setattr(fsspec, "url_to_fs", refuses)
+    said, ran = [], False
+    with share.shared_cache("memory://host", said.append):
+        ran = True
+    assert ran
+    assert len(said) == 1
+    assert "memory://host cannot be reached: ConnectionRefusedError" in said[0]
+
+
+def test_a_place_that_hangs_is_waited_for_no_longer_than_its_time(store, monkeypatch, tmp_path):
+    files, done = type(fsspec.filesystem("memory")), threading.Event()
+    monkeypatch.setattr(files, "ls", lambda *_, **__: done.wait())
+    place = share.Share(f"memory://{tmp_path.name}")
+    monkeypatch.setattr(places, "ANSWER_SECONDS", 0.01)
+    with pytest.raises(DataError, match="cannot be read: TimeoutError: no answer in"):
+        place.pull(store)
+    done.set()
+
+
+def test_files_that_a_killed_process_left_on_their_way_are_removed(store, tmp_path):
+    put(store)
+    share.Share(str(tmp_path / "share")).push(store)
+    (kind,) = (tmp_path / "share").iterdir()
+    old, new = kind / ".old.zip.1-1.part", kind / ".new.zip.1-1.part"
+    old.touch()
+    new.touch()
+    os.utime(old, (1, 1))
+    put(store, MORE)
+    share.Share(str(tmp_path / "share")).push(store)
+    assert new.exists()
+    assert not old.exists()
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("lost"), KeyboardInterrupt()])
+def test_an_upload_that_breaks_off_leaves_no_bundle(store, monkeypatch, tmp_path, error):
+    files = type(fsspec.filesystem("memory"))
+
+    def breaks(memory, source, target, **_):
+        memory.pipe_file(target, b"half")
+        raise error
+
+    put(store)
+    monkeypatch.setattr(files, "put_file", breaks)
+    with pytest.raises((DataError, KeyboardInterrupt)):
+        share.Share(f"memory://{tmp_path.name}").push(store)
+    monkeypatch.undo()
+    assert fsspec.filesystem("memory").find(f"/{tmp_path.name}") == []
+
+
+def test_a_bundle_that_made_room_meanwhile_is_passed_over(url, store, tmp_path, place):
+    class Other(CompiledStore):
+        def entries(self):  # asked between the list of the bundles and the first of them
+            if there := bundles(url)[1:]:
+                fsspec.url_to_fs(url)[0].rm(there)
+            return super().entries()
+
+    put(store)
+    put(store, MORE)
+    share.Share(url).push(store)
+    assert share.Share(url).pull(Other(tmp_path / "other")).bundles == 1
+
+
+def test_a_place_that_does_not_tell_sizes_is_read(store, other, place, monkeypatch, tmp_path):
+    url, files = f"memory://{tmp_path.name}", type(fsspec.filesystem("memory"))
+    put(store)
+    given = share.Share(url).push(store)
+    its_own = files.ls
+    monkeypatch.setattr(files, "ls", lambda *names, **how: [{**row, "size": None} for row in its_own(*names, **how)])
+    assert share.Share(url).pull(other) == given
+    assert taken(other, place) == CONTENT
+
+
+def test_a_run_gives_nothing_that_other_programs_compiled(store, url, monkeypatch):
+    monkeypatch.setattr(share, "compiled_store", lambda: store)
+    put(store)
+    others = {entry.name for entry in store.entries()}
+    with share.shared_cache(url, lambda _: None):
+        put(store, MORE)
+    (given,) = bundles(url)
+    assert given[-68:-4] in {entry.name for entry in store.entries()} - others
+
+
+def test_a_bundle_is_given_even_where_the_run_fails(store, url, monkeypatch):
+    monkeypatch.setattr(share, "compiled_store", lambda: store)
+
+    def fails():
+        with share.shared_cache(url, lambda _: None):
+            put(store)
+            raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        fails()
+    assert len(bundles(url)) == 1
+
+
+def test_the_store_is_given_by_the_command_line_and_taken(home, tmp_path, monkeypatch):
+    put(CompiledStore(home / "compiled"))
+    run = CliRunner().invoke(cli.app, ["cache", "push", str(tmp_path / "share"), "--json"])
+    assert json.loads(run.stdout)["bundles"] == 1
+    monkeypatch.setenv("HOTLOOP_CACHE_DIR", str(tmp_path / "new"))
+    run = CliRunner().invoke(cli.app, ["cache", "pull", str(tmp_path / "share")])
+    assert run.stdout.startswith("taken: 1 bundle, ")
+    assert len(CompiledStore(tmp_path / "new" / "compiled").entries()) == 1
+    with zipfile.ZipFile(bundles(str(tmp_path / "share"))[0]) as archive:
+        assert "manifest.json" in archive.namelist()
+
+
+def test_what_cannot_be_read_is_an_error_of_the_command(tmp_path, home):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match="cannot be read"):
+        share.Share(str(tmp_path / "file" / "share")).pull(CompiledStore(home / "compiled"))
+
+
+def test_a_push_says_what_is_left_out_and_why(tmp_path, monkeypatch, store):
+    monkeypatch.setattr("hotloop.cli.cache._store", lambda: store)
+    put(store, {"a.py": b"x = 1"}, here={**fits(), "torch": "1.0"})
+    said = CliRunner().invoke(cli.app, ["cache", "push", str(tmp_path / "shared")]).output
+    assert said.startswith("given: nothing; 1 kept for other versions or hardware, such as torch 1.0 (here ")
+
+
+def test_a_share_larger_than_what_a_run_takes_is_not_taken_part_for_part_by_later_runs(
+    url, store, other, place, monkeypatch
+):
+    put(store)
+    put(store, MORE)
+    share.Share(url).push(store)
+    sizes = [fsspec.url_to_fs(url)[0].size(name) for name in bundles(url)]
+    monkeypatch.setattr(share, "MOST_TAKEN_BYTES", max(sizes))  # room for one of the two
+    assert [share.Share(url).pull(other).bundles for _ in range(3)] == [1, 0, 0]

@@ -1,0 +1,89 @@
+"""Captured steps of sharded parameters (FSDP2) on GPUs: one process of NCCL, and two with a GPU each."""
+
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+sys.path.append(str(Path(__file__).parents[1] / "step" / "ranks"))
+from rank_processes import told_by  # noqa: E402
+
+CAPTURED = (
+    "plain", "unfused", "kept whole", "never whole", "half", "zeroed", "twice", "synced last", "evaluations",
+    "evaluated after", "reloaded", "begun",
+)  # fmt: skip
+OTHERS = (
+    "over calls", "unsynced calls", "unsynced kinds", "unsynced within", "hooked later", "taught", "short batches",
+    "host read", "auto",
+)  # fmt: skip
+TWO = 2
+by_nccl = functools.partial(told_by, "sharded_program.py", backend="nccl")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return by_nccl(tmp_path_factory.mktemp("alone"), *CAPTURED, *OTHERS, size=1)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    if torch.cuda.device_count() < TWO:
+        pytest.skip("needs two GPUs of one host")
+    return by_nccl(tmp_path_factory.mktemp("two"), *CAPTURED, *OTHERS, size=TWO)
+
+
+def check(trained, name):
+    ranks = [told[name] for told in trained]
+    assert all(one["same"] and one["kinds"] for one in ranks), ranks
+    return ranks
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_one_process_replays_a_sharded_step(alone, name):
+    (one,) = check(alone, name)
+    assert one["tier"] == one["last"] == "eager+graph", one["status"]
+    assert one["replays"] >= 40
+
+
+def test_one_process_accumulates_over_calls_and_leaves_what_it_cannot_replay(alone):
+    (over,) = check(alone, "over calls")
+    assert over["last"] == "eager+graph", over["status"]
+    (unsynced,) = check(alone, "unsynced calls")
+    assert unsynced["last"] == "eager"
+    assert "set_requires_gradient_sync(False)" in " ".join(unsynced["status"].split())
+
+
+@pytest.mark.parametrize("name", ["unsynced kinds", "unsynced within", "hooked later", "taught"])
+def test_one_process_trains_on_as_eager_where_no_recording_can_follow(alone, name):
+    (one,) = check(alone, name)
+    assert one["last"] == "eager", one["status"]
+
+
+@pytest.mark.xdist_group("two GPUs")
+@pytest.mark.parametrize("name", CAPTURED)
+def test_two_processes_replay_a_sharded_step(two, name):
+    first, second = check(two, name)
+    assert first["log"] == second["log"]
+    for one in (first, second):
+        assert one["tier"] == one["last"] == "eager+graph", one["status"]
+        assert one["replays"] >= 40
+
+
+@pytest.mark.xdist_group("two GPUs")
+def test_two_processes_run_alike_what_one_of_them_cannot_replay(two):
+    short, other = check(two, "short batches")
+    assert short["log"] == other["log"]
+    assert short["replays"] == other["replays"] > 30
+    for one in check(two, "host read"):
+        assert (one["last"], one["replays"]) == ("eager", 0)
+
+
+@pytest.mark.xdist_group("two GPUs")
+def test_auto_decides_alike_in_two_processes(two):
+    first, second = check(two, "auto")
+    assert first["tier"] == second["tier"]
+    assert first["log"] == second["log"]

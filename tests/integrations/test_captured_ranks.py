@@ -1,0 +1,112 @@
+"""Steps of frameworks that two processes capture together, under DDP or sharded by FSDP2: in force in both at once, and equal to eager."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.campaign  # two processes under each framework
+
+HERE = Path(__file__).parent
+
+
+def told_by(folder, program):
+    """Return what two processes tell of all that they live through: to start them takes longer than to train."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / program), str(folder), str(rank), port],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        done = [one.communicate(timeout=400) for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    assert [one.returncode for one in running] == [0, 0], "\n".join(error[-3000:] for _, error in done)
+    first, second = (json.loads(out.strip().splitlines()[-1]) for out, _ in done)
+    for name, one in first.items():
+        assert one["same"], (name, one)
+        assert second[name]["same"], (name, second[name])
+        assert one["replays"] == second[name]["replays"], name
+    return first, second
+
+
+def alike(told, name, key="replays"):
+    """Return what both processes tell of a scenario, which is the same."""
+    first, second = (one[name][key] for one in told)
+    assert first == second, (name, first, second)
+    return first
+
+
+def replayed(told, name, first, least):
+    """Check that a scenario's steps were replayed from the same one on in both processes."""
+    replays = alike(told, name)
+    assert replays[0] == first, (name, replays)
+    assert len(replays) >= least, (name, replays)
+
+
+def said_by_the_first(told, name, *words):
+    """Check that a tier was declined in both processes, which the first alone says, with a remedy."""
+    assert alike(told, name) == []
+    first, second = (one[name]["log"] for one in told)
+    assert any(all(word in line for word in words) for line in first), first
+    assert second == []
+
+
+def test_fabric_captures_in_two_processes(tmp_path):
+    """Eleven calls reduce, one is observed, one warms up, one is captured, two are proven; with it they settle once."""
+    told = told_by(tmp_path, "fabric_captured.py")
+    replayed(told, "plain", 17, 22)
+    replayed(told, "resumed", 17, 3)
+    replayed(told, "accumulated", 12, 49)
+    said_by_the_first(told, "unused", "find_unused_parameters=True", "leave it out where every parameter is used")
+    replayed(told, "sharded", 16, 24)
+    replayed(told, "sharded, resumed", 16, 4)
+    assert alike(told, "sharded, momentum") == []
+    assert "an optimizer steps outside of its recording" in " ".join(alike(told, "sharded, momentum", "log"))
+
+
+def test_lightning_captures_in_two_processes(tmp_path):
+    told = told_by(tmp_path, "lightning_captured.py")
+    replayed(told, "plain", 16, 31)
+    replayed(told, "resumed", 16, 8)
+    replayed(told, "compiled", 15, 32)
+    replayed(told, "auto", 17, 28)
+    ran = [alike(told, name, "running") for name in ("plain", "compiled", "auto")]
+    assert ran == ["eager+graph", "aot_eager+graph", "eager+graph"]
+    assert all(alike(told, name, "owned") for name in ("plain", "resumed", "auto", "compiled", "host read"))
+    assert [Path(one["plain"]["folder"]).name for one in told] == ["record", "rank-1"]
+    said_by_the_first(told, "unused", "find_unused_parameters=True", "DDPStrategy(...) takes the arguments")
+    said_by_the_first(told, "sharded", "ModelParallelStrategy", "in a loop of your own or Fabric's alone")
+    said_by_the_first(told, "accumulated", "gradients are accumulated")
+    assert alike(told, "host read") == []
+    assert "read on the host" in " ".join(alike(told, "host read", "log"))
+
+
+def test_transformers_captures_in_two_processes(tmp_path):
+    told = told_by(tmp_path, "trainer_captured.py")
+    replayed(told, "plain", 16, 31)
+    replayed(told, "resumed", 16, 8)
+    replayed(told, "accumulated", 12, 68)
+    replayed(told, "auto", 17, 28)
+    assert [alike(told, name, "streams") for name in ("plain", "auto")] == [[True], [True]]
+    said_by_the_first(told, "unused", "TrainingArguments(ddp_find_unused_parameters=False)")
+
+
+def test_accelerate_captures_in_two_processes(tmp_path):
+    told = told_by(tmp_path, "accelerate_captured.py")
+    replayed(told, "plain", 17, 22)
+    replayed(told, "resumed", 17, 3)
+    replayed(told, "accumulated", 12, 49)
+    assert alike(told, "plain", "streams") == [True]
+    assert alike(told, "unused") == []

@@ -1,0 +1,95 @@
+"""What the integrations need of several processes: who speaks, and the stream that a wrapper is made on."""
+
+import contextlib
+import logging
+import types
+
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from torch import distributed as dist
+
+from hotloop.integrations import several
+from hotloop.integrations.lightning.ownership import obstacles
+from hotloop.step.tiers import tier_of_setting
+
+
+class Stream:
+    """A stream that notes what waits for what."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def wait_stream(self, other):
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    log = []
+
+    @contextlib.contextmanager
+    def on(stream):
+        log.append(f"on {stream.name}")
+        yield
+        log.append(f"off {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream("default", log))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: Stream("own", log))
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    return log
+
+
+def test_what_is_made_on_a_stream_of_its_own_waits_for_the_one_before_and_the_other_way_round(streams):
+    with several.own_stream(torch.device("cuda")):
+        streams.append("made")
+    assert streams == ["own waits for default", "on own", "made", "off own", "default waits for own"]
+
+
+def test_the_stream_before_waits_also_where_an_exception_ends_the_block(streams):
+    with pytest.raises(ValueError, match="mine"), several.own_stream(torch.device("cuda")):
+        raise ValueError("mine")
+    assert streams[-1] == "default waits for own"
+
+
+def test_a_cpu_has_no_streams(streams):
+    with several.own_stream(torch.device("cpu")):
+        pass
+    assert streams == []
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, ["alike", "worse", "after"]), (1, ["worse", "after"])])
+def test_what_all_processes_say_alike_is_said_by_the_first(monkeypatch, caplog, rank, said):
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    log = logging.getLogger("hotloop")
+    with several.first_speaks():
+        log.warning("alike")
+        log.error("worse")
+    log.warning("after")
+    assert [line.getMessage() for line in caplog.records] == said
+    assert several.level_of(logging.WARNING) == (logging.DEBUG if rank else logging.WARNING)
+
+
+class Sliced(DDPStrategy):
+    """A strategy of somebody's own, which may do anything within a step."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "run", "why"),
+    [
+        (FSDPStrategy, "eager+graph", f"FSDPStrategy: {several.SHARDED}"),
+        (ModelParallelStrategy, "eager+graph", f"ModelParallelStrategy: {several.SHARDED}"),
+        (FSDPStrategy, "full", "FSDPStrategy runs the step on several devices, or in a way of its own"),
+        (DDPStrategy, "full", "DDPStrategy runs the step on several devices, or in a way of its own"),
+        (FSDPStrategy, "auto", f"FSDPStrategy: {several.SHARDED}"),
+        (Sliced, "eager+graph", "Sliced runs the step on several devices, or in a way of its own"),
+    ],
+)
+def test_strategies_that_no_loop_owns_the_step_of_are_named_with_the_reason(strategy, run, why):
+    trainer = types.SimpleNamespace(
+        strategy=strategy(), callbacks=[], precision_plugin=Precision(), accumulate_grad_batches=1
+    )
+    assert obstacles(trainer, BoringModel(), tier_of_setting(run)) == [why]

@@ -1,0 +1,171 @@
+"""A run is noted before it is sent, and once; two that resume it, an answer that is lost, and a refusal."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from hotloop.errors import ConfigError, DataError
+from hotloop.remote import package, preflight, runs, submitting
+from hotloop.remote.client import Node, RefusedError, UnknownJobError
+
+NAME = "20261126-120000-abcd"
+
+
+class Cluster:
+    """Starts jobs, and says that those before it are over."""
+
+    def __init__(self):
+        self.started, self.error, self.known = [], None, {}
+
+    def nodes(self):
+        return [Node("node", {})]
+
+    def submit(self, line, made, gpus, submission, node):
+        self.started.append((submission, [one.folder for one in runs.known()]))
+        if self.error:
+            raise self.error
+        self.known[submission] = "RUNNING"
+        return submission
+
+    def job(self, submission):
+        if submission not in self.known:
+            raise UnknownJobError("unknown")
+        return type("Details", (), {"status": self.known[submission]})
+
+
+@pytest.fixture
+def cluster(monkeypatch, project):
+    made = Cluster()
+    monkeypatch.setattr(submitting, "Client", lambda address: made)
+    monkeypatch.setattr(submitting.locating, "node_of", lambda client, run: "node")
+    found = preflight.Found({"kept": [], "fits": {}}, {})
+    monkeypatch.setattr(preflight, "look", lambda *_: found)
+    for name in ("lines", "refuse"):
+        monkeypatch.setattr(preflight.Found, name, lambda *_: ())
+    return made
+
+
+def submit(**more):
+    return submitting.submit(submitting.Request("http://h:1", ["train", "train.py:make"], **more), print)
+
+
+@pytest.fixture
+def stopped(cluster):
+    run = runs.RemoteRun(NAME, "http://h:1", f"hotloop-{NAME}", "k", ("train",), "/r", 1.0)
+    runs.keep(run)
+    cluster.known[run.submission] = "STOPPED"
+    return run
+
+
+def test_a_run_is_noted_with_its_folder_before_it_is_sent(cluster, tmp_path):
+    """Else a page whose process is killed meanwhile says "not started", and starts it twice."""
+    run = submit(folder=tmp_path / "mine")
+    assert cluster.started == [(f"hotloop-{run.name}", [str(tmp_path / "mine")])]
+    assert (run.folder, run.sent) == (str(tmp_path / "mine"), True)
+    assert runs.find(None) == run
+
+
+def test_what_the_cluster_refuses_leaves_nothing(cluster, stopped):
+    cluster.error = RefusedError("413")
+    with pytest.raises(RefusedError):
+        submitting.resume(stopped, 0)
+    assert runs.find(NAME) == stopped  # the former job stays known
+    runs.forget(NAME)
+    with pytest.raises(RefusedError):
+        submit()
+    assert runs.known() == []
+
+
+def test_a_run_whose_answer_is_lost_is_known_and_said_to_go_on_perhaps(cluster, stopped):
+    cluster.error = DataError("the connection broke")
+    with pytest.raises(
+        DataError, match=rf"the connection broke\. The run may have begun .* hotloop submit status {NAME}"
+    ):
+        submitting.resume(stopped, 1)
+    assert (runs.find(NAME).submission, runs.find(NAME).sent) == (f"hotloop-{NAME}-2", False)
+    runs.forget(NAME)
+    with pytest.raises(DataError, match="hotloop submit status"):
+        submit()
+    assert len(runs.known()) == 1
+
+
+def test_a_run_that_is_finished_is_not_resumed(cluster, stopped):
+    cluster.known[stopped.submission] = "SUCCEEDED"
+    with pytest.raises(ConfigError, match=rf"{NAME} is finished, and nothing is left to train: hotloop submit fetch"):
+        submitting.resume(stopped, 0)
+    assert cluster.started == []
+
+
+def test_two_that_resume_a_run_start_one_job(cluster, stopped):
+    """Each has read the run before the other has resumed it."""
+    errors, ready = [], threading.Barrier(2)
+
+    def resume():
+        ready.wait()
+        try:
+            submitting.resume(stopped, 0)
+        except ConfigError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=resume) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert [name for name, _ in cluster.started] == [f"hotloop-{NAME}-2"]
+    assert len(errors) == 1
+    assert "is not over" in errors[0]
+
+
+# -- what travels, and what is shown ------------------------------------------------------------------------------------
+
+
+def test_a_password_in_a_setting_is_not_shown():
+    command = ("hpo", "train.py:make", "hpo.storage=postgresql://u:p@w/x@h/db", "data.path=s3://b/a@c", "x=http://h:1")
+    run = runs.RemoteRun(NAME, "http://h:1", "s", "k", command, "/r", 1.0)
+    shown = ["hpo", "train.py:make", "hpo.storage=postgresql://***@h/db", "data.path=s3://b/a@c", "x=http://h:1"]
+    assert run.shown == run.to_dict()["command"] == shown
+    runs.keep(run)
+    assert runs.find(NAME).command == command
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".npmrc", ".envrc", ".pgpass", ".docker/config.json", ".aws/config", ".ssh/config", ".huggingface/token",
+        "kaggle.json", "service-account.json", "key.p12", "secrets.yaml", ".streamlit/secrets.toml", "a/.kube/x",
+    ],
+)  # fmt: skip
+def test_more_names_that_secrets_have_are_left_out(name):
+    assert package.is_secret(name)
+
+
+@pytest.mark.parametrize("name", ["train.py", "tokens.py", "secrets.py", "data/keys.csv", "docker/config.json"])
+def test_names_of_programs_are_no_secrets(name):
+    assert not package.is_secret(name)
+
+
+def test_git_s_own_folder_travels_by_no_name(project):
+    for name in (".git", ".git/config"):
+        with pytest.raises(ConfigError, match=rf"--include {name}: \.git never travels"):
+            package.collect(project, [name])
+
+
+def test_submodules_travel_and_links_to_folders_are_listed(project, tmp_path):
+    from ray_head import git
+
+    other = tmp_path / "other"
+    other.mkdir()
+    git("-C", str(other), "init", "-q")
+    (other / "inner.py").write_text("x")
+    git("-C", str(other), "add", ".")
+    git("-C", str(other), "commit", "-qm", "one")
+    git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(other), "sub")
+    Path("real").mkdir()
+    Path("link").symlink_to("real")
+    git("add", "link")
+    packed = package.collect(project)
+    assert {"train.py", "sub/inner.py"} <= set(packed.files)
+    assert packed.links == ("link",)
+    assert any("no files of this folder: link " in line for line in packed.lines())

@@ -1,0 +1,92 @@
+"""A tier that was named and that sharded parameters rule out is said as a warning, whatever the log level."""
+
+import logging
+import types
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import hotloop
+from hotloop.step.policy import initial
+from hotloop.step.policy.policy import Fixed
+from hotloop.step.tiers import parse
+from hotloop.testing import captured_step_emulation
+
+
+@pytest.fixture(autouse=True)
+def _alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def loop_of(model, run):
+    with captured_step_emulation():
+        loop = hotloop.Loop(model, torch.optim.AdamW(model.parameters(), foreach=False), run=run)
+    status = loop.status()
+    loop.close()
+    return status
+
+
+def offloaded():
+    return fully_shard(nn.Linear(4, 4), offload_policy=CPUOffloadPolicy(pin_memory=False))
+
+
+@pytest.mark.parametrize("run", ["auto", "eager+graph"])
+def test_a_named_tier_that_is_left_out_is_a_warning(caplog, run):
+    with caplog.at_level(logging.WARNING, "hotloop"):
+        status = loop_of(offloaded(), run)
+    assert status.tier == "eager"
+    (why,) = status.decisions
+    assert "parameters are sharded (FSDP2), and fully_shard(offload_policy=CPUOffloadPolicy())" in why
+    said = [one.getMessage() for one in caplog.records]
+    assert bool(said) == (run != "auto")
+    assert all("run='eager+graph': parameters are sharded (FSDP2)" in one for one in said)
+
+
+@pytest.mark.parametrize("run", ["full", "aot_eager+graph", "channels_last+graph"])
+def test_compiled_tiers_of_sharded_parameters_are_left_out(run):
+    status = loop_of(fully_shard(nn.Sequential(nn.Conv2d(2, 2, 3))), run)
+    assert status.tier == "eager"
+    assert "uncompiled steps alone are captured then: run='eager+graph'" in status.decisions[0]
+
+
+def test_parameters_that_dtensor_alone_spreads_are_left_out():
+    model = nn.Linear(4, 4)
+    mesh = init_device_mesh("cpu", (1,))
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0)]))
+    assert "by DTensor alone (tensor parallelism)" in loop_of(model, "eager+graph").decisions[0]
+
+
+def test_a_graph_of_sharded_parameters_stays():
+    assert loop_of(fully_shard(nn.Linear(4, 4)), "eager+graph").tier == "eager+graph"
+
+
+def test_auto_of_several_processes_names_no_tier_that_sharding_rules_out_where_nothing_can_be_captured():
+    decided = []
+    context = types.SimpleNamespace(
+        reports=types.SimpleNamespace(decided=lambda why, _: decided.append(why)),
+        base_tier=parse("eager"),
+        engine=None,
+        device="cpu",
+        parts=types.SimpleNamespace(wrappers=list, sharded=lambda: True),
+    )
+    tier = initial._agreed(context, initial._to_choose(context), 2, chooses=True)
+    assert tier == parse("eager")
+    assert len(decided) == 1
+    assert "hotloop.compile the model instead" in decided[0]
+
+
+def test_auto_of_one_process_tries_no_compiled_tier_of_sharded_parameters():
+    model = fully_shard(nn.Linear(4, 4))
+    with captured_step_emulation():
+        loop = hotloop.Loop(model, torch.optim.AdamW(model.parameters()))
+    policy = loop.transitions.policy
+    assert not isinstance(policy, Fixed)
+    assert set(policy.candidates.names()) == {"eager", "eager+graph"}
+    loop.close()
