@@ -154,7 +154,9 @@ def test_code_that_the_step_compiles_itself_keeps_the_checks(both):
     def program(run):
         model = Classifier().to(run.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-        normal = torch.compile(lambda x: Normal(x, 1.0).entropy().mean(), backend="eager", fullgraph=True)
+        normal = torch.compile(
+            lambda x: Normal(x, torch.ones_like(x)).entropy().mean(), backend="eager", fullgraph=True
+        )
 
         @run.loop(model, optimizer).step
         def train_step(x, y):

@@ -103,7 +103,7 @@ def train(  # a scenario each
                 inside(model, number == times - 1)
             if syncs is not None:
                 model.set_requires_gradient_sync(syncs(update))
-            loss = F.mse_loss(model(x * (number + 1)), y)
+            loss = F.mse_loss(model(x * (number + 1)).float(), y)
             loss.backward()
             if syncs is not None:
                 model.set_requires_gradient_sync(True)
