@@ -75,7 +75,7 @@ def ended(tmp_path_factory):
 def trained(tmp_path_factory, ended):
     return two_processes(
         tmp_path_factory.mktemp("peers"), "resume-resume", "ddp-compile", "ddp-forward compile", "ddp-backward compile", "ddp-sleep",
-        "ddp-short", "ddp-short-first", "local-forward run", "fsdp2-compile", "fsdp2-forward compile",
+        "ddp-short", "ddp-short-first", "ddp-anew", "local-forward run", "fsdp2-compile", "fsdp2-forward compile",
         "fsdp1-compile", "fsdp1-forward compile", "fsdp1-loop", KEPT=str(ended[2]), **NCCL,
     )  # fmt: skip
 
