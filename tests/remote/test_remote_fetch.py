@@ -11,6 +11,7 @@ import pytest
 from hotloop.errors import ConfigError, DataError
 from hotloop.remote import fetch, listed, runs, signed
 from hotloop.remote.client import MissingFileError, Node
+from hotloop.report.runs import FETCHED
 from hotloop.train.turn import folder_held
 
 NAME = "20261126-120000-abcd"
@@ -71,6 +72,14 @@ def test_what_is_new_comes_and_nothing_comes_twice(cluster, run):
     assert took(run) == ()
     cluster.put({f"{NAME}/settings.yaml": "a", f"{NAME}/record.jsonl": "one\ntwo\n"})
     assert took(run) == (f"{NAME}/record.jsonl",)
+
+
+def test_a_fetch_says_in_the_folder_how_the_run_was_doing(cluster, run):
+    for status, word in (("RUNNING", "running"), ("FAILED", "failed")):
+        cluster.status = status
+        took(run)
+        told = json.loads(Path(run.folder, FETCHED).read_text())
+        assert (told["run"], told["address"], told["status"]) == (NAME, run.address, word)
 
 
 def test_two_that_fetch_the_same_run_do_it_one_after_the_other(cluster, run):
@@ -160,7 +169,7 @@ def test_a_kill_while_a_record_is_fetched_is_no_other_record(cluster, run):
     [
         "../../x", "/x/y", "x", "", "other/x", f"{NAME}/../x", f"{NAME}/a\0b", f"{NAME}/{'a' * 300}", f"{NAME}\\x/y",
         f"{NAME}/run.lock", f"{NAME}/run.lock.json", f"{NAME}/ui-start.json", f"{NAME}/fold-1/ui-stop.json",
-        f"{NAME}/stored.json", f"{NAME}/.x.part", f"{NAME}/submit-log.txt",
+        f"{NAME}/stored.json", f"{NAME}/.x.part", f"{NAME}/submit-log.txt", f"{NAME}/submit-run.json",
     ],
 )  # fmt: skip
 def test_a_name_that_no_run_has_is_refused_before_anything_is_taken(cluster, run, name):

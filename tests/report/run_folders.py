@@ -1,16 +1,20 @@
 """Folders as runs, cross-validations and searches leave them, made without training."""
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from unittest import mock
 
 from hotloop import record
 from hotloop.record import RunRecord
 
 
-def a_run(folder, *, status="finished", goal="max:accuracy", accuracies=(0.5, 0.9, 0.7)):
-    written = RunRecord(folder)
+def a_run(folder, *, status="finished", goal="max:accuracy", accuracies=(0.5, 0.9, 0.7), submitted=None):
+    """Make a run; ``submitted`` is its name on the cluster that it ran on."""
+    with mock.patch.dict(os.environ, {record.SUBMITTED: submitted} if submitted else {}):
+        written = RunRecord(folder)
     written.update("settings", recipe={"name": "digits", "goal": goal}, training={"learning_rate": 1e-3})
     for step, accuracy in enumerate(accuracies, 1):
         written.append("steps", {"step": step, "seconds": 0.1, "loss": 1.0, "running": "none"})

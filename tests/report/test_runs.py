@@ -6,8 +6,10 @@ import shutil
 import pytest
 from run_folders import a_cross_validation, a_run, a_study
 
-from hotloop.record import RunRecord, this_process
-from hotloop.report import runs
+from hotloop.record import RunRecord, load, this_process
+from hotloop.report import build, runs
+
+THERE = "20260101-120000-abcd"
 
 
 def test_a_run_tells_how_it_ended_what_ran_and_its_best(tmp_path):
@@ -28,6 +30,45 @@ def test_a_run_that_goes_on_and_one_whose_process_is_gone(tmp_path):
     assert str(this_process()["pid"]) in lines
     (folder / "record.jsonl").write_text(lines.replace(f'"pid": {this_process()["pid"]}', '"pid": 4194305'))
     assert runs.read(folder).status == "killed"
+
+
+def fetched(folder, status):
+    told = {"run": THERE, "address": "http://head:8265", "status": status, "fetched": 1.7e9}
+    (folder / runs.FETCHED).write_text(json.dumps(told))
+
+
+def test_a_run_of_a_cluster_is_not_looked_for_among_the_processes_of_this_machine(tmp_path, monkeypatch):
+    folder = a_run(tmp_path / "run", status="running", submitted=THERE)
+    lines = (folder / "record.jsonl").read_text()
+    (folder / "record.jsonl").write_text(lines.replace(f'"pid": {this_process()["pid"]}', '"pid": 4194305'))
+    row = runs.read(folder)
+    assert row.status == "on cluster"
+    assert f"where it was submitted, `hotloop submit status {THERE}`" in row.place
+    fetched(folder, "running")
+    row = runs.read(folder)
+    assert (row.status, build(load(folder)).headline.status) == ("on cluster", "running on a cluster")
+    assert row.place.startswith("on http://head:8265, running when it was fetched at 2023-11-1")
+    assert f"`hotloop submit fetch {THERE}`" in row.place
+    fetched(folder, "failed")
+    row = runs.read(folder)
+    assert (row.status, f"`hotloop submit resume {THERE}`" in row.place) == ("killed", True)
+    monkeypatch.setenv("HOTLOOP_SUBMITTED", THERE)  # in the run's own job
+    assert (runs.read(folder).status, runs.read(folder).place) == ("killed", "")
+    monkeypatch.delenv("HOTLOOP_SUBMITTED")
+    a_run(folder, status="running")  # it goes on here
+    assert (runs.read(folder).status, runs.read(folder).place) == ("running", "")
+
+
+def test_folds_and_trials_of_a_cluster_are_where_the_whole_is(tmp_path):
+    a_run(a_study(tmp_path / "search", "running") / "trials" / "0000", status="running", submitted=THERE)
+    fetched(tmp_path / "search", "running")
+    for row in (runs.read(tmp_path / "search"), *runs.members(tmp_path / "search")):
+        assert (row.status, row.place[:21]) == ("on cluster", "on http://head:8265, ")
+
+
+def test_what_a_strangers_record_says_of_its_cluster_is_no_command(tmp_path):
+    folder = a_run(tmp_path / "run", status="running", submitted="20260101; rm -rf")
+    assert runs.read(folder).status == "running"
 
 
 def test_a_cross_validation_is_judged_by_what_its_folds_are_judged_by(tmp_path):

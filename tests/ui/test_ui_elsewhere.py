@@ -188,12 +188,13 @@ def test_the_queue_does_not_wait_for_a_run_of_a_cluster(root, ours):
 
 
 def test_a_run_that_nobody_follows_is_followed_again_by_what_this_user_remembers(client, root, begun):
-    a_run(root / "a", status="running")
+    a_run(root / "a", status="running", submitted="20260101-120000-abcd")
     followed(root / "a", 2**30, where="http://strange:8265")
     assert "Follow</button>" not in client.get("/run?run=a").text  # a folder alone starts nothing
     run = remote(root / "a")
     text = client.get("/run?run=a").text
-    assert '<span class="pill warn" id="status">not followed</span>' in text
+    assert '<span class="pill note" id="status">on cluster</span>' in text
+    assert "<code>hotloop submit status 20260101-120000-abcd</code>" in text
     assert "Follow</button>" in text
     assert f"hotloop submit fetch {run.name}" in text
     client.post("/run/resume", data={"run": "a"})
@@ -203,9 +204,7 @@ def test_a_run_that_nobody_follows_is_followed_again_by_what_this_user_remembers
 
 
 def test_a_run_that_was_submitted_in_a_terminal_is_followed_from_the_page(client, root, begun):
-    a_run(root / "a", status="running")
-    (document,) = (root / "a").glob("record.jsonl")
-    document.write_text(document.read_text().replace(record.this_process()["host"], "another"))
+    a_run(root / "a", status="running", submitted="20260101-120000-abcd")
     assert "Follow</button>" not in client.get("/run?run=a").text
     remote(root / "a")
     text = client.get("/run?run=a").text

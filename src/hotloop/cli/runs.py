@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, a cross-validation or a search.")]
-_STYLES = {"finished": "green", "running": "cyan", "open": "cyan", "interrupted": "yellow", "killed": "yellow"}
+_STYLES = {"finished": "green", "running": "cyan", runs.ON_CLUSTER: "cyan", "open": "cyan"}
+_STYLES |= {"interrupted": "yellow", "killed": "yellow"}
 
 
 @app.command("list")
@@ -64,8 +65,14 @@ def show(run: Run, as_json: AsJson = False) -> None:
     if as_json:
         echo_json({**row.to_dict(), "members": [one.to_dict(whole=False) for one in inside]})
         return
-    facts: dict[str, Any] = {"status": row.status, "kind": row.kind, "problem": row.problem, "recipe": row.recipe}
-    facts |= {"when": moment(row.created), "steps": row.steps, "best": _best(row), "ran": row.tier}
+    facts: dict[str, Any] = {"status": row.status, "place": row.place, "kind": row.kind, "problem": row.problem}
+    facts |= {
+        "recipe": row.recipe,
+        "when": moment(row.created),
+        "steps": row.steps,
+        "best": _best(row),
+        "ran": row.tier,
+    }
     for title, values in (("", facts), ("Figures", row.figures), ("Settings", row.settings)):
         if title and values:
             console().print(Text(f"\n{title}", style="bold"))
@@ -138,7 +145,7 @@ def _table(rows: list[runs.Row], folder: Path) -> Group:
         status = Text(row.status, style=_STYLES.get(row.status, "red"))
         cells = (row.recipe.rpartition("/")[2], moment(row.created), steps, _best(row), row.tier)
         table.add_row(Text(name), status, *map(Text, cells))
-        below += [Text(f"{name}: {row.problem}")] if row.problem else []
+        below += [Text(f"{name}: {one}") for one in (row.place, row.problem) if one]
     return Group(table, *below)
 
 

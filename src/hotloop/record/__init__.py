@@ -6,7 +6,7 @@ the lines are ahead of the document, so `load` prefers them.
 """
 
 from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA, empty
-from hotloop.record.process import this_process, was_killed
+from hotloop.record.process import SUBMITTED, on_cluster, this_process, was_killed
 from hotloop.record.reading import Follower, load, load_ranks
 from hotloop.record.schema import Schema, to_json, whole
 from hotloop.record.writing import ERROR_LENGTH, SNAPSHOT_SECONDS, SNAPSHOT_SHARE, RunRecord
@@ -20,12 +20,14 @@ __all__ = [
     "SCHEMA",
     "SNAPSHOT_SECONDS",
     "SNAPSHOT_SHARE",
+    "SUBMITTED",
     "Follower",
     "RunRecord",
     "Schema",
     "empty",
     "load",
     "load_ranks",
+    "on_cluster",
     "this_process",
     "to_json",
     "was_killed",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import shutil
 import tempfile
+import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -14,6 +16,7 @@ from hotloop.errors import ConfigError, DataError, HotloopError
 from hotloop.record import LINES, whole
 from hotloop.remote import listed, locating, runs, signed, there
 from hotloop.remote.client import OVER, WORDS, Client, MissingFileError, UnknownJobError
+from hotloop.report.runs import FETCHED
 from hotloop.report.text import size
 from hotloop.train.turn import folder_held
 
@@ -71,6 +74,7 @@ def fetch(run: RemoteRun, checkpoints: Checkpoints, say: Callable[[str], None]) 
         client = _connected(run)
         status, node = _located(client, run, say)
         if node is None:
+            _note(run, status)
             return Fetched(status, Path(run.folder), (), 0, (), {})
         reader = _Reader(client, node, run)
         if status in OVER.values() and "ended" not in reader.index()[1]:  # its job was killed, and could not list them
@@ -89,6 +93,7 @@ def fetch(run: RemoteRun, checkpoints: Checkpoints, say: Callable[[str], None]) 
                 if not left:
                     break
             _merge(Path(made, listed.COMPILED), say)
+        _note(run, status)
         return Fetched(status, Path(run.folder), tuple(reader.taken), reader.size, tuple(left), state)
 
 
@@ -114,6 +119,24 @@ def _status(client: Client | None, run: RemoteRun) -> str:
         return LOST
     except DataError:
         return UNREACHABLE
+
+
+def _note(run: RemoteRun, status: str) -> None:
+    """Write into a run's folder how it is doing on its cluster, for lists that ask no cluster."""
+    if not Path(run.folder).is_dir():
+        return
+    known = {"run": run.name, "address": run.address, "status": status, "fetched": time.time()}
+    with _writing(Path(run.folder, FETCHED)) as file:
+        file.write(json.dumps(known).encode())
+
+
+@contextlib.contextmanager
+def _writing(target: Path) -> Iterator[BinaryIO]:
+    try:
+        with whole(target, durable=False, shared=True) as file:
+            yield file
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error}; free the disk, and fetch again") from error
 
 
 class _Reader:
@@ -154,7 +177,7 @@ class _Reader:
         left = _MOST_LOG
         with contextlib.suppress(MissingFileError):
             blocks = self._client.read(self._node, f"job-driver-{self._run.submission}.log")
-            with self._writing(Path(self._run.folder, LOG)) as file:
+            with _writing(Path(self._run.folder, LOG)) as file:
                 for block in blocks:
                     file.write(block[:left])
                     left -= len(block)
@@ -183,7 +206,7 @@ class _Reader:
             return True
         read, found = 0, hashlib.sha256()
         try:
-            with self._writing(target) as file:
+            with _writing(target) as file:
                 for block in self._blocks(name):
                     part = block[: length - read]  # a record grows: its beginning is what was signed
                     file.write(part)
@@ -197,14 +220,6 @@ class _Reader:
         self.taken.append(name)
         self.size += length
         return True
-
-    @contextlib.contextmanager
-    def _writing(self, target: Path) -> Iterator[BinaryIO]:
-        try:
-            with whole(target, durable=False, shared=True) as file:
-                yield file
-        except OSError as error:
-            raise ConfigError(f"{target} cannot be written: {error}; free the disk, and fetch again") from error
 
     def _target(self, name: str, made: Path) -> Path:
         first, *rest = PurePosixPath(name).parts

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.cache import files
 from hotloop.errors import DataError, HotloopError
+from hotloop.record import SUBMITTED
 from hotloop.remote import signed, there
 from hotloop.remote.client import OVER
 
@@ -110,7 +111,7 @@ class Jobs:
             text = json.dumps({"key": self.key, "once": secrets.token_hex(16), **asked})
             files.replace(file, text.encode())
             environment: dict[str, Any] = {
-                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS},
+                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS, SUBMITTED: what[1]},
                 "py_modules": [str(file.parent), *(str(one) for one in sent.modules)],
             }
             if sent.archive:

@@ -11,7 +11,7 @@ from hotloop.errors import DataError
 COMPILED, INDEX, LOG = "compiled", "index.json", "submit-log.txt"
 MOST_BYTES = 2**24
 """Of the list itself: that of a hundred thousand files."""
-_OWN = (".", "run.lock", "stored.json", "ui-", LOG)
+_OWN = (".", "run.lock", "stored.json", "ui-", "submit-")
 """How files of one machine begin: they say what happens there, and would be taken for what happens here."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_NAME, _MOST_PART = 1000, 240

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotloop import record
 from hotloop.errors import RecordError
+from hotloop.report.headline import KILLED, THERE, standing
 from hotloop.report.text import count, figure, flat, line, moment, number, seconds
 
 if TYPE_CHECKING:
@@ -129,20 +130,19 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def build(document: Mapping[str, Any]) -> FoldsView:
     """Return what a report shows of a cross-validation's document."""
-    folds, killed = document["folds"], record.was_killed(document)
-    status = line(document.get("status"), 40)
+    folds, status = document["folds"], standing(document)
     names = tuple(dict.fromkeys(line(name, 40) for fold in folds for name in _best(fold)))
     best, last = (_mapping(document["metrics"].get(key)) for key in ("best", "last"))
     best = best or last
     return FoldsView(
         title=f"{line(document.get('recipe'), 80)}, {count(len(folds), 'fold')}",
-        status="interrupted (killed)" if killed else status,
-        tone="warn" if killed else _tone(status),
+        status=status,
+        tone=_tone(status),
         when=moment(document.get("created")),
         sentence=_sentence(document),
         compiled=_compiled(folds),
         names=names,
-        folds=tuple(FoldRow.read(fold, names, killed=killed) for fold in folds),
+        folds=tuple(FoldRow.read(fold, names, killed=status == KILLED) for fold in folds),
         mean=tuple(_metric(_mapping(best.get(name)).get("mean")) for name in names),
         spread=tuple(_metric(_mapping(best.get(name)).get("std")) for name in names),
         last=tuple((name, _mean_and_std(_mapping(last.get(name)))) for name in names),
@@ -192,6 +192,7 @@ def _compiled(folds: Sequence[Mapping[str, Any]]) -> str:
 
 def _tone(status: str) -> Tone:
     tones: dict[str, Tone] = {"finished": "good", "running": "note", "pending": "note", "interrupted": "warn"}
+    tones |= {KILLED: "warn", THERE: "note"}
     return tones.get(status, "bad")
 
 

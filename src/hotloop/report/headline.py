@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hotloop import record
 from hotloop.report.series import ENOUGH, median_interval
 from hotloop.report.text import count, figure, flat, line, moment, nth, number, quantity, seconds, short_place
 
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
     from hotloop.report.components import Component
     from hotloop.report.occurrences import Tone
     from hotloop.report.series import Line, Steps
+
+KILLED, THERE = "interrupted (killed)", "running on a cluster"
+"""Of a record that says that it runs: its process is gone, or was not of this machine when the record was fetched."""
+
+
+def standing(document: Mapping[str, Any]) -> str:
+    """Return how a run or a cross-validation is doing, in words."""
+    if record.was_killed(document):
+        return KILLED
+    status = line(document.get("status"), 40)
+    return THERE if status == "running" and record.on_cluster(document) else status
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +50,9 @@ class Headline:
     notes: tuple[Note, ...]
 
     @classmethod
-    def of(cls, document: Mapping[str, Any], steps: Steps, parts: Sequence[Component], *, killed: bool) -> Headline:
-        """Return the headline of a run; ``killed``: its process is gone although the record says that it runs."""
-        status = line(document.get("status"), 40)
-        label = "interrupted (killed)" if killed else status
+    def of(cls, document: Mapping[str, Any], steps: Steps, parts: Sequence[Component]) -> Headline:
+        """Return the headline of a run."""
+        status, label = line(document.get("status"), 40), standing(document)
         tones: dict[str, Tone] = {"finished": "good", "running": "note", "interrupted": "warn", "pruned": "note"}
         settings = dict(flat(document["settings"]))
         titles = (settings.get(key) for key in ("run_name", "run.name", "name", "recipe", "recipe.name"))
@@ -49,7 +60,7 @@ class Headline:
         return cls(
             title=line(title, 120) if title else "Training run",
             status=label,
-            tone="warn" if killed else tones.get(status, "bad"),
+            tone="warn" if label == KILLED else tones.get(status, "bad"),
             when=moment(document.get("created")),
             sentence=cls._sentence(document, steps, label),
             verdict=cls._verdict(parts),

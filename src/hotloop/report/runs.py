@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from hotloop.errors import ConfigError, RecordError
 from hotloop.report import folds, study
 from hotloop.report.charts import MetricRow, metric_lines
 from hotloop.report.series import Steps
-from hotloop.report.text import count, flat, line, number
+from hotloop.report.text import count, flat, line, moment, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 RUN, FOLDS, SEARCH, UNKNOWN = "run", "cross-validation", "search", "unknown"
 SETTINGS, STUDY_SETTINGS = "settings.yaml", "study.yaml"
+ON_CLUSTER = "on cluster"
+FETCHED = "submit-run.json"
+"""The file of a fetched folder that says where its run is, and how it was doing when it was fetched last."""
+_ENDED = ("finished", "failed", "stopped", "lost")
+"""How a run is doing by its cluster's word once its process is gone."""
 _FIGURES = ("steady_step_ms", "samples_per_second", "cold_seconds", "compile_seconds", "peak_memory_bytes")
 _DEEPEST = 6
 """Levels of folders below the one that is listed in which runs are looked for."""
@@ -31,8 +37,9 @@ class Row:
     Args:
         folder: of the run.
         kind: ``run``, ``cross-validation``, ``search``, or ``unknown`` for a folder that is none of these.
-        status: ``finished``, ``running``, ``interrupted``, ``killed`` (it says that it runs, and its process is gone),
-            ``failed`` or ``pruned``; of a search with trials left ``open``; ``unreadable`` where ``problem`` says why.
+        status: ``finished``, ``running``, ``on cluster`` (where it ran when it was fetched), ``interrupted``,
+            ``failed``, ``pruned`` or ``killed`` (it says that it runs, and its process is gone); of a search with
+            trials left ``open``; ``unreadable`` where ``problem`` says why.
         recipe: the recipe or the program.
         created: seconds since the epoch.
         steps: optimizer steps that were done.
@@ -41,6 +48,7 @@ class Row:
         best: its best value; of a cross-validation the mean over its folds.
         tier: what ran: ``eager``, a preset or a tier.
         problem: what is wrong with the folder or its record, or the error that ended the run.
+        place: where a run is that was running on a cluster when it was fetched, and what knows more.
         members: the number of folds, or of trials that are over or run; one that was interrupted is open again.
         settings: the settings that it read, by their dotted names.
         figures: its metrics and measurements, by name.
@@ -58,6 +66,7 @@ class Row:
     best: float | None = None
     tier: str = ""
     problem: str = ""
+    place: str = ""
     members: int | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -183,9 +192,10 @@ def row(folder: Path, document: Mapping[str, Any]) -> Row:
     unread = number(document.get("unread_lines"))
     told = [f"{count(int(unread), 'line')} of its record cannot be read"] if unread else []
     told += [line(document["error"], 300)] if document.get("error") else []
+    status, place = _standing(folder, document)
     return Row(
         folder=folder,
-        status="killed" if record.was_killed(document) else line(document.get("status"), 40),
+        status=status,
         recipe=line(settings.get("recipe.name") or "", 200),
         created=begun,
         steps=int(done),
@@ -194,10 +204,38 @@ def row(folder: Path, document: Mapping[str, Any]) -> Row:
         best=best,
         tier="eager" if tier == "none" else line(tier, 60),
         problem="; ".join(told),
+        place=place,
         settings=settings,
         figures=figures,
         writer=_writer(document),
     )
+
+
+def _standing(folder: Path, document: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the status of a run or a cross-validation; if its process is not of this machine, also where it is."""
+    status = "killed" if record.was_killed(document) else line(document.get("status"), 40)
+    name = record.on_cluster(document)
+    if status != "running" or not name:
+        return status, ""
+    known = next(filter(None, (_fetched(one) for one in (folder, *folder.absolute().parents[:3]))), {})
+    if known.get("run") != name:
+        where = f"on a cluster: where it was submitted, `hotloop submit status {name}` says how it is doing"
+        return ON_CLUSTER, where
+    then, when = line(known.get("status"), 40), moment(known.get("fetched"))
+    where = f"on {line(known.get('address'), 200)}, {then} when it was fetched at {when}"
+    if then in _ENDED:
+        return "killed", f"{where}. `hotloop submit resume {name}` goes on with it"
+    more = f"`hotloop submit status {name}` says how it is doing, `hotloop submit fetch {name}` brings what is new"
+    return ON_CLUSTER, f"{where}. {more}"
+
+
+def _fetched(folder: Path) -> dict[str, Any]:
+    """Return what the last fetch into a folder knew of its run; empty where nothing was fetched."""
+    try:
+        found = json.loads((folder / FETCHED).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _late_loss(steps: Sequence[Mapping[str, Any]]) -> float | None:
@@ -209,7 +247,7 @@ def _late_loss(steps: Sequence[Mapping[str, Any]]) -> float | None:
 
 def _writer(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `record.was_killed` asks of a record; nothing where the record says that it ended."""
-    names = ("status", "pid", "host", "process_started") if document.get("status") == "running" else ()
+    names = ("status", "pid", "host", "submitted", "process_started") if document.get("status") == "running" else ()
     return {name: document.get(name) for name in names}
 
 
@@ -234,10 +272,11 @@ def _folds(folder: Path, document: Mapping[str, Any]) -> Row:
     metric = wanted if wanted in means else next(iter(means), "")
     steps = [number(one.get("step")) or 0.0 for one in each]
     ran = [one["compiled"].get("running") for one in each if isinstance(one.get("compiled"), dict)]
+    status, place = _standing(folder, document)
     return Row(
         folder=folder,
         kind=FOLDS,
-        status="killed" if record.was_killed(document) else line(document.get("status"), 40),
+        status=status,
         recipe=line(document.get("recipe") or "", 200),
         created=number(document.get("created")),
         steps=int(sum(steps)),
@@ -245,6 +284,7 @@ def _folds(folder: Path, document: Mapping[str, Any]) -> Row:
         best=means.get(metric),
         tier=", ".join(dict.fromkeys(line(one, 60) for one in ran if one)),
         problem=line(document["error"], 300) if document.get("error") else "",
+        place=place,
         members=len(each),
         settings=settings,
         figures=means,
@@ -261,15 +301,17 @@ def _search(folder: Path, document: Mapping[str, Any]) -> Row:
     goes_on = [one for one in attempts if one.get("state") == "running"]
     inside = members(folder) if goes_on else []
     status = "open" if number(document.get("left")) else "finished"
+    works = next((one for one in inside if one.status in ("running", ON_CLUSTER)), None)
     value, chosen = number(best.get("value")), best.get("values")
     return Row(
         folder=folder,
         kind=SEARCH,
-        status="running" if any(one.status == "running" for one in inside) else status,
+        status=works.status if works else status,
         recipe=line(document.get("name") or "", 200).removesuffix("/search"),
         created=min(began, default=number(document.get("written"))),
         metric=metric,
         best=value,
+        place=works.place if works else "",
         members=len({number(one.get("number")) for one in attempts if one.get("state") not in ("interrupted", "died")}),
         settings=dict(flat(chosen)) if isinstance(chosen, dict) else {},
         figures={} if value is None else {metric: value},

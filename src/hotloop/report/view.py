@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hotloop import record
 from hotloop.report import advice, charts, components, headline, occurrences, ways
 from hotloop.report.series import Line, Steps
 from hotloop.report.text import count, figure, flat, line, moment, nth, number, place, quantity, text, words
@@ -103,8 +102,8 @@ def build(document: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]] | 
     usual = times.steady
     slow = {step: value - usual for step, value in later if value > 2 * usual} if usual is not None else {}
     rows, left = occurrences.rows(document["events"], slow)
-    head = headline.Headline.of(document, steps, parts, killed=record.was_killed(document))
-    cards = headline.Cards(measured, steps, times, metrics, goes_on=head.status == "running")
+    head = headline.Headline.of(document, steps, parts)
+    cards = headline.Cards(measured, steps, times, metrics, goes_on=head.status in ("running", headline.THERE))
     if "speed_up" in measured and cards.no_speed_up:
         measured = {**measured, "speed_up": cards.no_speed_up}
     return View(
@@ -149,8 +148,8 @@ def _process(document: Mapping[str, Any]) -> str:
     measured, events = document["measurements"], document["events"]
     ran = ", ".join(line(part.get("running"), 60) for part in document["components"].values())
     step, done = number(measured.get("steady_step_ms")), number(measured.get("steps_done"))
-    status = "interrupted (killed)" if record.was_killed(document) else line(document.get("status"), 40)
-    figures = (f"{figure(step)} ms a step" if step else "", count(int(done), "step") if done else "", status)
+    steps = count(int(done), "step") if done else ""
+    figures = (f"{figure(step)} ms a step" if step else "", steps, headline.standing(document))
     declined = [event for event in events if event.get("kind") == "tier_declined"]
     whys = [f"{line(event.get('tier'), 60)} declined: {line(event.get('reason'), LENGTH)}" for event in declined]
     return "; ".join(filter(None, (ran, *figures, *dict.fromkeys(whys))))

@@ -40,7 +40,7 @@ _PARTS: dict[str, dict[str, str]] = {
 }
 """The parts of a run's page that its view fills, by the kind of run: each is replaced alone."""
 TONES = {"finished": "good", "running": "note", "starting": "note", "stopping": "warn", "open": "note"}
-TONES |= {"not followed": "warn", "interrupted": "warn", "killed": "warn", "pruned": "note", "queued": "note"}
+TONES |= {"on cluster": "note", "interrupted": "warn", "killed": "warn", "pruned": "note", "queued": "note"}
 _SANDBOX = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 )

@@ -50,8 +50,8 @@ class Shown:
     Args:
         row: as in lists.
         view: what its report shows; None while there is none.
-        status: the row's, or ``starting`` (its process has written nothing yet), ``stopping``, ``not started`` (it
-            ended before it had a record) or ``not followed`` (it may run on a cluster, and nothing fetches it).
+        status: the row's, or ``starting`` (its process has written nothing yet), ``stopping`` or ``not started`` (it
+            ended before it had a record).
         process: what works in its folder now.
         done: the share of the steps that are done; None where it is not known.
         left: how long the rest will take, in words; empty where it is not known.
@@ -224,15 +224,13 @@ def _judged(
     if process is not None:
         asked = processes.asked_to_stop(path, process)
         # A run that goes on shows how it ended before, until its new process writes.
-        ended = row.kind == runs.RUN and row.status != "running"
+        ended = row.kind == runs.RUN and row.status not in ("running", runs.ON_CLUSTER)
         before = ended and not process.where and document.get("pid") != process.pid
         status = "stopping" if asked else "running" if begun and not before else "starting"
         row = row if begun else dataclasses.replace(row, problem="")  # that nothing is written yet is no fault
     elif not begun:
         row = dataclasses.replace(row, problem=row.problem if row.kind != runs.UNKNOWN else "")
         status = "not started"
-    elif row.status == "running" and processes.where_of(path):
-        status = "not followed"
     else:
         status = row.status
     works = process is not None and row.kind == runs.RUN
