@@ -328,6 +328,14 @@ def test_what_cannot_be_used_is_told_before_anything_is_written(tmp_path, run):
     assert not (tmp_path / "study").exists()
 
 
+def test_folds_are_checked_for_the_kind_of_device_that_they_run_on(study, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    kinds = []
+    monkeypatch.setattr(kfold.compiling, "check", lambda chosen, settings, kind: kinds.append(kind))
+    kfold.run(study(run__device="auto", run__accelerator="cpu"), Recipe())
+    assert kinds == ["cpu"]
+
+
 def test_a_disk_that_is_full_is_told_once_and_stops_nothing(run, monkeypatch, capsys):
     def full(path, **more):
         if path.name == report.DOCUMENT:

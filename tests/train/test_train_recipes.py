@@ -9,7 +9,7 @@ import torch
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError
 from hotloop.recipes import digits, language
-from hotloop.train import checkpoint, configure, fit, start
+from hotloop.train import checkpoint, configure, environment, fit, start
 from hotloop.train.goal import Goal
 from hotloop.train.search import before
 
@@ -50,6 +50,22 @@ def test_a_recipe_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_pat
     assert judged == pytest.approx(outcome.best, rel=1e-5)
     assert any(word in line for line in outcome.remarks for word in ("nearest neighbour", "xz"))
     assert json.dumps(document["measurements"]).count("baseline_") >= 1
+
+
+@pytest.mark.parametrize("name", ["digits", "language"])
+def test_a_checkpoint_is_judged_on_the_kind_of_device_that_the_run_was_given(train, tmp_path, monkeypatch, name):
+    outcome = train(name, "run.accelerator=cpu", "training.max_steps=1")
+    kept = load(tmp_path / "run", "best.pt")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    judged = recipes.load(name).evaluate(configure.from_dict(kept["settings"]), kept["model"])
+    assert judged == pytest.approx(outcome.best, rel=1e-5)
+
+
+def test_the_setting_that_names_a_device_which_is_not_here_is_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for setting in ("run.accelerator=cuda", "run.device=cuda"):
+        with pytest.raises(ConfigError, match=rf"{setting}: torch \S+ sees 0 CUDA devices here"):
+            environment.device_of(configure.load(["recipe=digits", setting]).run)
 
 
 @pytest.mark.parametrize("name", ["digits", "language"])

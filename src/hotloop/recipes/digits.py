@@ -121,7 +121,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     """
     images, model = load_images(settings), make_model(settings)
     checkpoint.fit_weights(model, weights["model"], "digits")
-    device = environment.choose_device(settings.run.device)
+    device = environment.device_of(settings.run)
     judged, held_out = judge(functional.cross_entropy), images.side(images.validation)
     return evaluation.evaluate(model.to(device), judged, held_out, settings.training.eval_batch_size, device)
 

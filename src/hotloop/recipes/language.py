@@ -130,7 +130,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     tokens = Tokens(text.train, settings.language.vocabulary)
     held_out, model = tokens.sides(text, settings.language.context)[1], make_model(settings, tokens.count)
     checkpoint.fit_weights(model, weights["model"], "language")
-    device = environment.choose_device(settings.run.device)
+    device = environment.device_of(settings.run)
     judged = Surprise(tokens.sizes)
     return evaluation.evaluate(model.to(device), judged, held_out, settings.training.eval_batch_size, device)
 

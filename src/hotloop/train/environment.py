@@ -1,4 +1,4 @@
-"""Where a run runs: its seed, the device of ``run.device``, and the memory that it took."""
+"""Where a run runs: its seed, its device, and the memory that it took."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def choose_device(wanted: str) -> torch.device:
-    """Return the device of ``run.device``; ``auto`` is the first GPU where there is one.
+def device_of(run: RunSettings) -> torch.device:
+    """Return the device of a run, by ``run.device`` or else by ``run.accelerator``; of several devices, the first.
+
+    ``auto`` is the first GPU where there is one.
 
     Raises:
         ConfigError: it is no device, or not on this machine.
     """
+    setting, wanted = ("run.accelerator", run.accelerator) if run.device == "auto" else ("run.device", run.device)
     if wanted == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
@@ -39,25 +42,16 @@ def choose_device(wanted: str) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise ConfigError(f"run.device={wanted!r}: {expected}") from error
+        raise ConfigError(f"{setting}={wanted!r}: {expected}") from error
     if device.type not in ("cpu", "cuda", "mps"):
-        raise ConfigError(f"run.device={wanted!r}: {expected}")
+        raise ConfigError(f"{setting}={wanted!r}: {expected}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"run.device={wanted}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices here"
+            f"{setting}={wanted}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices here"
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"run.device={wanted}: torch sees no Apple GPU here")
+        raise ConfigError(f"{setting}={wanted}: torch sees no Apple GPU here")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-
-
-def device_of(run: RunSettings) -> torch.device:
-    """Return the device of a run, by ``run.device`` or ``run.accelerator``; of several devices, the first.
-
-    Raises:
-        ConfigError: it is no device, or not on this machine.
-    """
-    return choose_device(run.accelerator if run.device == "auto" else run.device)
 
 
 def fabric(device: torch.device, precision: str) -> Any:

@@ -179,7 +179,7 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
         with connected(settings, "kfold.engine"):
             pass  # what is wrong with it is told now; what a node's device cannot do, its first fold says
     else:
-        device = environment.choose_device(settings.run.device)
+        device = environment.device_of(settings.run)
         if recipe.COMPONENTS:
             compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings, device.type)
     display.say(f"Cross-validation of recipe {settings.recipe.name} in {settings.kfold.n_splits} folds: {study.folder}")

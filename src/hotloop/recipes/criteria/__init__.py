@@ -100,7 +100,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     split = load_pairs(settings)
     loaded = encoder.load(settings.model.name, weights=False)
     checkpoint.fit_weights(loaded.model, weights["model"], settings.model.name)
-    device = environment.choose_device(settings.run.device)
+    device = environment.device_of(settings.run)
     held_out = tokenised.Dataset(loaded.tokenizer, split.validation, choose_lengths(loaded, split, settings))
     judged = judge(functional.binary_cross_entropy_with_logits)
     return evaluation.evaluate(loaded.model.to(device), judged, held_out, settings.training.eval_batch_size, device)
@@ -124,7 +124,7 @@ def predictor(settings: Settings, weights: dict[str, Any]) -> Callable[[list[dic
 
     It returns a row's probability, ``score``, and its logit.
     """
-    loaded, device = made(settings, weights), environment.choose_device(settings.run.device)
+    loaded, device = made(settings, weights), environment.device_of(settings.run)
     model, columns = loaded.models["model"].to(device).eval(), settings.data.columns
     wanted = settings.model.max_length
     limits = {} if wanted == "auto" else {"max_length": wanted}

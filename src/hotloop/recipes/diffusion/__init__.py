@@ -149,7 +149,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
         ConfigError: the weights do not fit the model that the settings describe.
     """
     weights = weights["model"]
-    pictures, device = load_pictures(settings), environment.choose_device(settings.run.device)
+    pictures, device = load_pictures(settings), environment.device_of(settings.run)
     rows = split(pictures, settings)
     found = load_networks(settings, pictures, rows[0], weights, lambda _: None)
     with tempfile.TemporaryDirectory() as folder:

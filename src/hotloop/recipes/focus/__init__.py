@@ -111,7 +111,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     Raises:
         ConfigError: the weights do not fit the networks that the settings describe.
     """
-    device = environment.choose_device(settings.run.device)
+    device = environment.device_of(settings.run)
     tokens, data = windows(settings, texts.load(settings))
     workload = workload_of(Controller(settings, tokens.count, data, device))
     Task(name="focus", workload=workload, device=device).load_models(weights)
@@ -132,7 +132,7 @@ def predictor(settings: Settings, weights: dict[str, Any]) -> Callable[[list[dic
     It returns the numbers of the blocks that the lens expands, the newest block last.
     """
     tokens, data = windows(settings, texts.load(settings))
-    device = environment.choose_device(settings.run.device)
+    device = environment.device_of(settings.run)
     controller = Controller(settings, tokens.count, data, device)
     Task(name="focus", workload=workload_of(controller), device=device).load_models(weights)
     length = settings.focus.blocks * BLOCK
@@ -193,5 +193,5 @@ def make() -> Workload:
     found = torch.randint(settings.focus.vocabulary, (24, length), generator=generator)
     found[:, -BLOCK:] = found[:, BLOCK : 2 * BLOCK]
     data = Data(found[:16], found[16:])
-    device = environment.choose_device(settings.run.device)
+    device = environment.device_of(settings.run)
     return workload_of(Controller(settings, settings.focus.vocabulary, data, device))
