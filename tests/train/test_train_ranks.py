@@ -13,7 +13,7 @@ import torch
 from training_fixtures import hotloop_command
 
 from hotloop import Workload, recipes, record
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, RunPrunedError
 from hotloop.train import checkpoint, fit, start
 from hotloop.train.ranks import Devices, Ranks, check, check_shares
 
@@ -96,15 +96,34 @@ def test_one_device_is_fabric_in_this_process(given, tmp_path):
     assert (outcome.status, outcome.step) == ("finished", 24)
 
 
-def test_the_other_processes_compile_once_the_first_has_taken_what_is_shared(given, tmp_path, monkeypatch):
+@pytest.fixture
+def sharing(given, tmp_path, monkeypatch):
+    """A run that takes compiled code from a share, and the order in which it does what all processes do."""
     order = []
-    monkeypatch.setattr(Ranks, "any", lambda self, *flags: (order.append("all wait"), flags)[1])
     for name in ("shared_cache", "shared_compiles"):
         monkeypatch.setattr(fit, name, lambda *_, name=name: (order.append(name), contextlib.nullcontext())[1])
     share = [f"cache.share={tmp_path / 'share'}", "training.optimization.use_torch_compile=auto"]
     begun = start.prepare([*given, *share, f"run.folder={tmp_path / 'run'}", "training.max_steps=1"])
+    return begun, order
+
+
+def test_the_other_processes_compile_once_the_first_has_taken_what_is_shared(sharing, monkeypatch):
+    begun, order = sharing
+    monkeypatch.setattr(Ranks, "led", lambda self, act: (act(), order.append("all wait")) and None)
     recipes.load(begun.settings.recipe.name).train(begun)
     assert order[:3] == ["shared_cache", "all wait", "shared_compiles"]
+
+
+def test_the_other_processes_end_where_the_first_cannot_take_what_is_shared(sharing, monkeypatch):
+    begun, order = sharing
+
+    def ended(self, act):
+        raise RunPrunedError("the first process has ended the run")
+
+    monkeypatch.setattr(Ranks, "led", ended)
+    with pytest.raises(RunPrunedError):
+        recipes.load(begun.settings.recipe.name).train(begun)
+    assert order == []
 
 
 @pytest.mark.parametrize("setting", ["run.devices=2", "run.precision=bf16-mixed", "run.accelerator=cpu"])

@@ -86,9 +86,8 @@ def _fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(watch()) if chosen or auto else []
         if chosen or auto:
-            stack.enter_context(shared_cache(start.settings.cache.share if start.leads else None, display.say))
-            if start.settings.cache.share:  # the others compile once the first process has taken what there is
-                task.ranks.any(False)
+            if share := start.settings.cache.share:  # the others compile once the first process has taken what is there
+                task.ranks.led(lambda: stack.enter_context(shared_cache(share, display.say)))
             stack.enter_context(shared_compiles(*task.workload.models().values()))
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(display)
