@@ -2,9 +2,12 @@
 
 import signal
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.fabric import Fabric
+from torch.utils.data import DataLoader
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError
@@ -38,7 +41,7 @@ class Stateful(DataLoader):
         pass
 
 
-def make(stateful: bool = False):
+def make(stateful: bool = False, workers: int = 0):
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Dropout(0.2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
@@ -49,7 +52,8 @@ def make(stateful: bool = False):
         optimizer.zero_grad()
         return loss
 
-    return hotloop.Workload(model, optimizer, step, (Stateful if stateful else DataLoader)(Noisy(), 8, shuffle=True))
+    loader = (Stateful if stateful else DataLoader)(Noisy(), 8, shuffle=True, num_workers=workers)
+    return hotloop.Workload(model, optimizer, step, loader)
 """
 
 
@@ -128,10 +132,38 @@ def train(tmp_path):
     return run
 
 
+class Drawing(DataLoader):
+    """A loader that draws in this process, whatever its workers do."""
+
+    def __iter__(self):
+        yield from (batch + torch.randn(1) for batch in super().__iter__())
+
+
 @pytest.mark.usefixtures("_told")
-@pytest.mark.parametrize("stop", [3, 5, 7])
-def test_a_run_that_reads_ahead_is_resumed_as_if_it_had_not_stopped(tmp_path, train, monkeypatch, stop):
-    train("whole")
+@pytest.mark.parametrize(
+    ("batches", "copies"),
+    [
+        (DataLoader(range(4), 1), 4),
+        (DataLoader(range(4), 1, num_workers=1), 0),
+        (Fabric(accelerator="cpu", devices=1).setup_dataloaders(DataLoader(range(4), 1, num_workers=1)), 0),
+        (Drawing(range(4), 1, num_workers=1), 4),
+        ([torch.zeros(1)] * 4, 0),
+        (lambda: iter([torch.zeros(1)] * 4), 4),
+    ],
+)
+def test_random_numbers_are_copied_before_a_batch_where_reading_it_may_draw_some(monkeypatch, batches, copies):
+    task = SimpleNamespace(device=torch.device("cpu"), prefetch=True, workload=SimpleNamespace(batches=batches))
+    epoch, copy, copied = feed.Feed(task).epoch(0, 0), checkpoint.random_state, []
+    first = next(epoch)  # the epoch has begun
+    monkeypatch.setattr(checkpoint, "random_state", lambda: copied.append(1) or copy())
+    assert [len(one) for one in (first, *epoch)] == [1] * 4
+    assert len(copied) == max(0, copies - 1)  # and one behind the last batch
+
+
+@pytest.mark.usefixtures("_told")
+@pytest.mark.parametrize(("stop", "workers"), [(3, 0), (5, 0), (7, 0), (3, 1), (5, 1)])
+def test_a_run_that_reads_ahead_is_resumed_as_if_it_had_not_stopped(tmp_path, train, monkeypatch, stop, workers):
+    train("whole", f"program.workers={workers}")
     save = checkpoint.save
     with monkeypatch.context() as patch:
 
@@ -142,7 +174,7 @@ def test_a_run_that_reads_ahead_is_resumed_as_if_it_had_not_stopped(tmp_path, tr
                 signal.raise_signal(signal.SIGINT)
 
         patch.setattr(checkpoint, "save", saving)
-        assert train("run").status == "interrupted"
+        assert train("run", f"program.workers={workers}").status == "interrupted"
     begun = start.prepare([f"run.resume={tmp_path / 'run'}"])
     assert recipes.load(begun.settings.recipe.name).train(begun).status == "finished"
     losses = [[step["loss"] for step in record.load(tmp_path / folder)["steps"]] for folder in ("whole", "run")]

@@ -109,7 +109,12 @@ def sharing(given, tmp_path, monkeypatch):
 
 def test_the_other_processes_compile_once_the_first_has_taken_what_is_shared(sharing, monkeypatch):
     begun, order = sharing
-    monkeypatch.setattr(Ranks, "led", lambda self, act: (act(), order.append("all wait")) and None)
+
+    def led(self, act):
+        act()
+        order.append("all wait")
+
+    monkeypatch.setattr(Ranks, "led", led)
     recipes.load(begun.settings.recipe.name).train(begun)
     assert order[:3] == ["shared_cache", "all wait", "shared_compiles"]
 

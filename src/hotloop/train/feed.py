@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import DataLoader
+
 from hotloop.errors import ConfigError
 from hotloop.step.calls.preview import generators_of
 from hotloop.train import checkpoint
@@ -33,7 +35,7 @@ class Feed:
         self._began: dict[str, Any] = {}
         """Random numbers at the start of the epoch, those of the loader's own generators among them."""
         self._before_next: dict[str, Any] | None = None
-        """Random numbers before the next batch was read ahead."""
+        """Random numbers before the next batch was read ahead: empty if reading draws none, None if none was read."""
         self._loader: Any = None
         self._kept: Any = None
         self.exhausted = False
@@ -86,21 +88,22 @@ class Feed:
                 "run.prefetch=true: the batches are of a loader that keeps its state, which would be that of a batch "
                 "too far. Leave it out; a loader with num_workers and pin_memory=True reads ahead by itself"
             )
-        move = require("lightning.fabric.utilities", "run.prefetch").move_data_to_device
+        move, draws = require("lightning.fabric.utilities", "run.prefetch").move_data_to_device, _draws(self._loader)
 
         def before() -> None:
-            self._before_next = checkpoint.random_state()
+            self._before_next = checkpoint.random_state() if draws else {}
 
         found = CopiedAhead(source, lambda batch: move(batch, self._task.device), self._side, before)
-        if resumed and self._before_next:  # when the checkpoint was written, it had been read
-            checkpoint.restore_random_state(self._before_next)
+        if resumed and self._before_next is not None:  # when the checkpoint was written, it had been read
+            if self._before_next:
+                checkpoint.restore_random_state(self._before_next)
             found.fetch()
         return iter(found)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         state = self._loader.state_dict() if self._keeps_state() else self._kept
-        ahead = {"before_next": self._before_next} if self._before_next else {}
+        ahead = {} if self._before_next is None else {"before_next": self._before_next}
         return {"epoch_began": self._began, "loader": state, "generators": self._generators(), **ahead}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -118,6 +121,16 @@ class Feed:
     def _set_generators(self, states: list[Any]) -> None:
         for generator, state in zip(generators_of(self._task.workload.batches), states, strict=False):
             generator.set_state(state)
+
+
+def _draws(loader: Any) -> bool:
+    """Return whether reading a batch may draw random numbers in this process, of which a copy takes 80 us.
+
+    Workers draw from numbers of their own, and a list has its batches.
+    """
+    inner = getattr(loader, "_dataloader", loader)  # Fabric's reads the program's, and draws nothing itself
+    by_workers = isinstance(inner, DataLoader) and type(inner).__iter__ is DataLoader.__iter__ and inner.num_workers > 0
+    return not by_workers and not isinstance(loader, list)
 
 
 def _in_epoch(loader: Any, number: int) -> Any:
