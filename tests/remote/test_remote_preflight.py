@@ -267,3 +267,31 @@ def test_a_connection_that_breaks_is_made_anew_and_nothing_is_printed_twice(foll
 def test_a_connection_that_stays_broken_ends_the_printing_and_says_that_the_run_goes_on(follow):
     with pytest.raises(DataError, match=r"gone\. The run goes on without this command: hotloop submit logs -f RUN"):
         follow(Cluster(*20 * [[DataError("gone")]]))
+
+
+@pytest.mark.parametrize(
+    ("ran", "statuses", "ended"),
+    [
+        (True, ["RUNNING", "RUNNING", "STOPPED"], (True, "stopped")),
+        (True, ["RUNNING", "SUCCEEDED"], (True, "finished")),  # it was at its end
+        (True, ["RUNNING"] * 200, (True, "running")),
+        (False, ["FAILED"], (False, "failed")),
+    ],
+)
+def test_a_stop_is_asked_for_and_its_end_waited_for(monkeypatch, ran, statuses, ended):
+    now, left = [0.0], iter(statuses)
+
+    class Asked:
+        def stop(self, submission):
+            return ran
+
+        def job(self, submission):
+            return type("Details", (), {"status": next(left)})
+
+    monkeypatch.setattr(following, "Client", lambda address: Asked())
+    monkeypatch.setattr(following.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    said = []
+    run = type("Run", (), {"address": "http://h:1", "submission": "job", "name": "RUN"})
+    assert following.stop(run, said.append) == ended
+    assert said == ["RUN was asked to stop: it has 60 s to save a checkpoint"] * ran

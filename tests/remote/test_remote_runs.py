@@ -65,7 +65,7 @@ def test_a_run_there_is_that_of_here(project, hotloop, head, over):
     assert over(run) == "finished"
     rows = json.loads(hotloop("submit", "status", "--json").stdout)
     assert [(one["name"], one["status"]) for one in rows] == [(run.name, "finished")]
-    assert hotloop("submit", "stop", run.name).stdout.strip() == f"{run.name} was over already"
+    assert hotloop("submit", "stop", run.name).stdout.strip() == f"{run.name} was over already: finished"
     fetched = fetch.fetch(run, "all", print)
     folder = Path(run.folder)
     assert folder == project / "runs/train.py-make" / run.name
@@ -95,8 +95,9 @@ def test_a_run_is_stopped_with_a_checkpoint_and_goes_on(project, head, over):
     run, _ = submitted(head, *TRAIN, "program.steps=400", "program.slow=0.1")
     once(lambda: steps(run))
     assert record.load(Path(run.folder))["status"] == "running"
-    following.Client(run.address).stop(run.submission)
-    assert over(run) == "stopped"
+    said = []
+    assert following.stop(run, said.append) == (True, "stopped")
+    assert said == [f"{run.name} was asked to stop: it has 60 s to save a checkpoint"]
     fetch.fetch(run, "last", print)
     assert record.load(Path(run.folder))["status"] == "interrupted"
     assert (Path(run.folder) / "checkpoints/last.pt").is_file()

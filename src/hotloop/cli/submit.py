@@ -130,16 +130,25 @@ def stop(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run by its name, or by its folder here.")],
     as_json: AsJson = False,
 ) -> None:
-    """Stop a run. It has a minute to save a checkpoint; `hotloop submit resume` goes on with it."""
-    from hotloop.remote import runs  # noqa: PLC0415 - an optional package
-    from hotloop.remote.client import Client  # noqa: PLC0415
+    """Ask a run to stop, and wait until it has. It has a minute to save; `hotloop submit resume` goes on with it.
+
+    Ctrl-C ends the waiting alone.
+    """
+    from hotloop.remote import following, runs  # noqa: PLC0415 - an optional package
+    from hotloop.remote.client import OVER  # noqa: PLC0415
 
     found = runs.find(run)
-    ran = Client(found.address).stop(found.submission)
+    try:
+        ran, how = following.stop(found, lambda line: typer.echo(line, err=True))
+    except KeyboardInterrupt as error:
+        typer.echo(f"\nWhether it has stopped: hotloop submit status {found.name}", err=True)
+        raise typer.Exit(INTERRUPTED) from error
     if as_json:
-        echo_json({"name": found.name, "ran": ran})
+        echo_json({"name": found.name, "ran": ran, "status": how})
+    elif how not in OVER.values():
+        typer.echo(f"{found.name} is still {how}: hotloop submit status {found.name}")
     else:
-        typer.echo(f"{found.name} {'stops within a minute' if ran else 'was over already'}")
+        typer.echo(f"{found.name} {'is' if ran else 'was over already:'} {how}")
 
 
 @app.command()

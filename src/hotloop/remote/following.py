@@ -1,4 +1,4 @@
-"""Prints what a run on a cluster prints; a connection that breaks is made anew."""
+"""Follows a run on a cluster: prints what it prints, and waits for the end of a run that was asked to stop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hotloop.errors import DataError
 from hotloop.remote import signed
 from hotloop.remote.client import OVER, WORDS, Client
+from hotloop.remote.jobs import STOP_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _TRIES, _PAUSE_SECONDS = 10, 3.0
 """How often a broken connection is made anew before the command gives up."""
+_LOOK_SECONDS, _END_SECONDS = 1.0, STOP_SECONDS + 30.0
+"""How often a run that was asked to stop is looked at, and for how long: then Ray has killed it."""
 
 
 def print_log(run: RemoteRun, write: Callable[[str], None], *, follow: bool) -> str:
@@ -48,6 +51,30 @@ def print_log(run: RemoteRun, write: Callable[[str], None], *, follow: bool) -> 
                     f"{error}. The run goes on without this command: hotloop submit logs -f {run.name}"
                 ) from error
         time.sleep(_PAUSE_SECONDS)
+
+
+def stop(run: RemoteRun, say: Callable[[str], None]) -> tuple[bool, str]:
+    """Ask a run to stop and wait until it has ended; return whether it ran, and how it is doing then.
+
+    Args:
+        run: the run.
+        say: called once the run was asked.
+
+    Raises:
+        ConfigError: nobody answers at the cluster's address.
+        DataError: the cluster did not take the question, or does not answer any more.
+    """
+    client = Client(run.address)
+    ran = client.stop(run.submission)
+    if ran:
+        say(f"{run.name} was asked to stop: it has {STOP_SECONDS} s to save a checkpoint")
+    until = time.monotonic() + _END_SECONDS
+    try:
+        while (status := str(client.job(run.submission).status)) not in OVER and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+    except DataError as error:
+        raise DataError(f"{error}. Whether {run.name} has stopped, hotloop submit status {run.name} says") from error
+    return ran, WORDS[status]
 
 
 def _shown(text: str) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hotloop.remote.client import Client
 
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.3, 10.0
-_STOP_SECONDS = "60"
+STOP_SECONDS = 60
 """Which a run that is stopped has to save a checkpoint before Ray kills it."""
 
 
@@ -111,7 +111,7 @@ class Jobs:
             text = json.dumps({"key": self.key, "once": secrets.token_hex(16), **asked})
             files.replace(file, text.encode())
             environment: dict[str, Any] = {
-                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS, SUBMITTED: what[1]},
+                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS), SUBMITTED: what[1]},
                 "py_modules": [str(file.parent), *(str(one) for one in sent.modules)],
             }
             if sent.archive:
