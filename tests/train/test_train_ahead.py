@@ -2,6 +2,7 @@
 
 import signal
 import textwrap
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -115,6 +116,23 @@ def test_what_was_copied_ahead_is_no_part_of_the_state_of_a_recipes_batches():
     assert first.state_dict() == {"epoch": 0, "done": 1}
     second.load_state_dict(first.state_dict())
     assert found + [[one.labels.tolist() for one in step] for step in second] == plain
+
+
+def test_batches_are_pinned_by_the_thread_that_reads_and_copied_on_one_stream(monkeypatch):
+    streams, threads, pin = [], [], batches.Batch.pin
+
+    def pinned(self, device):
+        threads.append(threading.current_thread())
+        return pin(self, device)
+
+    monkeypatch.setattr(batches, "side_of", lambda _: streams.append(Told()) or streams[-1])
+    monkeypatch.setattr(batches.Batch, "pin", pinned)
+    monkeypatch.setattr(batches.Batch, "to", lambda self, _: self)
+    data = batches.Table({"x": torch.arange(10.0)[:, None]}, torch.arange(10))
+    epochs = batches.Epochs(data, 2, 1, device=torch.device("cpu"))
+    assert len([step for _ in range(3) for step in epochs]) == len(threads) == 15
+    assert threading.main_thread() not in threads
+    assert len(streams) == 1
 
 
 @pytest.fixture

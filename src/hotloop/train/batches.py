@@ -12,7 +12,7 @@ from hotloop.errors import DataError
 from hotloop.train.ahead import CopiedAhead, read_ahead, side_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,15 +27,19 @@ class Batch:
         """How much there is to compute, to compare batches of several shapes by: tokens, padding included."""
         return next(iter(self.inputs.values())).numel()
 
+    def pin(self, device: torch.device) -> Batch:
+        """Copy the batch into pinned memory if it is for a GPU, which computes during copies from there alone."""
+        if device.type != "cuda":
+            return self
+        return self.each(lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+
     def to(self, device: torch.device) -> Batch:
-        """Move the batch, through pinned memory where that lets the copy overlap with computing."""
+        """Copy the batch to a device, through pinned memory if that is a GPU."""
+        return self.pin(device).each(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
 
-        def move(tensor: Tensor) -> Tensor:
-            if device.type != "cuda" or tensor.is_cuda:
-                return tensor.to(device)
-            return tensor.pin_memory().to(device, non_blocking=True)
-
-        return Batch({name: move(one) for name, one in self.inputs.items()}, move(self.labels))
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with each of its tensors changed."""
+        return Batch({name: change(one) for name, one in self.inputs.items()}, change(self.labels))
 
 
 class Shaped(Protocol):
@@ -167,6 +171,7 @@ class Epochs:
     ) -> None:
         self._data, self._size, self._seed, self._together = data, batch_size, seed, together * ranks
         self._rank, self._ranks, self._device = rank, ranks, device
+        self._side = side_of(device) if device else None
         many = per_epoch(data, batch_size, self._together)
         if ranks > 1 and many < self._together:
             raise DataError(
@@ -189,13 +194,12 @@ class Epochs:
         self._epoch, self._done = self._epoch + 1, 0
 
     def _read(self, steps: Iterable[list[Tensor]]) -> Iterator[list[Batch]]:
-        def take(rows: list[Tensor]) -> list[Batch]:
-            return [self._data.take(one) for one in rows]
-
-        device, side = self._device, side_of(self._device) if self._device else None
+        device, side = self._device, self._side
         if device is None or side is None:
-            return map(take, steps)
-        return iter(CopiedAhead(read_ahead(take, steps), lambda found: [one.to(device) for one in found], side))
+            return ([self._data.take(one) for one in rows] for rows in steps)
+        # Pinned by the thread that reads, which may wait for the memory: the steps do not.
+        read = read_ahead(lambda rows: [self._data.take(one).pin(device) for one in rows], steps)
+        return iter(CopiedAhead(read, lambda found: [one.to(device) for one in found], side))
 
     def order(self) -> list[Tensor]:
         """Return the rows of each batch of the epoch that goes on, those of the other processes among them."""
