@@ -86,7 +86,7 @@ class Supervised(Task):
         taken, device = {"samples": size * together * many}, devices.fabric.device
         if start.dry:
             dry.memory(model.parameters(), device)
-        self.fabric, self.scaler, self._together = devices.fabric, devices.scaler, devices.ranks.size > 1
+        self.fabric, self.scaler = devices.fabric, devices.scaler
         groups = parameter_groups(model.to(device), training.weight_decay)
         self.optimizer = make_optimizer(training, groups, fuse=self.scaler is None)  # a fused one scales by itself
         # The wrapper is for precision and device; checkpoints and compile deal with the model itself.
@@ -162,7 +162,9 @@ class Supervised(Task):
         """
         total = torch.zeros((), device=batches[0].labels.device)
         for batch in batches:
-            with self._averaged_later(batch is not batches[-1]):
+            # The last batch averages over all processes. Fabric's enabled=False would leave FSDP2 averaging nothing.
+            alone = batch is not batches[-1]
+            with self.fabric.no_backward_sync(self.wrapped) if alone else contextlib.nullcontext():
                 # A loss that is a function is replaced in `parts` once it is compiled.
                 loss = self.parts["loss"](self.wrapped(**batch.inputs), batch.labels) / len(batches)
                 self.fabric.backward(loss)
@@ -171,13 +173,6 @@ class Supervised(Task):
             self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self._trained, self._max_norm)
         return torch.stack([total, sharding.whole(norm)])
-
-    def _averaged_later(self, later: bool) -> contextlib.AbstractContextManager[None]:
-        """Return what leaves the gradients of all processes to be averaged by a later batch of the step."""
-        if not (self._together and later):
-            return contextlib.nullcontext()
-        found: contextlib.AbstractContextManager[None] = self.fabric.no_backward_sync(self.wrapped)
-        return found
 
     def apply(self) -> None:
         """Step the optimizer, drop the gradients, and take the parameters into the average."""
