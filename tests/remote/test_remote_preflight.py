@@ -258,6 +258,15 @@ def follow(monkeypatch):
     return made
 
 
+def test_what_ray_says_of_its_own_work_is_not_printed(follow):
+    told = (
+        "2026-11-26 23:02:21,834\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
+        "Running entrypoint for job hotloop-20261126-120000-abcd: python -m hotloop.remote.there run x\n"
+        "Program train.py:make\n2026-11-26 23:02:22,001\tWARNING worker.py:1 -- the disk is full\n"
+    )
+    assert follow(Cluster([told]))[1].splitlines() == told.splitlines()[2:]
+
+
 def test_a_connection_that_breaks_is_made_anew_and_nothing_is_printed_twice(follow):
     broken = DataError("gone")
     cluster = Cluster(["one\ntwo\n", broken], [broken], ["one\n", "two\nth", "ree\n"], status="FAILED")

@@ -64,16 +64,19 @@ def test_a_run_that_dies_is_resumed_as_often_as_it_may(run):
     assert index(one)["state"]["code"] == 0
 
 
-def test_without_retries_a_death_is_the_end_and_its_signal_is_told(run):
+def test_without_retries_a_death_is_the_end_and_its_signal_is_told(run, capsys):
     one, asked = run(DIES)
     assert one.train() == 137
+    said = capsys.readouterr().out
+    assert f"Go on with it: hotloop submit resume {NAME}\nFetch it:      hotloop submit fetch {NAME}\n" in said
     assert index(one)["state"]["code"] == -9
     assert len(asked) == 1
 
 
-def test_wrong_usage_is_not_tried_again(run):
+def test_wrong_usage_is_not_tried_again(run, capsys):
     one, asked = run("raise SystemExit(2)", retries=5)
     assert one.train() == 2
+    assert "hotloop submit resume" not in capsys.readouterr().out
     assert len(asked) == 1
 
 

@@ -152,3 +152,12 @@ def test_settings_are_written_whole_or_not_at_all(tmp_path, prepare, monkeypatch
         start.write_settings(begun)
     assert (begun.folder / start.SETTINGS).read_text() == before
     assert not list(begun.folder.glob(".*.part"))
+
+
+def test_on_a_cluster_the_command_that_goes_on_is_one_that_works_from_afar(monkeypatch):
+    monkeypatch.setenv("HOTLOOP_SUBMITTED", "20261126-120000-abcd")
+    assert configure.again("/there/run") == "hotloop submit resume 20261126-120000-abcd"
+    changed = configure.again("/there/run", changed="training.lr=1")
+    assert changed == (
+        "hotloop submit fetch --checkpoints last 20261126-120000-abcd, then hotloop train run.resume=FOLDER training.lr=1"
+    )

@@ -23,7 +23,9 @@ _PROBE_SECONDS, _ANSWER_SECONDS, _UPLOAD_SECONDS, _FILE_SECONDS = 5.0, 60.0, 600
 _SILENT_SECONDS = 60.0
 """Of a log that is followed: then the connection is made anew, since nothing tells a quiet run from a dead tunnel."""
 _BLOCK, _MOST_ANSWER, _MOST_ERROR, _MOST_SAID = 2**20, 2**24, 300, 2000
-_CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
+_CHATTY = (
+    "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging",
+)  # fmt: skip
 _VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 """Ray's client takes them before any address that it is given."""
 OVER = {"SUCCEEDED": "finished", "FAILED": "failed", "STOPPED": "stopped"}

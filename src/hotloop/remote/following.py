@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _TRIES, _PAUSE_SECONDS = 10, 3.0
 """How often a broken connection is made anew before the command gives up."""
+_OF_RAY = re.compile(r"[\d-]{10} [\d:,]{12}\tINFO \w+\.py:\d+ -- |Running entrypoint for job hotloop-")
 _LOOK_SECONDS, _END_SECONDS = 1.0, STOP_SECONDS + 30.0
 """How often a run that was asked to stop is looked at, and for how long: then Ray has killed it."""
 
@@ -38,7 +40,7 @@ def print_log(run: RemoteRun, write: Callable[[str], None], *, follow: bool) -> 
         try:
             at = 0
             for text in client.follow(run.submission) if follow else [client.logs(run.submission)]:
-                write(_shown(text[max(0, printed - at) :]))  # a new connection begins with the first line
+                write(shown(text[max(0, printed - at) :]))  # a new connection begins with the first line
                 at += len(text)
                 printed, failures = max(printed, at), 0
             status = str(client.job(run.submission).status)
@@ -77,5 +79,6 @@ def stop(run: RemoteRun, say: Callable[[str], None]) -> tuple[bool, str]:
     return ran, WORDS[status]
 
 
-def _shown(text: str) -> str:
-    return "".join(line for line in text.splitlines(True) if not signed.is_signed(line))
+def shown(text: str) -> str:
+    """Return what of a log is for a reader: not the answers that jobs sign, and not what Ray says of its own work."""
+    return "".join(line for line in text.splitlines(True) if not signed.is_signed(line) and not _OF_RAY.match(line))

@@ -187,6 +187,9 @@ class Run:
             again = f"attempt {self._state['attempts'] + 1} of {retries + 1}"
             _say(f"The run ended with {_ending(code)}. It is resumed: {again}")
         self._move("Compiled here", str(self._back / COMPILED), give=True)
+        if code not in (0, _WRONG_USAGE):
+            _say(f"Go on with it: hotloop submit resume {self.folder.name}")
+        _say(f"Fetch it:      hotloop submit fetch {self.folder.name}")
         self._state |= {"code": code, "ended": time.time()}
         self._write_index()
         return code if code >= 0 else 128 - code

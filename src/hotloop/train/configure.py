@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import importlib.metadata
+import os
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args
 
 from hotloop.errors import ConfigError
+from hotloop.record import SUBMITTED
 from hotloop.train import conf_files, grammar, nested, schema, storage
 from hotloop.train.conf_files import groups
 from hotloop.train.scope import ALONE, RECIPES, has
@@ -270,9 +272,17 @@ def resume(folder: str | Path) -> str:
     return f"run.resume='{quoted}'"
 
 
-def again(folder: str | Path, verb: str = "train") -> str:
-    """Return the command, as it is typed into a shell, that goes on with a run or a cross-validation."""
-    return f"hotloop {verb} {shlex.quote(resume(folder))}"
+def again(folder: str | Path, verb: str = "train", changed: str = "") -> str:
+    """Return the command, as it is typed into a shell, that goes on with a run, perhaps with changed settings.
+
+    A cluster goes on with a run as it is: one whose settings are to be others is fetched first.
+    """
+    name = os.environ.get(SUBMITTED)
+    if not name:
+        return f"hotloop {verb} {shlex.quote(resume(folder))} {changed}".rstrip()
+    if not changed:
+        return f"hotloop submit resume {name}"
+    return f"hotloop submit fetch --checkpoints last {name}, then hotloop {verb} run.resume=FOLDER {changed}"
 
 
 def recipe_choice(name: str) -> str:

@@ -65,7 +65,7 @@ def with_checkpoint(
     failure: TrainingFailedError, doing: str, folder: Path, checkpoint: Path, again: str | None = None
 ) -> TrainingFailedError:
     """Add what was being done, and how to go on, to a failure's message; ``again`` is the command, if not the run's."""
-    own = f"{configure.again(folder)} <changed settings>"
+    own = configure.again(folder, changed="<changed settings>")
     kept = (
         f"Kept: {checkpoint}. Resume with: {again or own}"
         if checkpoint.is_file()

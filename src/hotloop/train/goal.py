@@ -66,7 +66,8 @@ class Goal:
         if self.of_search and maximize == _is_high(self.metric):  # its misspelt name may have said so
             maximize = _is_high(metric)
         example = dataclasses.replace(self, metric=metric, maximize=maximize)
-        cure = f"{configure.again(folder)} recipe.goal={example}" if folder else f"recipe.goal={example}"
+        cure = f"recipe.goal={example}"
+        cure = configure.again(folder, changed=cure) if folder else cure
         where = "hpo.metric or recipe.goal" if self.of_search else "recipe.goal"
         cure += ", in place of either" if self.of_search else ""
         raise ConfigError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hotloop.errors import DataError, HotloopError
 from hotloop.record.process import started
-from hotloop.remote import fetch, runs, submitting
+from hotloop.remote import fetch, following, runs, submitting
 from hotloop.remote.client import Client
 from hotloop.remote.locating import NowhereError
 from hotloop.ui import processes
@@ -123,7 +123,7 @@ class Attendant:
                 new = file.read()
         except FileNotFoundError:
             return
-        _write(self._decoder.decode(new))
+        _write(following.shown(self._decoder.decode(new)))
         self._printed += len(new)
 
     def _tell(self, error: HotloopError) -> None:
