@@ -38,7 +38,19 @@ def test_an_address_has_one_form(given, address):
 
 
 @pytest.mark.parametrize(
-    "given", ["ray://head:10001", "http://u:p@head:1", "http://head:99999", "http://", "http://h/x", "http://h:a"]
+    "given",
+    [
+        "ray://head:10001",
+        "http://u:p@head:1",
+        "http://head:99999",
+        "http://",
+        "http://h/x",
+        "http://h:a",
+        "http://h#x",
+        "http://h:0",
+        "two words",
+        "http://<b>",
+    ],
 )
 def test_what_is_no_address_is_refused(given):
     with pytest.raises(ConfigError, match=r"expected the address of a Ray head's dashboard, such as http://HEAD:8265"):
@@ -191,6 +203,14 @@ def server():
     finally:
         made.shutdown()
         made.server_close()
+
+
+def test_a_cluster_is_asked_whether_it_is_there_without_rays_client(server):
+    address, answers = server
+    assert clusters.problem("http://127.0.0.1:1").startswith("nobody answers there now (")
+    assert clusters.problem(address).startswith("what answers there is no Ray dashboard")
+    answers["/api/version"] = {"ray_version": "2.1.0"}
+    assert clusters.problem(address) == ""
 
 
 def test_what_is_no_ray_dashboard_is_told(server):

@@ -5,6 +5,7 @@ import html
 import json
 import os
 import re
+import socket
 import threading
 import time
 
@@ -58,8 +59,9 @@ def ours(monkeypatch):
 # -- clusters ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_is_added_shown_and_removed(client):
+def test_a_cluster_is_added_shown_and_removed(client, monkeypatch):
     assert "/clusters" in client.get("/machine").text
+    monkeypatch.setattr(clusters, "problem", lambda address: "")
     assert HEAD in client.post("/clusters/add", data={"added": "head"}).text
     assert clusters.known() == [HEAD]
     assert HEAD in client.get("/clusters").text
@@ -67,12 +69,21 @@ def test_a_cluster_is_added_shown_and_removed(client):
     assert clusters.known() == []
 
 
-@pytest.mark.parametrize("wrong", ["", SCRIPT, "ftp://head", "http://me:secret@head", "http://head:port"])
+@pytest.mark.parametrize("wrong", ["", SCRIPT, "ftp://head", "http://me:secret@head", "http://head:port", "a b"])
 def test_what_is_no_address_is_refused_as_text(client, wrong):
     text = client.post("/clusters/add", data={"added": wrong}).text
     assert 'role="alert"' in text
     assert SCRIPT not in text
     assert clusters.known() == []
+
+
+def test_a_cluster_that_does_not_answer_is_kept_and_said_to_be_off(client):
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"http://127.0.0.1:{one.getsockname()[1]}"
+        text = client.post("/clusters/add", data={"added": address}).text
+    assert f"{address} is added, but nobody answers there now" in text
+    assert clusters.known() == [address]
 
 
 def test_clusters_need_the_token_and_the_form_of_this_server(stranger, access):

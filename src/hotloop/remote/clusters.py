@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
+import re
 import urllib.parse
 from pathlib import Path
 
@@ -11,6 +14,8 @@ from hotloop.cache import files
 from hotloop.errors import ConfigError
 
 _MOST_BYTES = 2**20
+_HOST = re.compile(r"[\w.-]+|[0-9a-f:.]+(%\w+)?")
+_PROBE_SECONDS = 5.0
 
 
 def state_folder() -> Path:
@@ -77,15 +82,39 @@ def normal(address: str) -> str:
     expected = "expected the address of a Ray head's dashboard, such as http://HEAD:8265"
     parts = urllib.parse.urlsplit(address if "://" in address else f"http://{address}")
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 8265)
+        port = (443 if parts.scheme == "https" else 8265) if parts.port is None else parts.port
     except ValueError as error:
         raise ConfigError(f"--address {address}: {error}; {expected}") from error
     if parts.password or parts.username:
         raise ConfigError(f"--address with a name or a password, which would be kept and shown: {expected}")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+    host, rest = parts.hostname or "", parts.path.strip("/") or parts.query or parts.fragment
+    if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host) or rest or not port:
         raise ConfigError(f"--address {address}: {expected}")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{host}:{port}"
+
+
+def problem(address: str) -> str:
+    """Ask a cluster for its version of Ray; return what is in the way, empty where it answers as a dashboard does."""
+    parts = urllib.parse.urlsplit(address)
+    https = parts.scheme == "https"
+    connection = (http.client.HTTPSConnection if https else http.client.HTTPConnection)(
+        parts.hostname or "", parts.port, timeout=_PROBE_SECONDS
+    )
+    try:
+        with contextlib.closing(connection):
+            connection.request("GET", "/api/version")
+            answer = connection.getresponse()
+            if answer.status not in (401, 403):  # it asks for its token
+                json.loads(answer.read(_MOST_BYTES))["ray_version"]
+    except OSError as error:
+        return (
+            f"nobody answers there now ({error}). Start Ray there by `ray start --head`, or open a tunnel to it by "
+            "`ssh -L 8265:127.0.0.1:8265 HEAD` and add http://127.0.0.1:8265"
+        )
+    except (http.client.HTTPException, ValueError, KeyError, TypeError):
+        return "what answers there is no Ray dashboard; it is at port 8265 of a head, unless that was started otherwise"
+    return ""
 
 
 def _write(addresses: list[str]) -> None:

@@ -27,13 +27,14 @@ class ClusterPages:
         return self._panel(request)
 
     def add(self, request: Request) -> Response:
-        """Add a cluster; nothing is asked of it before a run is started or checked there."""
+        """Add a cluster, and say so where it does not answer: it may be off now."""
         added = form_of(request).get("added", "").strip()
         try:
             clusters.add(added)
         except ConfigError as error:
             return self._panel(request, added, str(error))
-        return self._panel(request)
+        problem = clusters.problem(clusters.normal(added))
+        return self._panel(request, off=problem and f"{clusters.normal(added)} is added, but {problem}")
 
     def remove(self, request: Request) -> Response:
         """Remove a cluster; its runs stay known."""
@@ -43,11 +44,11 @@ class ClusterPages:
             return self._panel(request, why=str(error))
         return self._panel(request)
 
-    def _panel(self, request: Request, added: str = "", why: str = "") -> Response:
+    def _panel(self, request: Request, added: str = "", why: str = "", off: str = "") -> Response:
         try:
             found = self.site.elsewhere.addresses()
         except ConfigError as error:
             found, why = [], why or str(error)
         return self.site.show(
-            request, "clusters.html.j2", clusters=found, added=added, why=why, folder=str(Path.cwd())
+            request, "clusters.html.j2", clusters=found, added=added, why=why, off=off, folder=str(Path.cwd())
         )  # fmt: skip
