@@ -14,7 +14,6 @@ from hotloop import places, record
 from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.recipes import load
 from hotloop.train import configure, kfold, mirror, start
-from hotloop.train import storage as stored_runs
 from hotloop.train.within import Within
 
 __all__ = ["cross", "own", "whole"]
@@ -114,11 +113,11 @@ def test_whatever_write_fails_the_next_save_sends_all(storage, folder, tmp_path,
 
     monkeypatch.setattr(places.Place, "put", fails)
     said = []
-    kept = mirror.Kept(mirror.of(storage, folder), said.append)
+    kept = mirror.Kept(mirror.of(storage, folder))
     for number in range(3):
         (folder / "checkpoints/last.pt").write_text(f"save {number}")
-        kept.push()
-    kept.close()
+        kept.push(said.append)
+    kept.close(said.append)
     assert len(said) == 2
     assert "planted" in said[0]
     assert said[1].endswith("has all again")
@@ -273,7 +272,7 @@ def test_an_outcome_is_sent_beside_what_the_run_of_its_process_has_sent(storage,
 
 def test_a_storage_that_fails_is_tried_after_1_2_4_saves_and_at_the_end(folder, tmp_path, monkeypatch):
     said, saves, tried = [], [], []
-    kept = mirror.Kept(mirror.of(str(tmp_path / "there"), folder), said.append)
+    kept = mirror.Kept(mirror.of(str(tmp_path / "there"), folder))
 
     def fails(_):
         tried.append(saves[-1])
@@ -282,13 +281,50 @@ def test_a_storage_that_fails_is_tried_after_1_2_4_saves_and_at_the_end(folder, 
     monkeypatch.setattr(kept.mirror, "push", fails)
     for number in range(20):
         saves.append(number)
-        kept.push()
+        kept.push(said.append)
     assert tried == [0, 2, 5, 10, 19]
     assert said == ["planted; the run goes on, and tries again after 1, 2, 4, ... saves and at its end"]
     saves.append("end")
     with pytest.raises(TrainingFailedError, match="planted"):
-        kept.close()
+        kept.close(said.append)
     assert tried[-1] == "end"
+    kept.push_last(said.append)
+    assert said[1:] == ["planted; the copy there lacks what came last"]
+
+
+def test_a_copy_that_cannot_be_deleted_is_told_once_and_goes_with_a_later_save(
+    storage, folder, tmp_path, monkeypatch, caplog
+):
+    mirror.of(storage, folder).push()
+    other = mirror.Mirror(f"{storage}/run", tmp_path / "other")
+    other.fetch()
+
+    def refuses(*_):
+        raise OSError("planted: no right to delete")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.Mirror, "_remove", refuses)
+        other.push()
+        other.push()
+    assert caplog.text.count("planted: no right to delete; nothing reads it any more") == 1
+    assert len({name.split("/")[1] for name in every(storage)}) == 2
+    other.push()
+    assert len({name.split("/")[1] for name in every(storage)}) == 1
+
+
+def test_what_a_node_has_stored_is_brought_and_what_is_missing_is_said(storage, folder, tmp_path, monkeypatch):
+    said = []
+    mirror.bring(None, said.append)
+    mirror.bring(mirror.of(storage, tmp_path / "other"), said.append, ended=False)
+    assert said == []
+    mirror.bring(mirror.of(storage, tmp_path / "other"), said.append)
+    assert said == [f"a node has stored nothing at {storage}/other: name a place that all nodes reach"]
+    mirror.of(storage, folder).push()
+    mirror.bring(mirror.Mirror(f"{storage}/run", tmp_path / "back"), said.append)
+    assert (tmp_path / "back/record.json").is_file()
+    monkeypatch.setattr(mirror.Mirror, "_fetch", None)
+    mirror.bring(mirror.of(storage, folder), said.append)
+    assert said[1].startswith(f"{storage}/run cannot be read")
 
 
 class KilledError(BaseException):
@@ -299,7 +335,7 @@ class KilledError(BaseException):
 def test_a_fold_that_a_kill_left_half_fetched_is_fetched_again(own, folder, tmp_path, monkeypatch, files_before):
     settings = configure.load([own, f"run.storage={tmp_path / 'there'}"])
     fold = folder.rename(tmp_path / "fold-0")
-    mirror.of(settings.run.storage, fold, Within(folder=tmp_path)).push()
+    mirror.of(settings.run.storage, fold, tmp_path).push()
     had = sorted(one.name for one in fold.rglob("*.*") if one.name != "run.lock")
     shutil.rmtree(fold)
     monkeypatch.setattr("hotloop.train.checkpoint.load", lambda _: {})
@@ -371,7 +407,6 @@ def train(own, tmp_path, monkeypatch):
     """Train the program, in a folder that stands for a machine."""
 
     def run(machine, *more):
-        stored_runs.fetched.cache_clear()
         (tmp_path / machine).mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / machine)
         new = [own, "run.folder=run", "training.num_epochs=2", "training.checkpoint_every_steps=1"]
@@ -414,6 +449,17 @@ def test_the_same_command_goes_on_here_where_the_run_is_as_new(train, tmp_path, 
         train("one", "run.resume=run")
 
 
+def test_a_copy_is_fetched_again_where_it_is_newer(folder, tmp_path, monkeypatch):
+    mirror.of(str(tmp_path / "there"), folder).push()
+    monkeypatch.chdir(tmp_path)
+    url = f"run.resume=file://{tmp_path}/there/run"
+    here = configure.resumed([url])
+    (folder / "record.json").write_text("gone on elsewhere")
+    mirror.of(str(tmp_path / "there"), folder).push()
+    assert configure.resumed([url]) == here
+    assert (here / "record.json").read_text() == "gone on elsewhere"
+
+
 def test_a_url_without_a_run_is_told(train, tmp_path):
     with pytest.raises(ConfigError, match=r"run\.resume=file://.*/nowhere: no run is stored there"):
         train("one", f"run.resume=file://{tmp_path}/nowhere")
@@ -432,7 +478,7 @@ def test_a_storage_that_fails_meanwhile_ends_no_run_before_its_end(train, tmp_pa
         patch.setattr(places.Place, "put", fails)
         with pytest.raises(TrainingFailedError, match=r"the run is over and kept in run, .*run\.resume=run sends what"):
             train("one", f"run.storage={tmp_path / 'there'}", "training.max_steps=3")
-    assert capsys.readouterr().out.count("planted: no room; the run goes on") == 2  # its saves, and its end
+    assert capsys.readouterr().out.count("planted: no room; the run goes on") == 1
     assert steps(tmp_path / "one/run") == [1, 2, 3]
     train("one", "run.resume=run")
     assert "checkpoints/last.pt" in files(str(tmp_path / "there/run"), tmp_path)
@@ -448,7 +494,6 @@ def test_a_cross_validation_goes_on_on_a_machine_that_has_nothing(cross, storage
     document["folds"][2] = {"fold": 2, "folder": "fold-2", "status": "pending"}
     there.pipe_file(at, json.dumps(document).encode())
     monkeypatch.chdir(tmp_path)
-    stored_runs.fetched.cache_clear()
     study = kfold.prepare([f"run.resume={storage if '://' in storage else f'file://{storage}'}/study"])
     ended = kfold.run(study, load(study.settings.recipe.name))
     assert (ended.status, metrics(ended)) == ("finished", metrics(whole))

@@ -10,7 +10,6 @@ from hotloop.train import checkpoint
 from hotloop.train.compiling import PREFIX
 from hotloop.train.display import Display, figures
 from hotloop.train.interrupt import Interrupt
-from hotloop.train.mirror import Kept
 from hotloop.train.outcome import CHECKED
 
 if TYPE_CHECKING:
@@ -33,18 +32,18 @@ def reported(start: Start, display: Display) -> Iterator[None]:
     if start.dry or not start.leads:
         yield
         return
-    kept = Kept(start.mirror, display.say)
-    kept.push()
+    kept = start.kept
+    kept.push(display.say)
     try:
         with _reported(start, display):
             yield
     except BaseException:
-        kept.push(last=True)
+        kept.push_last(display.say)
         raise
     if start.within.trial is None:
-        kept.close()
+        kept.close(display.say)
     else:  # the value of a trial is known, and worth no failure
-        kept.push(last=True)
+        kept.push_last(display.say)
 
 
 @contextlib.contextmanager

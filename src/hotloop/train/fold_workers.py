@@ -15,7 +15,6 @@ from hotloop.train import gpus, mirror
 from hotloop.train.child import Child, WorkerLostError
 from hotloop.train.cluster import RemoteChild
 from hotloop.train.display import figures
-from hotloop.train.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -190,14 +189,10 @@ class FoldWorkers:
             self.give(number)
 
     def fetch(self, fold: int) -> None:
-        """Take what a node has stored of a fold; where that fails, say so, since it can be fetched later."""
-        folder = self.state.folder / f"fold-{fold}"
-        stored = mirror.of(self.settings.run.storage, folder, Within(folder=self.state.folder))
-        try:
-            if stored and not stored.fetch():
-                self.say(f"Fold {fold}: its node has stored nothing at {stored.url}: name a place that all nodes reach")
-        except mirror.StorageError as error:
-            self.say(f"Fold {fold} is not here: {error}")
+        """Take what a node has stored of a fold."""
+        folder = self.state.folder
+        stored = mirror.of(self.settings.run.storage, folder / f"fold-{fold}", folder)
+        mirror.bring(stored, lambda line: self.say(f"Fold {fold} is not here: {line}"))
 
     def ended(self, number: int) -> None:
         """Record a worker's end; a fold that it was at goes on from its last checkpoint, in another one."""

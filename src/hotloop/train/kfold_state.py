@@ -12,7 +12,6 @@ from hotloop.errors import HotloopError
 from hotloop.report import folds as report
 from hotloop.report.page import write_view
 from hotloop.train import configure, mirror
-from hotloop.train.mirror import Kept
 from hotloop.train.start import SETTINGS
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class State:
 
     def __init__(self, folder: Path, document: dict[str, Any], say: Callable[[str], None]) -> None:
         self.folder, self.document, self._say = folder, document, say
-        self._kept = Kept(mirror.of(document["settings"]["run"].get("storage"), folder), say)
+        self._kept = mirror.Kept(mirror.of(document["settings"]["run"].get("storage"), folder))
         self._warned = False
 
     def fold(self, fold: int) -> dict[str, Any]:
@@ -60,7 +59,7 @@ class State:
         self.document.update(status=status, error=error, finished=time.time())
         self.save()
         written = self.write_page()
-        self._kept.push((SETTINGS, report.DOCUMENT, PAGE), last=True)
+        self._kept.push_last(self._say, (SETTINGS, report.DOCUMENT, PAGE))
         if written:
             self._say(f"Report of the folds: {self.folder / PAGE}")
 
@@ -82,7 +81,7 @@ class State:
             if not self._warned:
                 self._warned = True
                 self._say(f"{self.folder / report.DOCUMENT} cannot be written: {error}. The folds go on")
-        self._kept.push((SETTINGS, report.DOCUMENT, PAGE))
+        self._kept.push(self._say, (SETTINGS, report.DOCUMENT, PAGE))
 
 
 def begin(settings: Settings, contents: Sequence[Sides], which: Iterable[int]) -> dict[str, Any]:

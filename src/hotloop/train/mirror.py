@@ -34,7 +34,6 @@ from hotloop.train.turn import LOCK
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hotloop.train.within import Within
 
 _log = logging.getLogger("hotloop")
 SETTING = "run.storage"
@@ -62,14 +61,28 @@ class State(NamedTuple):
     saves: int = 0
 
 
-def of(storage: str | None, folder: Path, within: Within | None = None) -> Mirror | None:
-    """Return the mirror of a run's folder; None without a storage. What is within a study lies in the study's."""
+def of(storage: str | None, folder: Path, study: Path | None = None) -> Mirror | None:
+    """Return the mirror of a run's folder; None without a storage. A folder in a study's lies in the study's copy."""
     if storage is None:
         return None
-    study = within.folder if within else None
     inside = folder.relative_to(study.parent) if study and folder.is_relative_to(study) else Path(folder.name)
     url = f"{storage.rstrip('/')}/{PurePosixPath(inside)}"
     return None if Path(url).resolve() == folder.resolve() else Mirror(url, folder)  # resumed at the place itself
+
+
+def bring(stored: Mirror | None, say: Callable[[str], None], *, ended: bool = True) -> None:
+    """Take what another machine has stored of a run; say where that fails, since it can be fetched later.
+
+    Args:
+        stored: the mirror of the run's folder; None takes nothing.
+        say: is given a line.
+        ended: the run has ended by itself, so that something should be there.
+    """
+    try:
+        if stored and not stored.fetch() and ended:
+            say(f"a node has stored nothing at {stored.url}: name a place that all nodes reach")
+    except StorageError as error:
+        say(str(error))
 
 
 class Mirror:
@@ -84,7 +97,7 @@ class Mirror:
         self.url, self.folder = url, folder
         self._line = places.Line()  # a file that comes late, after its time was up, would replace a newer one
         self._sent: dict[str, tuple[int, int]] = {}
-        self._at, self._cleared = State(), False
+        self._at, self._cleared, self._warned = State(), False, False
 
     @functools.cached_property
     def place(self) -> places.Place:
@@ -228,17 +241,19 @@ class Mirror:
         self.place.put(self.folder / STORED, f"{root}/{STORED}")
 
     def _clear(self, there: Sequence[str]) -> None:
-        """Delete what is older, once."""
+        """Delete what is older; where that fails, say so once: the next save tries again."""
         if self._cleared:
             return
-        self._cleared = True
         try:
             for one in there:
                 if one < self._at.generation:
                     self._remove(f"{self.place.root}/{one}/{STORED}")  # first, for whoever reads the others just now
                     self._remove(f"{self.place.root}/{one}")
+            self._cleared = True
         except Exception as error:  # noqa: BLE001 - all of this run is there
-            _log.warning("%s; nothing reads it any more", self._failed("deleted", error, one))
+            if not self._warned:
+                _log.warning("%s; nothing reads it any more", self._failed("deleted", error, one))
+            self._warned = True
 
     def _remove(self, path: str) -> None:
         self.place.files.invalidate_cache()
@@ -303,52 +318,65 @@ class Kept:
 
     Args:
         mirror: of the run; None keeps nothing.
-        say: prints a line.
     """
 
-    def __init__(self, mirror: Mirror | None, say: Callable[[str], None]) -> None:
-        self.mirror, self._say, self.problem = mirror, say, ""
+    def __init__(self, mirror: Mirror | None) -> None:
+        self.mirror, self.problem = mirror, ""
         self._pause, self._left = 1, 0
 
-    def push(self, names: Sequence[str] | None = None, *, last: bool = False) -> None:
-        """Send what has changed.
+    def push(self, say: Callable[[str], None], names: Sequence[str] | None = None) -> None:
+        """Send what has changed, at a save; some saves after a failure send nothing.
 
         Args:
+            say: prints a line.
             names: of the files that are sent; None sends all.
-            last: no save comes after this one, so that it is tried in any case.
 
         Raises:
             ConfigError: another process goes on with the run.
         """
-        if self.mirror is None:
-            return
-        if self._left and not last:
+        if self._left:
             self._left -= 1
             return
-        try:
-            self.mirror.push(names)
-        except StorageError as error:
-            if not self.problem:
-                self._say(f"{error}; the run goes on, and tries again after 1, 2, 4, ... saves and at its end")
-            self.problem = str(error)
-            self._left, self._pause = self._pause, 2 * self._pause
-        else:
-            if self.problem:
-                self._say(f"{self.mirror.url} has all again")
-            self.problem, self._pause = "", 1
+        is_known = bool(self.problem)
+        if not self._send(say, names) and not is_known:
+            say(f"{self.problem}; the run goes on, and tries again after 1, 2, 4, ... saves and at its end")
 
-    def close(self) -> None:
-        """Send what is left at the end.
+    def push_last(self, say: Callable[[str], None], names: Sequence[str] | None = None) -> None:
+        """Send what has changed at the end of a run which a failure does not end otherwise; takes what `push` takes.
 
         Raises:
+            ConfigError: another process goes on with the run.
+        """
+        if not self._send(say, names):
+            say(f"{self.problem}; the copy there lacks what came last")
+
+    def close(self, say: Callable[[str], None]) -> None:
+        """Send what has changed at the end of a run.
+
+        Raises:
+            ConfigError: another process goes on with the run.
             TrainingFailedError: it cannot be sent; the message says what sends it later.
         """
-        self.push(last=True)
-        if self.problem and self.mirror:
+        if not self._send(say) and self.mirror:
             raise TrainingFailedError(
                 f"the run is over and kept in {self.mirror.folder}, and not all of it is at its {SETTING}: "
                 f"{self.problem}. Once that can be written, run.resume={self.mirror.folder} sends what is missing"
             )
+
+    def _send(self, say: Callable[[str], None], names: Sequence[str] | None = None) -> bool:
+        """Return whether the mirror was sent; else `problem` says why not."""
+        if self.mirror is None:
+            return True
+        try:
+            self.mirror.push(names)
+        except StorageError as error:
+            self.problem = str(error)
+            self._left, self._pause = self._pause, 2 * self._pause
+            return False
+        if self.problem:
+            say(f"{self.mirror.url} has all again")
+        self.problem, self._pause = "", 1
+        return True
 
 
 def state_of(folder: Path) -> State:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import TrainingFailedError
 from hotloop.train import checkpoint
-from hotloop.train.mirror import Kept
 from hotloop.train.turn import hold_again
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Checkpoints:
         self._failed: dict[str, OSError] = {}
         self._tried = time.monotonic()
         resumed = self._keeps is None  # or nobody resumes the run by its last checkpoint
-        self._kept = Kept(start.mirror if start.leads else None, say)
+        self._kept = start.kept
         self._every = training.checkpoint_every_steps if resumed else None
         self._minutes = training.checkpoint_every_minutes if resumed else None
 
@@ -66,7 +65,7 @@ class Checkpoints:
             else:
                 if self._failed.pop(name, None):
                     self._say(f"{self._folder / name} is written again, at step {document['position']['step']}")
-                self._kept.push()
+                self._kept.push(self._say)
                 return
 
     def after_validation(self, metrics: Mapping[str, float], *, best: bool) -> tuple[str, ...]:

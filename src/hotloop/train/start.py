@@ -75,9 +75,10 @@ class Start:
         return given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
 
     @functools.cached_property
-    def mirror(self) -> mirror.Mirror | None:
-        """The copy of the folder at ``run.storage``; None without one."""
-        return mirror.of(self.settings.run.storage, self.folder, self.within)
+    def kept(self) -> mirror.Kept:
+        """The copy of the folder at ``run.storage``, to which only a process that writes the run sends."""
+        writes = self.leads and not self.dry
+        return mirror.Kept(mirror.of(self.settings.run.storage, self.folder, self.within.folder) if writes else None)
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse to go on with other data than before.
@@ -138,7 +139,7 @@ def take_up(settings: Settings, folder: Path, within: Within) -> Start:
         ConfigError: the checkpoint, or what another machine has stored of the run, cannot be read.
     """
     last = folder / checkpoint.FOLDER / checkpoint.LAST
-    stored = mirror.of(settings.run.storage, folder, within)
+    stored = mirror.of(settings.run.storage, folder, within.folder)
     if stored:
         try:
             stored.take()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import secrets
 import tempfile
 from pathlib import Path, PurePosixPath
@@ -75,7 +74,6 @@ def is_copy(folder: Path) -> bool:
     return any(GENERATION.fullmatch(one.parent.name) for one in folder.glob(f"*/{STORED}"))
 
 
-@functools.cache
 def fetched(url: str) -> Path:
     """Return the folder of a run that ``run.resume`` names by its copy: the newer of that here and that there.
 

@@ -22,7 +22,6 @@ from hotloop.train.interrupt import wished
 from hotloop.train.mirror import StorageError
 from hotloop.train.search import trial as trials
 from hotloop.train.search.study import OUTCOME, Outcome, write_outcome
-from hotloop.train.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,8 +67,7 @@ class Away:
             raise ConfigError(f"{mirror.SETTING}: {error}") from error
         if ended is None:
             raise WorkerLostError(f"its process on the cluster died ({self._end()})")
-        if stored:
-            _fetch(stored)
+        mirror.bring(stored, _log.warning)  # the trial's values are known, and worth no failure
         return self._values(asked, ended)
 
     def _heard(self, child: RemoteChild, asked: Asked) -> dict[str, Any] | None:
@@ -139,22 +137,13 @@ def _job(asked: Asked, objective: str) -> dict[str, Any]:
 
 def _stored(settings: Settings, folder: Path) -> Mirror | None:
     """Return the mirror of a trial's folder; None where all nodes share it."""
-    return mirror.of(settings.run.storage, folder, Within(folder=Path(settings.hpo.folder)))
+    return mirror.of(settings.run.storage, folder, Path(settings.hpo.folder))
 
 
 def _push(stored: Mirror) -> None:
     try:
         stored.add(OUTCOME)
     except StorageError as error:  # whoever asked hears of the values, which are worth no failure
-        _log.warning("%s", error)
-
-
-def _fetch(stored: Mirror) -> None:
-    """Take what a node has stored of a trial; its values are known, and worth no failure."""
-    try:
-        if not stored.fetch():
-            _log.warning("a node has stored nothing at %s: name a place that all nodes reach", stored.url)
-    except StorageError as error:
         _log.warning("%s", error)
 
 

@@ -24,7 +24,6 @@ from hotloop.train.search import samplers, space
 from hotloop.train.search.given import given
 from hotloop.train.search.storage import Storage
 from hotloop.train.search.trial import folds_of, settings_of, study_name
-from hotloop.train.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -241,11 +240,9 @@ class Study:
     def _outcome(self, folder: Path) -> Outcome | None:
         """Return the outcome that a dead worker left in its trial's folder; a node of a cluster has stored it."""
         away = self.settings.run.storage if self.settings.hpo.engine == "ray" else None
-        if stored := mirror.of(away, folder, Within(folder=self.folder)):
-            try:
-                stored.fetch()
-            except mirror.StorageError as error:
-                self.say(f"{error}; a trial whose outcome is only there is run again")
+        stored = mirror.of(away, folder, self.folder)
+        only_there = "a trial whose outcome is only there is run again"
+        mirror.bring(stored, lambda line: self.say(f"{line}; {only_there}"), ended=False)
         return read_outcome(folder)
 
     def _folder_of(self, one: optuna.trial.FrozenTrial) -> Path:

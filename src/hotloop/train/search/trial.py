@@ -204,7 +204,7 @@ def drop_checkpoints(folder: Path, storage: str | None = None) -> None:
     for path in (folder, *folder.glob("fold-*")):
         there = (path / checkpoint.FOLDER).is_dir()
         shutil.rmtree(path / checkpoint.FOLDER, ignore_errors=True)
-        if there and (stored := mirror.of(storage, path, Within(folder=folder.parents[1]))):
+        if there and (stored := mirror.of(storage, path, folder.parents[1])):
             stored.remove(checkpoint.FOLDER)
 
 
