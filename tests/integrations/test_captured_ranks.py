@@ -2,12 +2,12 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from shared import free_port
 
 pytestmark = pytest.mark.campaign  # two processes under each framework
 
@@ -16,9 +16,7 @@ HERE = Path(__file__).parent
 
 def told_by(folder, program):
     """Return what two processes tell of all that they live through: to start them takes longer than to train."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     running = [
         subprocess.Popen(

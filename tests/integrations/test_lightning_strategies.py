@@ -2,13 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
+from shared import free_port
 
 pytestmark = pytest.mark.campaign  # several processes under Lightning
 
@@ -16,9 +16,7 @@ PROGRAM = Path(__file__).with_name("lightning_program.py")
 
 
 def test_two_processes_train_as_eager_with_their_steps_compiled(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     running = [
         subprocess.Popen(

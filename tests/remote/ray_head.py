@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,16 +12,9 @@ import time
 import urllib.request
 from pathlib import Path
 
+from shared import free_port
+
 SOURCE = Path(__file__).parents[2] / "src"
-
-
-def free_port() -> int:
-    """Return a port below those that the system gives to connections: a Ray that starts takes many of these."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            return port
-    raise OSError("no free port")
 
 
 class Head:
@@ -118,12 +109,3 @@ class Head:
 
 def git(*arguments):
     subprocess.run(["git", "-c", "user.email=a@b.c", "-c", "user.name=a", *arguments], check=True, capture_output=True)
-
-
-def once(condition, seconds=120):
-    """Wait until something is so."""
-    until = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    return found

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ray_head import Head, free_port
+from ray_head import Head
+from shared import free_port
 
 from hotloop import record
 

@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ray_head import Head, once
+from ray_head import Head
+from shared import once
 
 from hotloop import record
 from hotloop.remote import checking, fetch, runs, submitting, there

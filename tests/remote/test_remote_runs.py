@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray_head import SOURCE, once
+from ray_head import SOURCE
+from shared import once
 
 from hotloop import record
 from hotloop.errors import ConfigError, DataError, RecordError

@@ -3,7 +3,6 @@
 import collections
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +11,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray")
-from ray_cluster import children, nodes, once
+from ray_cluster import children, nodes
+from shared import free_port, once
 
 from hotloop.errors import ConfigError, MissingExtraError
 from hotloop.train import cluster as clusters
@@ -272,9 +272,7 @@ def test_two_hundred_trials_outlive_a_process_a_worker_a_node_the_storage_and_th
 
 @campaign
 def test_a_cluster_is_reached_from_outside_by_rays_client(search, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with nodes(1, 1, client=port):
         ended, _ = search(
             "kills_its_ray_worker_once", hpo__engine="ray", hpo__workers=2, engine__address=f"ray://127.0.0.1:{port}",

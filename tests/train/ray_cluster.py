@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from pathlib import Path
 
 
@@ -26,14 +25,6 @@ def nodes(*cpus: int, client: int | None = None):
         yield made
     finally:
         made.shutdown()
-
-
-def once(condition, seconds=90):
-    """Wait until something is so."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def children(process: int) -> list[int]:

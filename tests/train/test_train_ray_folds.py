@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("ray")
-from ray_cluster import nodes, once
+from ray_cluster import nodes
+from shared import once
 from test_train_workers import cross, losses, metrics, own, starts, whole
 
 from hotloop.errors import ConfigError

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from shared import free_port
 from test_train_workers import PROGRAM
 
 pytestmark = pytest.mark.campaign
@@ -36,9 +36,7 @@ def python(tmp_path_factory):
 @pytest.fixture(scope="module")
 def s3(python):
     """Run moto's server; gives the environment in which its bucket is reached."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [python.parent / "moto_server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from shared import once
 
 from hotloop import record
 from hotloop.errors import ConfigError
@@ -148,13 +149,6 @@ def test_a_setting_that_no_fold_can_use_ends_all_of_them(cross, tmp_path):
     with pytest.raises(ConfigError, match="planted: nobody can use this"):
         cross("study", "program.act=wrong")
     assert report.load(tmp_path / "study")["folds"][1]["status"] == "failed"
-
-
-def once(condition, seconds=60):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @pytest.mark.campaign

@@ -162,10 +162,13 @@ class Share:
         """
         with self._reaching("read"):
             there = places.within(places.ANSWER_SECONDS, self._bundles)
-        given, size = 0, 0
+        given, size, others = 0, 0, list[str]()
         with tempfile.TemporaryDirectory(prefix="hotloop-share-") as place:
             for entry in store.entries():
-                if entry.name in there or entry.name in but or entry.manifest.differences(self._here):
+                if entry.name in there or entry.name in but:
+                    continue
+                if differing := entry.manifest.differences(self._here):
+                    others.append(", ".join(differing))
                     continue
                 content = {file.digest: store.read(file) for file in entry.manifest.files}
                 whole_ones = {digest: data for digest, data in content.items() if data is not None}
@@ -182,7 +185,8 @@ class Share:
                 facts.write_text(json.dumps(self._here, sort_keys=True), encoding="utf-8")
                 with self._reaching("written"):
                     places.within(places.MOVE_SECONDS, self._finish, facts)
-        return Moved(given, size)
+        left = [f"{len(others)} kept for other versions or hardware, such as {others[0]}"] if others else []
+        return Moved(given, size, tuple(left))
 
     def _bundles(self) -> dict[str, dict[str, Any]]:
         """Return what the share says of each bundle for this machine, by its checksum."""

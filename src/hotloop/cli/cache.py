@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations of a command when it runs
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,16 +95,9 @@ def import_(
 @app.command("push")
 def push(url: Place, as_json: AsJson = False) -> None:
     """Send what is kept and fits this machine to a shared cache."""
-    from hotloop.cache.keys import fits  # noqa: PLC0415 - loads torch
     from hotloop.cache.share import Share  # noqa: PLC0415 - loads torch
 
-    store, here = _store(), fits()
-    moved = Share(url).push(store)
-    others = [why for entry in store.entries() if (why := entry.manifest.differences(here))]
-    if others:
-        left = f"{len(others)} kept for other versions or hardware, such as {', '.join(others[0])}"
-        moved = dataclasses.replace(moved, misses=(*moved.misses, left))
-    _show_moved("given", moved, as_json=as_json)
+    _show_moved("given", Share(url).push(_store()), as_json=as_json)
 
 
 @app.command("pull")

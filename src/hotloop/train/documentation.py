@@ -19,9 +19,6 @@ from hotloop.train.settings import GROUP, Settings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-OWN = ("lightning", "workload")
-"""Recipes whose program is the user's own."""
-
 HEAD = """# Settings of `hotloop train`
 
 `python -m hotloop.train.documentation` makes this page from the commented YAML files in `src/hotloop/train/conf`.
@@ -178,9 +175,9 @@ def _recipes(path: str) -> str:
     found = [one for one in RECIPES if has(one, bare)]
     if len(found) == len(RECIPES):
         return ""
-    shipped = [one for one in RECIPES if one not in OWN]
-    if set(shipped) <= set(found):
-        found = ["shipped", *(one for one in found if one in OWN)]
+    own = [one for one in RECIPES if has(one, GROUP)]  # whose program is the user's
+    if set(RECIPES) - set(own) <= set(found):
+        found = ["shipped", *(one for one in found if one in own)]
     return ", ".join(found)
 
 

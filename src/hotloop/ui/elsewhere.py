@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from hotloop.remote.runs import RemoteRun
 
-ATTENDING = "hotloop.ui.attending"
-"""The module that submits a run and follows it, as a process of its own."""
-
 
 class Elsewhere:
     """What is known of clusters; several threads may ask."""
@@ -66,7 +63,7 @@ class Elsewhere:
         Raises:
             ConfigError: the folder cannot be written.
         """
-        processes.start(folder, arguments, [ATTENDING, str(folder), address, *arguments], where=address)
+        processes.start(folder, arguments, address)
 
     def follow(self, folder: Path) -> None:
         """Follow a run that nobody follows, and resume it where it is over before its end; a second press does nothing.

@@ -24,6 +24,8 @@ from hotloop.ui.places import LOG, START, STOP
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+ATTENDING = "hotloop.ui.attending"
+"""The module that submits a run to a cluster and follows it, as a process of its own."""
 _ENDING_SECONDS = 20.0
 """Which a command has to end by itself once it took too long."""
 
@@ -37,6 +39,11 @@ class Process:
     where: str = ""
     """The cluster whose run it follows; empty where it runs here itself."""
 
+    @property
+    def here(self) -> bool:
+        """Whether it is the run's own process, which a signal and the run's files reach."""
+        return not self.where
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data, to be recognised by `find`."""
         return {"pid": self.pid, "host": platform.node(), "process_started": self.started}
@@ -47,24 +54,24 @@ def command(module: Sequence[str]) -> list[str]:
     return [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", *module]
 
 
-def start(folder: Path, arguments: Sequence[str], module: Sequence[str] = (), where: str = "") -> None:
+def start(folder: Path, arguments: Sequence[str], where: str = "") -> None:
     """Start hotloop for a run's folder, in a session of its own: neither Ctrl-C nor the end of this process ends it.
 
     Args:
         folder: of the run.
         arguments: of hotloop.
-        module: what is started for them, with its own arguments, where that is not hotloop's command.
-        where: the cluster that they run on.
+        where: the cluster that they run on: a process is started that submits and follows them.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    module = [ATTENDING, str(folder), where, *arguments] if where else ["hotloop", *arguments]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("ab") as log:
             child = subprocess.Popen(  # noqa: S603 - our own program, without a shell
-                command(module or ["hotloop", *arguments]), stdin=subprocess.DEVNULL, stdout=log,
+                command(module), stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, start_new_session=True, env=environment,
             )  # fmt: skip
         note(folder, child.pid, arguments, where)
@@ -131,7 +138,7 @@ def stop(folder: Path, *, at_once: bool = False) -> str:
             file.write(json.dumps(process.to_dict()).encode())
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error}. Stop process {process.pid} by hand") from error
-    if process.where:  # it looks for the file: a signal would end it, and the run would go on
+    if not process.here:  # it looks for the file: a signal would end it, and the run would go on
         return "It stops after its step, and can be resumed."
     os.kill(process.pid, signal.SIGTERM)
     return "It ends at once." if at_once else "It stops after its step, and can be resumed."

@@ -200,7 +200,7 @@ def working(places: Places) -> Iterator[Path]:
 def works_here(folder: Path) -> bool:
     """Return whether this machine works at a run: not where a process follows one of a cluster."""
     process = processes.find(folder)
-    return process is not None and not process.where
+    return process is not None and process.here
 
 
 def _texts(value: Any) -> TypeGuard[list[str]]:

@@ -137,7 +137,7 @@ class RunPages:
         """Show what a run's process takes now: it changes while no file does, as in a long compile."""
         name, path = self.site.run_named(request.query_params)
         process = processes.find(path)
-        here = process if process and not process.where else None
+        here = process if process and process.here else None
         gpus, resident = (self.site.gpus.look(), usage.memory(here.pid)) if here else ([], None)
         return self.site.show(request, "usage.html.j2", name=name, gpus=gpus, resident=resident)
 
@@ -169,7 +169,7 @@ class RunPages:
 
     def _now(self, path: Path, shown: Shown) -> dict[str, Any]:
         """Return what a run's process takes now, and how far its compiles are."""
-        if shown.process is None or shown.process.where or shown.compiles is None:
+        if shown.process is None or not shown.process.here or shown.compiles is None:
             return {"gpus": [], "resident": None, "compiles": None}
         with self._lock:
             key = (path, shown.process)

@@ -194,7 +194,7 @@ def _asked(path: Path, process: processes.Process | None) -> dict[str, bool]:
 
 def _asks(process: processes.Process | None) -> bool:
     """Return whether a process can be asked through its folder: not where that is on another machine."""
-    return process is not None and not process.where
+    return process is not None and process.here
 
 
 def _shown(path: Path, process: processes.Process | None, follower: record.Follower) -> Shown:
@@ -225,7 +225,7 @@ def _judged(
         asked = processes.asked_to_stop(path, process)
         # A run that goes on shows how it ended before, until its new process writes.
         ended = row.kind == runs.RUN and row.status not in ("running", runs.ON_CLUSTER)
-        before = ended and not process.where and document.get("pid") != process.pid
+        before = ended and process.here and document.get("pid") != process.pid
         status = "stopping" if asked else "running" if begun and not before else "starting"
         row = row if begun else dataclasses.replace(row, problem="")  # that nothing is written yet is no fault
     elif not begun:

@@ -2,12 +2,12 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from shared import free_port
 
 from hotloop.compiling.control.rendezvous import judge
 
@@ -18,10 +18,7 @@ PROGRAM = Path(__file__).with_name("rendezvous_program.py")
 
 def two_processes(folder, *scenarios, ends=(0, 0)):
     """Run scenarios in two processes; gives what each tells, and what it wrote beside that."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PORT": port}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PORT": str(free_port())}
     running = [
         subprocess.Popen(
             [sys.executable, str(PROGRAM), str(folder), str(rank), *scenarios],

@@ -1,0 +1,26 @@
+"""What tests of several processes share: waiting until something is so, and a port for a server."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+
+
+def once(condition, seconds=120):
+    """Wait until something is so, and return it."""
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return found
+
+
+def free_port() -> int:
+    """Return a port below those that the system gives to connections: a Ray that starts takes many of these."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port")
