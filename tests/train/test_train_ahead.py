@@ -74,11 +74,11 @@ class Told:
 
 
 def test_the_next_batch_is_read_before_a_step_and_awaited_by_the_next_one_alone():
-    side = Told()
-    source = (side.said.append(f"read {one}") or one for one in range(3))
-    for batch in CopiedAhead(source, lambda one: -one, side):
-        side.said.append(f"step {batch}")
-    assert [one for one in side.said if one != "run"] == [
+    stream = Told()
+    source = (stream.said.append(f"read {one}") or one for one in range(3))
+    for batch in CopiedAhead(source, lambda one: -one, stream):
+        stream.said.append(f"step {batch}")
+    assert [one for one in stream.said if one != "run"] == [
         "read 0", "join", "read 1", "step 0", "join", "read 2", "step -1", "join", "step -2"
     ]  # fmt: skip
 
@@ -98,13 +98,13 @@ def test_a_thread_reads_one_ahead_and_what_it_raises_is_raised():
 
 
 def test_a_cpu_has_nothing_to_copy():
-    assert ahead.side_of(torch.device("cpu")) is None
+    assert ahead.copy_stream(torch.device("cpu")) is None
 
 
 @pytest.fixture
 def _told(monkeypatch):
     for module in (batches, feed):
-        monkeypatch.setattr(module, "side_of", lambda _: Told())
+        monkeypatch.setattr(module, "copy_stream", lambda _: Told())
 
 
 @pytest.mark.usefixtures("_told")
@@ -125,7 +125,7 @@ def test_batches_are_pinned_by_the_thread_that_reads_and_copied_on_one_stream(mo
         threads.append(threading.current_thread())
         return pin(self, device)
 
-    monkeypatch.setattr(batches, "side_of", lambda _: streams.append(Told()) or streams[-1])
+    monkeypatch.setattr(batches, "copy_stream", lambda _: streams.append(Told()) or streams[-1])
     monkeypatch.setattr(batches.Batch, "pin", pinned)
     monkeypatch.setattr(batches.Batch, "to", lambda self, _: self)
     data = batches.Table({"x": torch.arange(10.0)[:, None]}, torch.arange(10))

@@ -16,7 +16,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Side:
+class CopyStream:
     """A stream of a GPU beside that of the steps."""
 
     def __init__(self, device: torch.device) -> None:
@@ -33,9 +33,9 @@ class Side:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-def side_of(device: torch.device) -> Side | None:
+def copy_stream(device: torch.device) -> CopyStream | None:
     """Return a stream for copies to a device; None where there are none, as on a CPU."""
-    return Side(device) if device.type == "cuda" else None
+    return CopyStream(device) if device.type == "cuda" else None
 
 
 class CopiedAhead(Generic[S, T]):
@@ -46,28 +46,32 @@ class CopiedAhead(Generic[S, T]):
     Args:
         source: the batches.
         copy: copies one.
-        side: where.
+        stream: where.
         before: is called before each is read.
     """
 
     def __init__(
-        self, source: Iterator[S], copy: Callable[[S], T], side: Side, before: Callable[[], object] = lambda: None
+        self,
+        source: Iterator[S],
+        copy: Callable[[S], T],
+        stream: CopyStream,
+        before: Callable[[], object] = lambda: None,
     ) -> None:
-        self._source, self._copy, self._side, self._before = source, copy, side, before
+        self._source, self._copy, self._stream, self._before = source, copy, stream, before
         self._ahead: deque[T] = deque()
 
     def __iter__(self) -> Iterator[T]:
         if not self._ahead:
             self.fetch()
         while self._ahead:
-            self._side.join()  # before the next copy begins, for which the step need not wait
+            self._stream.join()  # before the next copy begins, for which the step need not wait
             self.fetch()
             yield self._ahead.popleft()
 
     def fetch(self) -> None:
         """Read the next batch, if there is one, and begin its copy."""
         self._before()
-        self._ahead.extend(self._side.run(lambda: [self._copy(one) for one in itertools.islice(self._source, 1)]))
+        self._ahead.extend(self._stream.run(lambda: [self._copy(one) for one in itertools.islice(self._source, 1)]))
 
 
 def read_ahead(read: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:

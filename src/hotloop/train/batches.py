@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hotloop.errors import DataError
-from hotloop.train.ahead import CopiedAhead, read_ahead, side_of
+from hotloop.train.ahead import CopiedAhead, copy_stream, read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -171,7 +171,7 @@ class Epochs:
     ) -> None:
         self._data, self._size, self._seed, self._together = data, batch_size, seed, together * ranks
         self._rank, self._ranks, self._device = rank, ranks, device
-        self._side = side_of(device) if device else None
+        self._stream = copy_stream(device) if device else None
         many = per_epoch(data, batch_size, self._together)
         if ranks > 1 and many < self._together:
             raise DataError(
@@ -194,12 +194,12 @@ class Epochs:
         self._epoch, self._done = self._epoch + 1, 0
 
     def _read(self, steps: Iterable[list[Tensor]]) -> Iterator[list[Batch]]:
-        device, side = self._device, self._side
-        if device is None or side is None:
+        device, stream = self._device, self._stream
+        if device is None or stream is None:
             return ([self._data.take(one) for one in rows] for rows in steps)
         # Pinned by the thread that reads, which may wait for the memory: the steps do not.
         read = read_ahead(lambda rows: [self._data.take(one).pin(device) for one in rows], steps)
-        return iter(CopiedAhead(read, lambda found: [one.to(device) for one in found], side))
+        return iter(CopiedAhead(read, lambda found: [one.to(device) for one in found], stream))
 
     def order(self) -> list[Tensor]:
         """Return the rows of each batch of the epoch that goes on, those of the other processes among them."""

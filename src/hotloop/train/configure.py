@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hotloop.errors import ConfigError
 from hotloop.record import SUBMITTED
-from hotloop.train import conf_files, grammar, nested, schema, storage
+from hotloop.train import conf_files, grammar, nested, run_storage, schema
 from hotloop.train.conf_files import groups
 from hotloop.train.scope import ALONE, RECIPES, has
 from hotloop.train.settings import GROUP, HpoSettings, Settings
@@ -174,7 +174,7 @@ def resumed(overrides: Sequence[str], config: str | Path | None = None) -> Path 
     if found is None:
         return None
     folder = Path(str(found))
-    return storage.fetched(str(found)) if "://" in str(found) or storage.is_copy(folder) else folder
+    return run_storage.fetched(str(found)) if "://" in str(found) or run_storage.is_copy(folder) else folder
 
 
 def _choice(text: str, available: Mapping[str, Sequence[str]]) -> str:

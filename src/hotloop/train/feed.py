@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from hotloop.errors import ConfigError
 from hotloop.step.calls.preview import generators_of
 from hotloop.train import checkpoint
-from hotloop.train.ahead import CopiedAhead, side_of
+from hotloop.train.ahead import CopiedAhead, copy_stream
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Feed:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._side = side_of(task.device) if task.prefetch else None
+        self._stream = copy_stream(task.device) if task.prefetch else None
         self._began: dict[str, Any] = {}
         """Random numbers at the start of the epoch, those of the loader's own generators among them."""
         self._before_next: dict[str, Any] | None = None
@@ -60,7 +60,7 @@ class Feed:
         source, self.exhausted, count = iter(self._loader), False, 0
         for _ in range(0 if resumes else done):
             next(source, None)
-        source = self._ahead(source, resumed=bool(done)) if self._side else source
+        source = self._ahead(source, resumed=bool(done)) if self._stream else source
         if resumes or done:  # what was drawn here, the run had drawn before
             checkpoint.restore_random_state(now)
         if resumes:
@@ -82,7 +82,7 @@ class Feed:
             )
 
     def _ahead(self, source: Iterator[Any], *, resumed: bool) -> Iterator[Any]:
-        assert self._side is not None
+        assert self._stream is not None
         if self._keeps_state():
             raise ConfigError(
                 "run.prefetch=true: the batches are of a loader that keeps its state, which would be that of a batch "
@@ -93,7 +93,7 @@ class Feed:
         def before() -> None:
             self._before_next = checkpoint.random_state() if draws else {}
 
-        found = CopiedAhead(source, lambda batch: move(batch, self._task.device), self._side, before)
+        found = CopiedAhead(source, lambda batch: move(batch, self._task.device), self._stream, before)
         if resumed and self._before_next is not None:  # when the checkpoint was written, it had been read
             if self._before_next:
                 checkpoint.restore_random_state(self._before_next)

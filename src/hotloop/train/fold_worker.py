@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import HotloopError, StepLostError
-from hotloop.train import configure, kfold_state, storage
+from hotloop.train import configure, kfold_state, run_storage
 from hotloop.train.child import DONE, INTERRUPTED, REPLACE, Parent
 from hotloop.train.interrupt import wished
 from hotloop.train.one_fold import OneFold, words
@@ -54,7 +54,7 @@ def _run(one: OneFold, job: Mapping[str, Any], parent: Parent) -> None:
     fold: int = job["fold"]
     folder = one.folder / f"fold-{fold}"
     try:
-        storage.check(one.settings.run.storage)
+        run_storage.check(one.settings.run.storage)
         with folder_held(folder, _PATIENCE_SECONDS):
             outcome = one.train(fold, job["runs"], job["chosen"], lambda chosen: parent.tell(chosen=chosen))
     except KeyboardInterrupt:

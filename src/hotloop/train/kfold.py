@@ -31,8 +31,8 @@ from hotloop.train import (
     idle,
     kfold_state,
     program,
+    run_storage,
     start,
-    storage,
 )
 from hotloop.train.cluster import connected
 from hotloop.train.display import Display, figures
@@ -148,7 +148,7 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
                 f"{name} cannot change while a cross-validation is resumed ({old.get(name)!r} to {new.get(name)!r}): "
                 "its folds could not be compared. Start a new one, in another run.folder"
             )
-    storage.check_resumed(now.run.storage, folder)
+    run_storage.check_resumed(now.run.storage, folder)
     return Study(now, folder, document, open=held)
 
 

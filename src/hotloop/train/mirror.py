@@ -49,7 +49,7 @@ class StorageError(Exception):
     """A storage cannot be read or written; the message says which, and why."""
 
 
-class State(NamedTuple):
+class Version(NamedTuple):
     """Which state of a run a copy, or a folder here, has: the greater one is the newer.
 
     Attributes:
@@ -97,14 +97,14 @@ class Mirror:
         self.url, self.folder = url, folder
         self._line = places.Line()  # a file that comes late, after its time was up, would replace a newer one
         self._sent: dict[str, tuple[int, int]] = {}
-        self._at, self._cleared, self._warned = State(), False, False
+        self._at, self._cleared, self._warned = Version(), False, False
 
     @functools.cached_property
     def place(self) -> places.Place:
         """The place, once it is reached."""
         return places.Place(self.url, self._line)
 
-    def stored(self) -> State | None:
+    def stored(self) -> Version | None:
         """Return what is there; None where nothing is, or not all of it yet.
 
         Raises:
@@ -113,7 +113,7 @@ class Mirror:
         try:
             seen: list[str] = []
             while (there := self._generations()) != seen:  # again, where a newer one replaced what was looked at
-                if found := next(filter(None, map(self._state, reversed(there))), None):
+                if found := next(filter(None, map(self._version, reversed(there))), None):
                     return found
                 seen = there
         except Exception as error:  # each protocol has errors of its own
@@ -133,8 +133,8 @@ class Mirror:
         try:
             there = self._generations()
             if not self._at.generation:
-                before = max([state_of(self.folder).generation, *there])
-                self._at = State(f"{int(before[:6] or 0) + 1:06d}-{secrets.token_hex(8)}")
+                before = max([version_of(self.folder).generation, *there])
+                self._at = Version(f"{int(before[:6] or 0) + 1:06d}-{secrets.token_hex(8)}")
             lost = bool(there) and there[-1] > self._at.generation
             if not lost:
                 self._send(names, known=self._at.generation in there)
@@ -153,7 +153,7 @@ class Mirror:
             ConfigError: another process goes on with the run by now.
             StorageError: the place cannot be written.
         """
-        self._at = state_of(self.folder)
+        self._at = version_of(self.folder)
         self.push((name,))
 
     def take(self) -> bool:
@@ -163,7 +163,7 @@ class Mirror:
             StorageError: the place cannot be read, or the folder here not be written.
         """
         there = self.stored()
-        if there and there > state_of(self.folder):  # so it is too where a kill left the half of a copy here
+        if there and there > version_of(self.folder):  # so it is too where a kill left the half of a copy here
             self.fetch()
         return there is not None
 
@@ -213,14 +213,14 @@ class Mirror:
             return []
         return sorted(one for name in found if GENERATION.fullmatch(one := PurePosixPath(name).name))
 
-    def _state(self, generation: str) -> State | None:
+    def _version(self, generation: str) -> Version | None:
         """Return the state of a generation; None where not all of it was sent."""
         name = PurePosixPath(self.place.root, generation)
         try:
             text = self._ask(lambda: self.place.files.cat_file(str(name / STORED)))
         except _NOT_THERE:
             return None
-        return State(name.name, int(json.loads(text)["saves"]))
+        return Version(name.name, int(json.loads(text)["saves"]))
 
     def _send(self, names: Sequence[str] | None, *, known: bool) -> None:
         root = f"{self.place.root}/{self._at.generation}"
@@ -230,7 +230,7 @@ class Mirror:
                 self.place.put(Path(empty.name), f"{root}/{_TAKEN}")
             _note(self.folder, self._at)
         files = self._files() if names is None else [self.folder / one for one in names]
-        self._at = State(self._at.generation, self._at.saves + 1)
+        self._at = Version(self._at.generation, self._at.saves + 1)
         for path in sorted((one for one in files if one.is_file()), key=self._order):
             name, about = path.relative_to(self.folder).as_posix(), path.stat()
             facts = (about.st_size, about.st_mtime_ns)
@@ -267,22 +267,22 @@ class Mirror:
         by_name = {name.removeprefix(f"{self.place.root}/"): one for name, one in found.items()}
         newest = _newest(by_name)
         # Asked for before the files, so that no state is taken for newer than it is.
-        states = {folder: self._state(str(one)) or State() for folder, one in newest.items()}
-        if there and states.get(PurePosixPath(), State()) < there:
+        versions = {folder: self._version(str(one)) or Version() for folder, one in newest.items()}
+        if there and versions.get(PurePosixPath(), Version()) < there:
             raise FileNotFoundError("another process has replaced the copy since it was listed")
         paths = {self.folder / name: by_name[there] for name, there in _files(by_name, newest.values()).items()}
         safe = [one for one in paths if one.resolve().is_relative_to(self.folder.resolve())]
         if not safe:
             return 0
         if not (self.folder / STORED).is_file():  # a kill from here on is no other run of that name
-            _note(self.folder, State())
+            _note(self.folder, Version())
         for path in sorted(safe, key=self._order, reverse=True):
             with whole(path, durable=False, shared=True) as file:
                 self.place.get(paths[path]["name"], Path(file.name), int(paths[path].get("size") or 0))
-        if any(self._state(str(one)) is None for one in newest.values()):
+        if any(self._version(str(one)) is None for one in newest.values()):
             raise FileNotFoundError("another process has replaced the copy since it was read")
-        for folder, state in sorted(states.items(), reverse=True):  # what is within is there before what it is in
-            _note(self.folder / folder, state)
+        for folder, version in sorted(versions.items(), reverse=True):  # what is within is there before what it is in
+            _note(self.folder / folder, version)
         return len(safe)
 
     def _files(self) -> list[Path]:
@@ -379,15 +379,15 @@ class Kept:
         return True
 
 
-def state_of(folder: Path) -> State:
+def version_of(folder: Path) -> Version:
     """Return the state of a folder here; the least of one that no copy is of, or that half of a copy is in."""
     try:
         found = json.loads((folder / STORED).read_text(encoding="utf-8"))
-        return State(str(found["generation"]), int(found["saves"]))
+        return Version(str(found["generation"]), int(found["saves"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return State()
+        return Version()
 
 
-def _note(folder: Path, state: State) -> None:
+def _note(folder: Path, version: Version) -> None:
     with whole(folder / STORED, durable=False, shared=True) as file:
-        file.write(json.dumps(state._asdict()).encode())
+        file.write(json.dumps(version._asdict()).encode())

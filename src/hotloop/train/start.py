@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES, whole
 from hotloop.report import folds, study
-from hotloop.train import checkpoint, conf_files, configure, idle, mirror, program, storage
+from hotloop.train import checkpoint, conf_files, configure, idle, mirror, program, run_storage
 from hotloop.train.nested import leaves
 from hotloop.train.schema import Group
 from hotloop.train.settings import GROUP, Settings
@@ -126,7 +126,7 @@ def new_folder(settings: Settings) -> Path:
             f"run.folder={folder} holds a run already: go on with it by run.resume={folder}, or name another folder "
             "(or delete this one, if nothing was saved in it yet)"
         )
-    storage.check_new(settings.run.storage, folder)
+    run_storage.check_new(settings.run.storage, folder)
     return folder
 
 
@@ -160,7 +160,7 @@ def _resume(given: Path, overrides: Sequence[str]) -> Start:
     if folder.is_dir():  # first, since another process that trains there would write a newer checkpoint
         held.enter_context(folder_held(folder))
     found = _died_early(given, changed) or _from_checkpoint(given, changed)
-    storage.check_resumed(found.settings.run.storage, found.folder)
+    run_storage.check_resumed(found.settings.run.storage, found.folder)
     return dataclasses.replace(found, open=held)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import errors
 from hotloop.errors import ConfigError, RunPrunedError, StepLostError
-from hotloop.train import configure, mirror, storage
+from hotloop.train import configure, mirror, run_storage
 from hotloop.train.child import DONE, INTERRUPTED, REPLACE, Parent, WorkerLostError
 from hotloop.train.cluster import Cluster, RemoteChild
 from hotloop.train.interrupt import wished
@@ -187,7 +187,7 @@ def _run_in(folder: Path, settings: Settings, job: Mapping[str, Any], parent: Pa
             raise RunPrunedError(answer["pruned"])
 
     try:
-        storage.check(settings.run.storage)
+        run_storage.check(settings.run.storage)
         asked = trials.Asked(
             number=job["number"],
             settings=settings,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError, SearchStoppedError
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds
-from hotloop.train import child, configure, gpus, mirror, storage
+from hotloop.train import child, configure, gpus, mirror, run_storage
 from hotloop.train.child import DONE, INTERRUPTED, REPLACE
 from hotloop.train.cluster import connected
 from hotloop.train.interrupt import Interrupt
@@ -72,7 +72,7 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
     """
     settings = with_workers(prepared(settings))
     before.check(settings)
-    storage.check(settings.run.storage)
+    run_storage.check(settings.run.storage)
     folder = Path(settings.hpo.folder)
     document.check_folder(settings, folder)
     if any((folder / name).exists() for name in (LINES, DOCUMENT, folds.DOCUMENT)):

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from hotloop import places
 from hotloop.errors import ConfigError, describe
-from hotloop.train.mirror import GENERATION, SETTING, STORED, Mirror, State, StorageError, of, state_of
+from hotloop.train.mirror import GENERATION, SETTING, STORED, Mirror, StorageError, Version, of, version_of
 
 
 def check(url: str | None) -> None:
@@ -55,14 +55,14 @@ def check_resumed(url: str | None, folder: Path) -> None:
     """
     check(url)
     mirror = of(url, folder)
-    if mirror and (there := _read(mirror)) and there > state_of(folder):
+    if mirror and (there := _read(mirror)) and there > version_of(folder):
         raise ConfigError(
             f"run.resume={folder}: a newer state of the run is at {mirror.url}, which another process has gone on "
             f"with. Go on there, by run.resume={mirror.url} in a folder without this run"
         )
 
 
-def _read(mirror: Mirror) -> State | None:
+def _read(mirror: Mirror) -> Version | None:
     try:
         return mirror.stored()
     except StorageError as error:
