@@ -97,6 +97,8 @@ def test_ray_s_autoscaler_accepts_the_cluster_file():
     util = pytest.importorskip("ray.autoscaler._private.util")
     written = yaml.safe_load((FILES / "ray-up.yaml").read_text())
     util.validate_config(util.prepare_config(written))
+    assert written["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+    assert any("RAY_AUTH_MODE=token' >> ~/.bashrc" in line for line in written["setup_commands"])
     with pytest.raises(Exception, match="max_worker"):
         util.validate_config(util.prepare_config({**written, "max_worker": 2}))
 
