@@ -257,3 +257,14 @@ def test_the_command_line_sends_to_the_right_places(capsys):
         out = capsys.readouterr()
         assert ended.value.code == code
         assert said in out.out + out.err
+
+
+def test_the_log_of_a_run_that_failed_ends_with_how_to_go_on(monkeypatch, capsys):
+    from hotloop.cli import main
+
+    runs.keep(made())
+    monkeypatch.setattr("hotloop.remote.following.print_log", lambda *_, **__: "failed")
+    with pytest.raises(SystemExit) as ended:
+        main(["submit", "logs"])
+    assert ended.value.code == 1
+    assert "has failed. Go on with it: hotloop submit resume 20261126-120000-abcd" in capsys.readouterr().err

@@ -122,6 +122,7 @@ def logs(
         typer.echo(f"\nThe run goes on: hotloop submit logs -f {found.name}", err=True)
         raise typer.Exit(INTERRUPTED) from error
     if ended == "failed":
+        typer.echo(f"{found.name} has failed. Go on with it: hotloop submit resume {found.name}", err=True)
         raise typer.Exit(1)
 
 
