@@ -1,4 +1,7 @@
-"""Places that keep files: a folder, or any URL that fsspec knows. Files there are whole, and what hangs is left."""
+"""Places that keep files: a folder, or any URL that fsspec knows.
+
+A reader of a place sees complete files only. A place that does not answer in time raises `TimeoutError`.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +22,24 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 ANSWER_SECONDS, MOVE_SECONDS = 60.0, 900.0
-"""A place that lists nothing in the first time hangs, and so does one that moves no file in the second."""
+"""Time limits: for an answer such as a listing, and at least for copying or deleting files."""
 _LEAST_BYTES_A_SECOND = 2**20
 _PASSWORD = re.compile(r"(?<=://)[^/?#@:]*:(?!\d*(?:/|$)).*@")
-"""Of a URL, ``user:password@``; the password may have a slash. ``host:22/path@2`` has none."""
+"""Finds ``user:password@`` in a URL. The password may contain a slash; ``host:22/path@2`` has no password."""
 
 
 def check_url(url: str, setting: str, nothing: str) -> str:
-    """Refuse what can be no place, before anything is asked of it, and return its protocol.
+    """Check the value of a setting that names a place, without connecting to it, and return its protocol.
 
     Args:
-        url: a folder or a URL.
-        setting: that names it.
-        nothing: what null does.
+        url: the value, a folder or a URL.
+        setting: the setting's name.
+        nothing: what null does, for the message.
 
     Raises:
-        ConfigError: the URL is empty, has a password, or has a protocol that fsspec does not know or whose package is
-            missing.
+        ConfigError: the value is empty or has a password, or fsspec lacks the protocol or its package.
     """
-    import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - asked only where a place is named
+    import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - needed only if a setting names a place
 
     if not url.strip():
         raise ConfigError(f"{setting} is empty: expected a folder, or a URL that fsspec knows; null {nothing}")
@@ -55,14 +57,21 @@ def check_url(url: str, setting: str, nothing: str) -> str:
 
 
 class Line:
-    """Asks one thing at a time: what did not answer in time may still be done, and then over what is asked for next."""
+    """Calls a place one call at a time, each with a time limit.
+
+    A call that ran out of time may still finish. Later calls wait for it, or it could overwrite what they have written.
+    """
 
     def __init__(self) -> None:
         self._last: threading.Thread | None = None
         self._until = 0.0
 
     def within(self, seconds: float, ask: Callable[..., _T], *of: Any) -> _T:
-        """Ask; raise `TimeoutError` where it has not answered in time, or what was asked before has not by now."""
+        """Call a function in a thread, and return its result.
+
+        Raises:
+            TimeoutError: the function has not returned in time, or the call before it still runs.
+        """
         if self._last is not None:
             self._last.join(max(0.0, self._until - time.monotonic()))
             if self._last.is_alive():
@@ -72,7 +81,7 @@ class Line:
         def asks() -> None:
             try:
                 answers.append((ask(*of), None))
-            except BaseException as error:  # noqa: BLE001 - raised below
+            except BaseException as error:  # noqa: BLE001 - raised in the calling thread, below
                 answers.append((None, error))
 
         self._until = time.monotonic() + seconds
@@ -88,24 +97,28 @@ class Line:
 
 
 def within(seconds: float, ask: Callable[..., _T], *of: Any) -> _T:
-    """Ask a place; raise `TimeoutError` where it has not answered in time. What hangs ends with the process."""
+    """Call a function in a thread of its own, and return its result. A call that hangs ends with the process.
+
+    Raises:
+        TimeoutError: the function has not returned in time.
+    """
     return Line().within(seconds, ask, *of)
 
 
 class Place:
-    """A folder, or a URL such as ``s3://bucket/folder``, that is reached. The package of its protocol is installed.
+    """A folder, or a URL such as ``s3://bucket/folder``, that this process is connected to.
 
     Args:
-        url: of the place.
-        line: asks it; None asks each thing by itself.
+        url: the folder or URL, which `check_url` has accepted.
+        line: makes all calls, one at a time; None makes each call by itself.
 
     Attributes:
-        files: the file system, as fsspec has it.
-        root: the place's path there.
-        is_folder: whether it is a folder of this machine.
+        files: fsspec's file system.
+        root: the place's path in the file system.
+        is_folder: whether the place is a folder on this machine.
 
     Raises:
-        Exception: of the protocol's own; the place cannot be reached.
+        Exception: the place cannot be reached. Each protocol has exceptions of its own.
     """
 
     def __init__(self, url: str, line: Line | None = None) -> None:
@@ -118,30 +131,30 @@ class Place:
         self.is_folder = "file" in ((files.protocol,) if isinstance(files.protocol, str) else files.protocol)
 
     def put(self, source: Path, target: str) -> None:
-        """Write a file whole or not at all."""
+        """Copy a file to the place. Its readers see the complete file or none."""
         self._within(_seconds(source.stat().st_size), self._put, source, target)
 
     def get(self, source: str, target: Path, size: int = 0) -> None:
-        """Read a file of some size."""
+        """Copy a file from the place. The time limit grows with its size in bytes."""
         self._within(_seconds(size), self.files.get_file, source, str(target))
 
     def _put(self, source: Path, target: str) -> None:
         if self.is_folder:
-            # Whom the folder's permissions let in may use what is there: that is what it is for.
+            # The file gets the folder's permissions: whoever may enter the folder may use its files.
             with source.open("rb") as content, whole(Path(target), durable=False, shared=True) as file:
                 shutil.copyfileobj(content, file)
             return
-        if self.files.async_impl:  # a store of objects has no folders, and an object is there once it was sent
+        if self.files.async_impl:  # an object store: it has no folders, and shows an object once it is complete
             self.files.put_file(str(source), target)
             return
         folder = target.rpartition("/")[0]
         self.files.makedirs(folder, exist_ok=True)
-        part = f"{folder}/{uuid.uuid4().hex}.part"  # a file server shows what has arrived so far
+        part = f"{folder}/{uuid.uuid4().hex}.part"  # a file server shows incomplete files
         try:
             self.files.put_file(str(source), part)
             self.files.mv(part, target)
-        except BaseException:  # an interrupt as well
-            with contextlib.suppress(Exception):  # what was raised first tells more
+        except BaseException:  # KeyboardInterrupt as well
+            with contextlib.suppress(Exception):  # the first exception says more
                 self.files.rm_file(part)
             raise
 

@@ -14,6 +14,7 @@ from hotloop import places, record
 from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.recipes import load
 from hotloop.train import configure, kfold, mirror, start
+from hotloop.train.kept import Kept
 from hotloop.train.within import Within
 
 __all__ = ["cross", "own", "whole"]
@@ -113,7 +114,7 @@ def test_whatever_write_fails_the_next_save_sends_all(storage, folder, tmp_path,
 
     monkeypatch.setattr(places.Place, "put", fails)
     said = []
-    kept = mirror.Kept(mirror.of(storage, folder))
+    kept = Kept(mirror.of(storage, folder))
     for number in range(3):
         (folder / "checkpoints/last.pt").write_text(f"save {number}")
         kept.push(said.append)
@@ -272,7 +273,7 @@ def test_an_outcome_is_sent_beside_what_the_run_of_its_process_has_sent(storage,
 
 def test_a_storage_that_fails_is_tried_after_1_2_4_saves_and_at_the_end(folder, tmp_path, monkeypatch):
     said, saves, tried = [], [], []
-    kept = mirror.Kept(mirror.of(str(tmp_path / "there"), folder))
+    kept = Kept(mirror.of(str(tmp_path / "there"), folder))
 
     def fails(_):
         tried.append(saves[-1])

@@ -61,7 +61,7 @@ class Images(NamedTuple):
 
 @on_devices(*COMPONENTS)
 def train(start: Start, display: Display, devices: Devices) -> Task:
-    """Make what is trained, from the start or from where the run stopped; `on_devices` trains it.
+    """Make the recipe's task. `on_devices` trains it, from the start or from where the run stopped.
 
     Raises:
         ConfigError: settings that cannot be used.

@@ -1,4 +1,7 @@
-"""One batch ahead: the next batch is read, and copied to the GPU on a stream of its own, while a step runs."""
+"""Prefetching: while a step runs, the next batch is read, and copied to the GPU on a stream of its own.
+
+`CopiedAhead` copies the next batch to the GPU. `read_ahead` reads it from memory or disk in a thread.
+"""
 
 from __future__ import annotations
 
@@ -17,37 +20,46 @@ T = TypeVar("T")
 
 
 class CopyStream:
-    """A stream of a GPU beside that of the steps."""
+    """A CUDA stream for copies. The GPU runs its work beside the steps, which have the current stream.
+
+    Args:
+        device: the GPU.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def run(self, act: Callable[[], T]) -> T:
-        """Do something on this stream, behind what the steps' stream was given so far: memory freed there is free."""
+        """Call a function whose GPU work goes to the copy stream, and return its result.
+
+        The copy stream first waits for the work that the steps have queued. They may still read memory which Python has
+        freed, and the copy may be given this memory.
+        """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             return act()
 
     def join(self) -> None:
-        """Let the steps' stream wait for what this one was given so far."""
+        """Make the steps wait, on the GPU, until all copies that were queued so far are done."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:
-    """Return a stream for copies to a device; None where there are none, as on a CPU."""
+    """Return a stream for copies to a GPU; None for any other device, where batches are copied when they come."""
     return CopyStream(device) if device.type == "cuda" else None
 
 
 class CopiedAhead(Generic[S, T]):
-    """Batches as they were copied, each while the step before it ran.
+    """An iterable of batches on the GPU. Each batch is copied there while the step before it runs.
 
-    Random numbers are drawn in one order, since the next batch is read before the step begins, and not beside it.
+    The next batch is read before the step begins, never during the step. So random numbers are drawn in a fixed order,
+    and a resumed run can repeat it.
 
     Args:
-        source: the batches.
-        copy: copies one.
-        stream: where.
-        before: is called before each is read.
+        source: yields batches.
+        copy: copies a batch to the GPU.
+        stream: runs the copies.
+        before: called before each batch is read.
     """
 
     def __init__(
@@ -64,18 +76,23 @@ class CopiedAhead(Generic[S, T]):
         if not self._ahead:
             self.fetch()
         while self._ahead:
-            self._stream.join()  # before the next copy begins, for which the step need not wait
+            self._stream.join()  # now, so that the step waits for its own batch and not for the copy of the next one
             self.fetch()
             yield self._ahead.popleft()
 
     def fetch(self) -> None:
-        """Read the next batch, if there is one, and begin its copy."""
+        """Read the next batch, if the source has another, and queue its copy."""
         self._before()
         self._ahead.extend(self._stream.run(lambda: [self._copy(one) for one in itertools.islice(self._source, 1)]))
 
 
 def read_ahead(read: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-    """Yield what is read of each item; a thread reads the next one meanwhile, so that reading may draw nothing."""
+    """Read each item in a thread, and yield the results in order; the thread is one item ahead.
+
+    Args:
+        read: reads an item. It must draw no random numbers: the thread runs beside steps, which may draw some too.
+        items: what to read.
+    """
     left = iter(items)
     with ThreadPoolExecutor(1) as pool:
         ahead = deque(pool.submit(read, one) for one in itertools.islice(left, 1))

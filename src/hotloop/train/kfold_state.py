@@ -12,6 +12,7 @@ from hotloop.errors import HotloopError
 from hotloop.report import folds as report
 from hotloop.report.page import write_view
 from hotloop.train import configure, mirror
+from hotloop.train.kept import Kept
 from hotloop.train.start import SETTINGS
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class State:
 
     def __init__(self, folder: Path, document: dict[str, Any], say: Callable[[str], None]) -> None:
         self.folder, self.document, self._say = folder, document, say
-        self._kept = mirror.Kept(mirror.of(document["settings"]["run"].get("storage"), folder))
+        self._kept = Kept(mirror.of(document["settings"]["run"].get("storage"), folder))
         self._warned = False
 
     def fold(self, fold: int) -> dict[str, Any]:

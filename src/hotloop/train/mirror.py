@@ -1,17 +1,19 @@
-"""``run.storage``: a copy of a run's folder at a folder or a URL, made after each save, for it to go on elsewhere.
+"""``run.storage``: after each save, a run copies its folder to another folder or a URL, to be resumed anywhere.
 
 ::
 
-    STORAGE/<folder's name>/000002-<random>/.taken         the second process that has the run, which writes here alone
+    STORAGE/<folder's name>/000002-<random>/.taken         marks the generation as taken by a process
     STORAGE/<folder's name>/000002-<random>/...            the files of the run's folder
-    STORAGE/<folder's name>/000002-<random>/stored.json    all was sent, and how often
+    STORAGE/<folder's name>/000002-<random>/stored.json    says that all files were sent, and how often
 
-Each process that goes on with a run has a folder of its own there, a generation. Readers take the newest into which all
-was sent; what is older is deleted then. So a process that has lost its run, and may live on behind a broken network,
-writes where nobody reads, and ends with its next save.
+A generation is the folder of one process in the storage. Each process that resumes the run begins a generation and
+writes to no other. Readers take the newest complete generation, and its process deletes the older ones.
 
-What a reader finds is always a run that can go on: files are whole, and a checkpoint comes behind the record that it
-counts on.
+So a process whose run was resumed elsewhere, say while its network was down, cannot harm the copy. Nobody reads its
+generation any more, and its next save ends it.
+
+A reader always finds a run that can be resumed. Every file is complete, and a checkpoint is sent after the record of
+its steps.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hotloop import places
-from hotloop.errors import ConfigError, TrainingFailedError, describe
+from hotloop.errors import ConfigError, describe
 from hotloop.record import whole
 from hotloop.train import checkpoint
 from hotloop.train.turn import LOCK
@@ -42,19 +44,19 @@ _TAKEN = ".taken"
 GENERATION = re.compile(r"\d{6}-[0-9a-f]{16}")
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 _LOOKS = 3
-"""How often a copy is fetched that another process replaces by its own meanwhile."""
+"""How often `Mirror.fetch` tries while another process keeps replacing the copy."""
 
 
 class StorageError(Exception):
-    """A storage cannot be read or written; the message says which, and why."""
+    """A storage cannot be read, written or deleted. The message names the URL and the reason."""
 
 
 class Version(NamedTuple):
-    """Which state of a run a copy, or a folder here, has: the greater one is the newer.
+    """How new a copy, or a run's folder on this machine, is. The greater of two versions is the newer.
 
     Attributes:
-        generation: of the copy that it was sent to, or taken from.
-        saves: how often it was sent there.
+        generation: the generation that the files were sent to or fetched from; empty if there is none.
+        saves: how many times its process had sent them.
     """
 
     generation: str = ""
@@ -62,21 +64,28 @@ class Version(NamedTuple):
 
 
 def of(storage: str | None, folder: Path, study: Path | None = None) -> Mirror | None:
-    """Return the mirror of a run's folder; None without a storage. A folder in a study's lies in the study's copy."""
+    """Return the mirror of a run's folder; None without a storage, or if the folder is the copy itself.
+
+    Args:
+        storage: the value of ``run.storage``.
+        folder: the run's.
+        study: the folder of the search or cross-validation that the run is part of. A folder in it is copied below the
+            study's name.
+    """
     if storage is None:
         return None
     inside = folder.relative_to(study.parent) if study and folder.is_relative_to(study) else Path(folder.name)
     url = f"{storage.rstrip('/')}/{PurePosixPath(inside)}"
-    return None if Path(url).resolve() == folder.resolve() else Mirror(url, folder)  # resumed at the place itself
+    return None if Path(url).resolve() == folder.resolve() else Mirror(url, folder)
 
 
 def bring(stored: Mirror | None, say: Callable[[str], None], *, ended: bool = True) -> None:
-    """Take what another machine has stored of a run; say where that fails, since it can be fetched later.
+    """Fetch what another machine has stored of a run. A failure is only said: the copy can be fetched later.
 
     Args:
-        stored: the mirror of the run's folder; None takes nothing.
-        say: is given a line.
-        ended: the run has ended by itself, so that something should be there.
+        stored: the mirror of the run's folder; None does nothing.
+        say: prints a line.
+        ended: whether the run came to its end, so that a missing copy is worth a line.
     """
     try:
         if stored and not stored.fetch() and ended:
@@ -86,33 +95,33 @@ def bring(stored: Mirror | None, say: Callable[[str], None], *, ended: bool = Tr
 
 
 class Mirror:
-    """The copy of a folder.
+    """Sends a run's folder to its copy, and fetches it from there.
 
     Args:
-        url: of the copy.
-        folder: here.
+        url: where the copy is.
+        folder: the run's folder on this machine.
     """
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
-        self._line = places.Line()  # a file that comes late, after its time was up, would replace a newer one
+        self._line = places.Line()  # one for all: a write that hangs and comes through late would replace a newer file
         self._sent: dict[str, tuple[int, int]] = {}
         self._at, self._cleared, self._warned = Version(), False, False
 
     @functools.cached_property
     def place(self) -> places.Place:
-        """The place, once it is reached."""
+        """The place of the copy. The first use connects to it."""
         return places.Place(self.url, self._line)
 
     def stored(self) -> Version | None:
-        """Return what is there; None where nothing is, or not all of it yet.
+        """Return the version of the newest complete generation; None if there is none.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: the place cannot be read.
         """
         try:
             seen: list[str] = []
-            while (there := self._generations()) != seen:  # again, where a newer one replaced what was looked at
+            while (there := self._generations()) != seen:  # look again: a new generation may have replaced those listed
                 if found := next(filter(None, map(self._version, reversed(there))), None):
                     return found
                 seen = there
@@ -121,13 +130,13 @@ class Mirror:
         return None
 
     def push(self, names: Sequence[str] | None = None) -> None:
-        """Send what has changed since the last time, checkpoints last.
+        """Send the files that have changed since the last push, checkpoints last.
 
         Args:
-            names: of the files that are sent; None sends all.
+            names: the files to send; None sends all.
 
         Raises:
-            ConfigError: another process goes on with the run by now.
+            ConfigError: another process has resumed the run.
             StorageError: the place cannot be written.
         """
         try:
@@ -147,31 +156,31 @@ class Mirror:
             )
 
     def add(self, name: str) -> None:
-        """Send a file beside what a run of this process, if there was one in the folder, has sent.
+        """Send one file into the generation that the folder already has, if it has one.
 
         Raises:
-            ConfigError: another process goes on with the run by now.
+            ConfigError: another process has resumed the run.
             StorageError: the place cannot be written.
         """
         self._at = version_of(self.folder)
         self.push((name,))
 
     def take(self) -> bool:
-        """Take all files where the copy is newer than the folder here, and return whether there is a copy.
+        """Fetch the copy if it is newer than the folder on this machine, and return whether there is a copy.
 
         Raises:
-            StorageError: the place cannot be read, or the folder here not be written.
+            StorageError: the place cannot be read, or the folder cannot be written.
         """
         there = self.stored()
-        if there and there > version_of(self.folder):  # so it is too where a kill left the half of a copy here
+        if there and there > version_of(self.folder):  # also than a folder that a kill left half fetched
             self.fetch()
         return there is not None
 
     def fetch(self) -> int:
-        """Take all files, checkpoints first, and return how many there are; those here are replaced.
+        """Fetch all files, checkpoints first, and return how many there are. Files on this machine are replaced.
 
         Raises:
-            StorageError: the place cannot be read, or the folder here not be written.
+            StorageError: the place cannot be read, or the folder cannot be written.
         """
         try:
             for look in range(_LOOKS):
@@ -185,10 +194,13 @@ class Mirror:
         return 0
 
     def remove(self, inside: str = "") -> None:
-        """Delete the copy, or a folder inside of it; one that is not there is no error.
+        """Delete the copy, or a folder in it. A folder that does not exist is no error.
+
+        Args:
+            inside: the folder's path in the run's folder; empty deletes the whole copy.
 
         Raises:
-            StorageError: it cannot be deleted.
+            StorageError: the folder cannot be deleted.
         """
         try:
             for one in self._generations() if inside else ("",):
@@ -204,7 +216,7 @@ class Mirror:
         return self._line.within(seconds or places.ANSWER_SECONDS, ask)
 
     def _generations(self) -> list[str]:
-        """Return the names of what is there, the oldest first; that of a process may not have all files yet."""
+        """Return the names of all generations, the oldest first. The newest may still lack files."""
         files = self.place.files
         files.invalidate_cache()
         try:
@@ -214,7 +226,7 @@ class Mirror:
         return sorted(one for name in found if GENERATION.fullmatch(one := PurePosixPath(name).name))
 
     def _version(self, generation: str) -> Version | None:
-        """Return the state of a generation; None where not all of it was sent."""
+        """Return the version of a generation; None if it is not complete."""
         name = PurePosixPath(self.place.root, generation)
         try:
             text = self._ask(lambda: self.place.files.cat_file(str(name / STORED)))
@@ -225,7 +237,7 @@ class Mirror:
     def _send(self, names: Sequence[str] | None, *, known: bool) -> None:
         root = f"{self.place.root}/{self._at.generation}"
         if not known:
-            self._sent.clear()  # of a generation that somebody has deleted
+            self._sent.clear()  # somebody may have deleted the generation
             with tempfile.NamedTemporaryFile(prefix="hotloop-") as empty:
                 self.place.put(Path(empty.name), f"{root}/{_TAKEN}")
             _note(self.folder, self._at)
@@ -241,13 +253,13 @@ class Mirror:
         self.place.put(self.folder / STORED, f"{root}/{STORED}")
 
     def _clear(self, there: Sequence[str]) -> None:
-        """Delete what is older; where that fails, say so once: the next save tries again."""
+        """Delete the older generations. A failure is logged once, and the next save tries again."""
         if self._cleared:
             return
         try:
             for one in there:
                 if one < self._at.generation:
-                    self._remove(f"{self.place.root}/{one}/{STORED}")  # first, for whoever reads the others just now
+                    self._remove(f"{self.place.root}/{one}/{STORED}")  # first: readers then leave this generation alone
                     self._remove(f"{self.place.root}/{one}")
             self._cleared = True
         except Exception as error:  # noqa: BLE001 - all of this run is there
@@ -266,7 +278,7 @@ class Mirror:
         found = self._ask(lambda: self.place.files.find(self.place.root, detail=True))
         by_name = {name.removeprefix(f"{self.place.root}/"): one for name, one in found.items()}
         newest = _newest(by_name)
-        # Asked for before the files, so that no state is taken for newer than it is.
+        # Versions are read before the files: files of a later save only make the folder newer than its version says.
         versions = {folder: self._version(str(one)) or Version() for folder, one in newest.items()}
         if there and versions.get(PurePosixPath(), Version()) < there:
             raise FileNotFoundError("another process has replaced the copy since it was listed")
@@ -274,14 +286,14 @@ class Mirror:
         safe = [one for one in paths if one.resolve().is_relative_to(self.folder.resolve())]
         if not safe:
             return 0
-        if not (self.folder / STORED).is_file():  # a kill from here on is no other run of that name
+        if not (self.folder / STORED).is_file():  # marks the folder: after a kill it is no other run of that name
             _note(self.folder, Version())
         for path in sorted(safe, key=self._order, reverse=True):
             with whole(path, durable=False, shared=True) as file:
                 self.place.get(paths[path]["name"], Path(file.name), int(paths[path].get("size") or 0))
         if any(self._version(str(one)) is None for one in newest.values()):
             raise FileNotFoundError("another process has replaced the copy since it was read")
-        for folder, version in sorted(versions.items(), reverse=True):  # what is within is there before what it is in
+        for folder, version in sorted(versions.items(), reverse=True):  # the runs in a study's folder before the study
             _note(self.folder / folder, version)
         return len(safe)
 
@@ -290,18 +302,18 @@ class Mirror:
         return [one for one in self.folder.rglob("*") if not one.name.startswith(own) and not one.is_symlink()]
 
     def _order(self, path: Path) -> tuple[bool, bool, str]:
-        """A checkpoint counts on the record, and the last one on the best one."""
+        """Return a key that sorts files as they are sent: other files, checkpoints, the last checkpoint."""
         return path.parent.name == checkpoint.FOLDER, path.name == checkpoint.LAST, str(path)
 
 
 def _newest(names: Iterable[str]) -> dict[PurePosixPath, PurePosixPath]:
-    """Return, by folder, the newest generation of it into which all was sent."""
+    """Return the newest complete generation of each folder, by the folder."""
     ended = [path.parent for path in map(PurePosixPath, names) if path.name == STORED]
     return {one.parent: one for one in sorted(ended) if GENERATION.fullmatch(one.name)}
 
 
 def _files(names: Iterable[str], generations: Iterable[PurePosixPath]) -> dict[str, str]:
-    """Return the names of files in generations by those that they have here."""
+    """Return the names of the files in these generations, by the path that each has in the run's folder."""
     found, wanted = {}, set(generations)
     for name in names:
         path = PurePosixPath(name)
@@ -311,76 +323,8 @@ def _files(names: Iterable[str], generations: Iterable[PurePosixPath]) -> dict[s
     return found
 
 
-class Kept:
-    """A mirror while a run goes on: a storage that fails is told once, and ends no run before its end.
-
-    A storage may take long to fail. So the second try comes a save later, and each next one after twice as many.
-
-    Args:
-        mirror: of the run; None keeps nothing.
-    """
-
-    def __init__(self, mirror: Mirror | None) -> None:
-        self.mirror, self.problem = mirror, ""
-        self._pause, self._left = 1, 0
-
-    def push(self, say: Callable[[str], None], names: Sequence[str] | None = None) -> None:
-        """Send what has changed, at a save; some saves after a failure send nothing.
-
-        Args:
-            say: prints a line.
-            names: of the files that are sent; None sends all.
-
-        Raises:
-            ConfigError: another process goes on with the run.
-        """
-        if self._left:
-            self._left -= 1
-            return
-        is_known = bool(self.problem)
-        if not self._send(say, names) and not is_known:
-            say(f"{self.problem}; the run goes on, and tries again after 1, 2, 4, ... saves and at its end")
-
-    def push_last(self, say: Callable[[str], None], names: Sequence[str] | None = None) -> None:
-        """Send what has changed at the end of a run which a failure does not end otherwise; takes what `push` takes.
-
-        Raises:
-            ConfigError: another process goes on with the run.
-        """
-        if not self._send(say, names):
-            say(f"{self.problem}; the copy there lacks what came last")
-
-    def close(self, say: Callable[[str], None]) -> None:
-        """Send what has changed at the end of a run.
-
-        Raises:
-            ConfigError: another process goes on with the run.
-            TrainingFailedError: it cannot be sent; the message says what sends it later.
-        """
-        if not self._send(say) and self.mirror:
-            raise TrainingFailedError(
-                f"the run is over and kept in {self.mirror.folder}, and not all of it is at its {SETTING}: "
-                f"{self.problem}. Once that can be written, run.resume={self.mirror.folder} sends what is missing"
-            )
-
-    def _send(self, say: Callable[[str], None], names: Sequence[str] | None = None) -> bool:
-        """Return whether the mirror was sent; else `problem` says why not."""
-        if self.mirror is None:
-            return True
-        try:
-            self.mirror.push(names)
-        except StorageError as error:
-            self.problem = str(error)
-            self._left, self._pause = self._pause, 2 * self._pause
-            return False
-        if self.problem:
-            say(f"{self.mirror.url} has all again")
-        self.problem, self._pause = "", 1
-        return True
-
-
 def version_of(folder: Path) -> Version:
-    """Return the state of a folder here; the least of one that no copy is of, or that half of a copy is in."""
+    """Return the version of a folder on this machine; the lowest if it was never copied, or only fetched in part."""
     try:
         found = json.loads((folder / STORED).read_text(encoding="utf-8"))
         return Version(str(found["generation"]), int(found["saves"]))

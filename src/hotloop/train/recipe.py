@@ -54,12 +54,13 @@ class Recipe(Protocol):
 
 
 def on_devices(*components: str) -> Callable[[Make], Callable[..., Outcome]]:
-    """Make the ``train`` of a recipe of the function that makes its task, which runs in a process for each device.
+    """Turn a function that makes a recipe's task into the recipe's ``train`` function, which trains the task.
 
-    The function gives None in a dry run in which making the task would train or write.
+    ``train`` checks the settings, starts a process for each device, and calls the function in each of them. In a dry
+    run the function returns None if making the task would train or write.
 
     Args:
-        components: what can be compiled.
+        components: names of the parts that can be compiled.
     """
 
     def of(make: Make) -> Callable[..., Outcome]:
@@ -67,7 +68,7 @@ def on_devices(*components: str) -> Callable[[Make], Callable[..., Outcome]]:
         def train(start: Start, console: Console | None = None) -> Outcome:
             settings, display = start.settings, Display(console)
 
-            # What can be refused is refused here, before anything is loaded or written.
+            # Settings that cannot be used are refused here, before the recipe loads or writes anything.
             opening.begin(settings, display)
             if settings.run.devices > 1 or settings.run.accelerator != "auto":
                 ranks.check(settings)

@@ -1,4 +1,4 @@
-"""What is told of ``run.storage`` before work starts, and the folder of a run that goes on from there."""
+"""Checks of ``run.storage`` before training starts, and the download of a run that is resumed from its copy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from hotloop.train.mirror import GENERATION, SETTING, STORED, Mirror, StorageErr
 
 
 def check(url: str | None) -> None:
-    """Check that a storage can be written, by a small file that is removed.
+    """Check that a storage can be written: write an empty file there, and delete it.
+
+    Args:
+        url: the value of ``run.storage``; None checks nothing.
 
     Raises:
-        ConfigError: it cannot, with what it says.
+        ConfigError: the file cannot be written or deleted. The message has the storage's reason.
     """
     if url is None:
         return
@@ -33,10 +36,10 @@ def check(url: str | None) -> None:
 
 
 def check_new(url: str | None, folder: Path) -> None:
-    """Check that a storage can be written, and has no run of a new folder's name.
+    """Check, for a new run, that its storage can be written and has no run of the same name.
 
     Raises:
-        ConfigError: it cannot, or has.
+        ConfigError: the storage cannot be read or written, or has a run of this name.
     """
     check(url)
     mirror = of(url, folder)
@@ -48,10 +51,10 @@ def check_new(url: str | None, folder: Path) -> None:
 
 
 def check_resumed(url: str | None, folder: Path) -> None:
-    """Check that a storage can be written, and that no other machine has gone on with the run of a folder.
+    """Check, for a resumed run, that its storage can be written and has no newer version of the run.
 
     Raises:
-        ConfigError: it cannot, or one has.
+        ConfigError: the storage cannot be read or written, or another process has resumed the run.
     """
     check(url)
     mirror = of(url, folder)
@@ -70,15 +73,17 @@ def _read(mirror: Mirror) -> Version | None:
 
 
 def is_copy(folder: Path) -> bool:
-    """Return whether a folder of this machine is the copy of a run's folder."""
+    """Return whether a folder on this machine is a copy that ``run.storage`` made."""
     return any(GENERATION.fullmatch(one.parent.name) for one in folder.glob(f"*/{STORED}"))
 
 
 def fetched(url: str) -> Path:
-    """Return the folder of a run that ``run.resume`` names by its copy: the newer of that here and that there.
+    """Fetch the run whose copy ``run.resume`` names, and return its folder on this machine.
+
+    A folder that is as new as the copy stays as it is.
 
     Raises:
-        ConfigError: no run is there, it cannot be read, or another one is here.
+        ConfigError: the URL has no run, or cannot be read; or ``runs/`` has another run of this name.
     """
     places.check_url(url, "run.resume", "begins a new run")
     folder = Path("runs", PurePosixPath(url).name)

@@ -15,6 +15,7 @@ from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES, whole
 from hotloop.report import folds, study
 from hotloop.train import checkpoint, conf_files, configure, idle, mirror, program, run_storage
+from hotloop.train.kept import Kept
 from hotloop.train.nested import leaves
 from hotloop.train.schema import Group
 from hotloop.train.settings import GROUP, Settings
@@ -75,10 +76,10 @@ class Start:
         return given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
 
     @functools.cached_property
-    def kept(self) -> mirror.Kept:
+    def kept(self) -> Kept:
         """The copy of the folder at ``run.storage``, to which only a process that writes the run sends."""
         writes = self.leads and not self.dry
-        return mirror.Kept(mirror.of(self.settings.run.storage, self.folder, self.within.folder) if writes else None)
+        return Kept(mirror.of(self.settings.run.storage, self.folder, self.within.folder) if writes else None)
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse to go on with other data than before.

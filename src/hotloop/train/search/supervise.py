@@ -21,6 +21,7 @@ from hotloop.train import child, configure, gpus, mirror, run_storage
 from hotloop.train.child import DONE, INTERRUPTED, REPLACE
 from hotloop.train.cluster import connected
 from hotloop.train.interrupt import Interrupt
+from hotloop.train.kept import Kept
 from hotloop.train.search import before, document, space, told
 from hotloop.train.search.preparing import prepared
 from hotloop.train.search.study import NUMBER, Study
@@ -96,7 +97,7 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
             raise SearchStoppedError(f"{why}: finished trials are kept; the same command goes on") from error
         finally:
             written = document.write(study)
-            kept = mirror.Kept(mirror.of(settings.run.storage, folder))
+            kept = Kept(mirror.of(settings.run.storage, folder))
             kept.push_last(lambda line: tell(Said(line)), document.STORED)
         return Ended(status, folder, written)
 
