@@ -47,6 +47,16 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", line)
 
 
+@pytest.fixture(autouse=True)
+def _where_it_was():
+    """Fail a test that leaves another working directory: what it left there would be imported by later processes."""
+    before = os.getcwd()  # noqa: PTH109 - Path makes 20 us of it
+    yield
+    left = os.getcwd()  # noqa: PTH109
+    os.chdir(before)
+    assert left == before, "the test changed the working directory"
+
+
 _imported = 0
 
 

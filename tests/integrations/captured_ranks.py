@@ -123,19 +123,20 @@ def told_of(eager, ours, ran, run, log):
 @contextlib.contextmanager
 def streams_noted(module):
     """Return whether each wrapper of the block was made on the stream of its own that a module of ours takes for it."""
-    made, within, init = [], [False], DistributedDataParallel.__init__
+    made, within, init, before = [], [False], DistributedDataParallel.__init__, module.own_stream
 
     @contextlib.contextmanager
-    def own_stream(_device):
+    def own_stream(device):
         within.append(True)
-        yield
+        with before(device):
+            yield
         within.pop()
 
     def noted(wrapper, *args, **settings):
         made.append(within[-1])
         init(wrapper, *args, **settings)
 
-    before, module.own_stream, DistributedDataParallel.__init__ = module.own_stream, own_stream, noted
+    module.own_stream, DistributedDataParallel.__init__ = own_stream, noted
     try:
         yield made
     finally:

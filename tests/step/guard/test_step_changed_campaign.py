@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime as dt
 import decimal
 import inspect
@@ -86,7 +87,7 @@ ALL = {name: one for group in GROUPS.values() for name, one in group.items()}
 @pytest.fixture(autouse=True)
 def _as_it_was():
     before = ambient.process_settings()
-    with decimal.localcontext():
+    with decimal.localcontext(), contextlib.chdir("."):
         yield
     ambient.apply_process_settings(before)
 

@@ -111,7 +111,7 @@ def train(  # a scenario each
 
     draws = torch.Generator().manual_seed(RANK)
     torch.manual_seed(100 + RANK)
-    losses, ran = [], []
+    losses, ran, rebuilt_in = [], [], []
     with Join([model]) if joined else contextlib.nullcontext():
         for number in range(steps):
             rows = sizes(number) if sizes is not None else 6
@@ -127,13 +127,15 @@ def train(  # a scenario each
                 except FlakyError:
                     losses.append(torch.full((), 7.0, device=DEVICE))
             ran.append(loop.last_ran())
+            if model._has_rebuilt_buckets and not rebuilt_in:
+                rebuilt_in.append(ran[-1][1])
             schedule.step()
     status = loop.status()
     left = {name: value.clone() for name, value in model.state_dict().items() if RANK == 0 or "running" not in name}
     states = optimizer.state_dict()["state"].items()
     left |= {f"{name} {place}": torch.as_tensor(value) for place, state in states for name, value in state.items()}
     loop.close()
-    return {"losses": torch.stack(losses), "left": left, "status": status, "ran": ran}
+    return {"losses": torch.stack(losses), "left": left, "status": status, "ran": ran, "rebuilt in": rebuilt_in}
 
 
 def beside_eager(run="eager+graph", **how):
@@ -149,6 +151,7 @@ def beside_eager(run="eager+graph", **how):
         "replays": sum((tier, what) == (run, "run") for tier, what in ours["ran"]),
         "last": ran[-1],
         "log": "".join(what[0] for _, what in ours["ran"]),
+        "rebuilt in": ours["rebuilt in"],
         "status": str(ours["status"]),
         "decided": list(ours["status"].decisions),
     }

@@ -48,6 +48,13 @@ def test_calls_that_reduce_and_calls_that_do_not_are_replayed_by_turns(trained, 
         assert one["replays"] > 0.6 * steps
 
 
+@pytest.mark.parametrize("name", ["plain", "accumulated", "four", "sixteen", "compiled"])
+def test_a_call_in_which_buckets_are_rebuilt_is_not_observed(trained, name):
+    """On a GPU that call copies a list to the device, which no recording may do."""
+    for one in both(trained, name):
+        assert one["rebuilt in"] == ["run"]
+
+
 def test_compiled_code_is_proven_and_then_captured_by_all(trained):
     for one in both(trained, "compiled"):
         assert one["tier"] == one["last"] == "aot_eager+graph"

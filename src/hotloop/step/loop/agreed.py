@@ -75,7 +75,7 @@ class AgreedStep:
             self._leave(tier, ours or Obstacle("another process cannot run it", HINT))
             return step.eagerly(run)
         with self._peers.patient():
-            if self._to_be_audited():
+            if self._to_be_audited() and not self._rebuilds():
                 return self._audit(inputs, call)
             if agreed is not Vote.YES:
                 return step.eagerly(run)
@@ -96,11 +96,14 @@ class AgreedStep:
         """Return whether this process can run the step both ways: it was audited, and its shape came before."""
         if self._too_many_shapes() is not None:
             return Vote.NEVER
-        if self._to_be_audited():
+        if self._to_be_audited() or self._rebuilds():
             return Vote.NOT_NOW
         if self._step.not_repeatable is not None or not tier.compiles:
             return Vote.NEVER
         return Vote.YES if inputs in self._seen else Vote.NOT_NOW
+
+    def _rebuilds(self) -> bool:
+        return self._peers.rebuilds(self._step.name, reduces=self._step.context.parts.reduces())
 
     def _too_many_shapes(self) -> Obstacle | None:
         if self._unproved < GIVE_UP:

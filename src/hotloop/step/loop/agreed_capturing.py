@@ -298,7 +298,8 @@ class AgreedCapturing(Capturing):
         """Run a call that failed in one process without a graph, in all of them; its wrappers may wait for its rest."""
         for wrapper in self._context.parts.wrappers():
             reset_reducer(wrapper)
-        self._peers.reduced.clear()  # buckets are rebuilt
+        self._peers.reduced.clear()  # buckets are rebuilt after the first call that reduces, which may be this one
+        self._peers.reduced[self._step.name] = int(self._context.parts.reduces())
         self._peers.run_begins()
         if self._peers.elsewhere:  # that process finds out whether it is the user's own error, and says so afterwards
             kind.state = Audited(audit)
@@ -307,8 +308,9 @@ class AgreedCapturing(Capturing):
 
     def may_begin(self, kind: CallKind) -> bool:
         """Return whether to take a kind of call to a recording now: wrappers have to settle first."""
-        reduces = self._context.parts.reduces()
-        return not (reduces and self._peers.reduced[self._step.name] <= SETTLE) and super().may_begin(kind)
+        reduces, peers, name = self._context.parts.reduces(), self._peers, self._step.name
+        settled = peers.reduced[name] > SETTLE if reduces else not peers.rebuilds(name, reduces=False)
+        return settled and super().may_begin(kind)
 
     def why_outside(self, audit: AuditFindings) -> str:
         """Say why an optimizer of a step would run outside of its recording; empty where none would."""

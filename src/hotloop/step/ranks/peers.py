@@ -230,6 +230,13 @@ class Peers:
         found = self.lowest(about, *numbers)
         return found and tuple(None if number == -MOST else -number / _PARTS for number in found)
 
+    def rebuilds(self, step: str, *, reduces: bool) -> bool:
+        """Return whether a wrapper may rebuild its buckets in this call of a step, which copies a list to the device.
+
+        It does so once: in the first forward after gradients were reduced, whether or not that call reduces.
+        """
+        return self.reduced[step] - reduces == 1
+
     def _reduced(self, numbers: torch.Tensor) -> str:
         """Reduce the numbers over all processes; return them, or why that was not possible."""
         if self._broken:
