@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 
 _SERVER = """
 import json, os, socket, sys
@@ -51,9 +52,11 @@ class Forks:
         ours, theirs = socket.socketpair()
         source = _SERVER.format(imports=imports, program=program)
         command = [sys.executable, "-W", "ignore", "-c", source, str(theirs.fileno())]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
         self._server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env={**os.environ, **environment}
-        )
+            command, stdin=subprocess.DEVNULL, stderr=self._errors, pass_fds=[theirs.fileno()],
+            env={**os.environ, **environment},
+        )  # fmt: skip
         theirs.close()
         self._line = ours
         self.said = ours.makefile("r")
@@ -62,15 +65,22 @@ class Forks:
         """Start one; with ``errors``, what it writes to stderr is read from its ``stdout`` as well."""
         reads, writes = os.pipe()
         asked = {"arguments": arguments, "errors": errors}
-        socket.send_fds(self._line, [json.dumps(asked).encode()], [writes])
+        try:
+            socket.send_fds(self._line, [json.dumps(asked).encode()], [writes])
+            pid = int(self.said.readline())
+        except (OSError, ValueError) as error:
+            self._errors.seek(0)
+            code = self._server.wait(60)
+            raise RuntimeError(f"the process that imports ended ({code}): {self._errors.read()[-4000:]}") from error
         os.close(writes)
-        return Process(self, int(self.said.readline()), reads)
+        return Process(self, pid, reads)
 
     def close(self) -> None:
         """End the process that imported."""
         self.said.close()
         self._line.close()
         self._server.wait(60)
+        self._errors.close()
 
 
 class Process:

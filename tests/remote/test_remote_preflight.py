@@ -157,9 +157,14 @@ def test_pip_takes_what_it_is_given(tmp_path):
     variables = {**os.environ, "RAY_RUNTIME_ENV_CREATE_WORKING_DIR": str(tmp_path)}
     pip = [sys.executable, "-m", "pip", "install", "--no-index", "--disable-pip-version-check"]
     said = subprocess.run(
-        [*pip, "--dry-run", "-r", str(tmp_path / "asked.txt")], env=variables, check=True, capture_output=True
+        [*pip, "--dry-run", "-r", str(tmp_path / "asked.txt")],
+        env=variables,
+        check=False,
+        capture_output=True,
+        text=True,
     )
-    assert f"hotloop-{__version__}" in said.stdout.decode().splitlines()[-1]
+    assert said.returncode == 0, said.stderr
+    assert f"hotloop-{__version__}" in said.stdout.splitlines()[-1]
     wheel = asked[-1].partition("[")[0].replace("${RAY_RUNTIME_ENV_CREATE_WORKING_DIR}", str(tmp_path))
     subprocess.run([*pip, "--no-deps", "--target", str(tmp_path / "to"), wheel], check=True, capture_output=True)
     code = "import hotloop.remote.there as there; print(there.__file__)"
