@@ -50,6 +50,7 @@ def test_an_address_has_one_form(given, address):
         "http://h:0",
         "two words",
         "http://<b>",
+        "--",
     ],
 )
 def test_what_is_no_address_is_refused(given):

@@ -14,7 +14,7 @@ from hotloop.cache import files
 from hotloop.errors import ConfigError
 
 _MOST_BYTES = 2**20
-_HOST = re.compile(r"[\w.-]+|[0-9a-f:.]+(%\w+)?")
+_HOST = re.compile(r"\w[\w.-]*|[0-9a-f:.]+(%\w+)?")
 _PROBE_SECONDS = 5.0
 
 
