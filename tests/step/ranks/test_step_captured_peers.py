@@ -128,9 +128,12 @@ def test_what_a_wrapper_decides_anew_in_each_step_declines_the_graph_by_name(tra
         assert why in " ".join(one["decided"])
 
 
-def test_a_process_on_its_own_does_not_capture_a_hook_either(tmp_path):
+def test_a_process_on_its_own_waits_for_its_wrapper_and_captures_no_hook(tmp_path):
     """An audit does not see what the hook counts, and the second run of a proof would count it twice."""
-    (one,) = told_by(tmp_path, "hooked", size=1)
+    (one,) = told_by(tmp_path, "hooked", "plain", size=1)
+    assert one["plain"]["same"]
+    assert (one["plain"]["tier"], one["plain"]["rebuilt in"]) == ("eager+graph", ["run"])
+    assert STEPS - WAY <= one["plain"]["replays"] <= STEPS - 12
     assert one["hooked"]["same"]
     assert (one["hooked"]["last"], one["hooked"]["replays"]) == ("eager", 0)
     assert "a communication hook" in " ".join(one["hooked"]["status"].split())

@@ -25,7 +25,7 @@ from hotloop.step.loop.agreed_plan import Doing, Plan
 from hotloop.step.loop.capturing import Capturing
 from hotloop.step.loop.kind_states import Audited, Captured, Declined, New, Proven, Warmed
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.ranks.peers import AS_MANY, About
+from hotloop.step.ranks.peers import AS_MANY, SETTLE, About
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.tiers import Tier
 
-SETTLE = 11
-"""Calls of a step that reduce gradients before it is captured, as torch's notes on CUDA graphs ask: a wrapper for
-several processes times its first ten by events, and rebuilds its buckets after the first. Each step has wrappers of
-its own (a discriminator's, a generator's)."""
 ANEW, WITHIN = 3, 128
 """A kind of call that all processes began anew so often within so many calls is not captured."""
 _NOT_THE_SAME = Obstacle(
@@ -306,11 +302,9 @@ class AgreedCapturing(Capturing):
             return self.uncaptured(kind, call, tier)
         return super()._instead(kind, audit, call, tier, obstacle)
 
-    def may_begin(self, kind: CallKind) -> bool:
-        """Return whether to take a kind of call to a recording now: wrappers have to settle first."""
-        reduces, peers, name = self._context.parts.reduces(), self._peers, self._step.name
-        settled = peers.reduced[name] > SETTLE if reduces else not peers.rebuilds(name, reduces=False)
-        return settled and super().may_begin(kind)
+    def _settling(self, kind: CallKind) -> bool:  # noqa: ARG002 - all kinds of a step share its wrappers
+        peers, name = self._peers, self._step.name
+        return peers.reduced[name] <= SETTLE if self._context.parts.reduces() else peers.rebuilds(name, reduces=False)
 
     def why_outside(self, audit: AuditFindings) -> str:
         """Say why an optimizer of a step would run outside of its recording; empty where none would."""

@@ -19,6 +19,7 @@ from hotloop.step.loop.kind_states import Audited, CallKind, Captured, Declined,
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove.graph_proofs import Recorded
 from hotloop.step.prove.noise import Noise
+from hotloop.step.ranks.peers import SETTLE
 from hotloop.step.ranks.threads import WAITS, another_trains
 
 if TYPE_CHECKING:
@@ -181,12 +182,16 @@ class Capturing:
                 "without a graph. Fewer shapes (buckets=) or fewer argument values would be captured all"
             )
             return False
-        if kind.calls <= 1:
+        if kind.calls <= 1 or self._settling(kind):
             return False
         recently = self.calls - _COMES_BACK * len(kinds)
         if progress.preparing and any(other.begun and other.called >= recently for other in kinds):
             return False
         return not self.must_wait()
+
+    def _settling(self, kind: CallKind) -> bool:
+        """Return whether wrappers are not yet as they stay; a process on its own may have one, too."""
+        return kind.calls <= SETTLE and bool(self._context.parts.wrappers())
 
     def must_wait(self) -> bool:
         """Return whether nothing may be audited or proven at present, since another thread trains as well."""

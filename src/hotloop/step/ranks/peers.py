@@ -93,6 +93,9 @@ class About(enum.IntEnum):
     """What the loop was asked for."""
 
 
+SETTLE = 11
+"""Calls of a step under DDP before it is captured, as torch's notes on CUDA graphs ask: a wrapper times its first ten
+by events, and rebuilds its buckets after the first. In several processes those that reduce gradients count."""
 _BETWEEN = (About.CALL, About.CODE, About.FIGURES, About.TURN, About.SETTINGS)
 """Votes before a call: nothing of the step has run."""
 
