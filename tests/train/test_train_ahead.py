@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.fabric import Fabric
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError
@@ -42,7 +42,32 @@ class Stateful(DataLoader):
         pass
 
 
-def make(stateful: bool = False, workers: int = 0):
+class Mixed:
+    '''A wrapper that draws in the main process, and names what it wraps as Fabric's does.'''
+
+    def __init__(self, loader):
+        self._dataloader = loader
+
+    def __iter__(self):
+        for x, y in self._dataloader:
+            yield x + torch.randn(4), y
+
+    def __len__(self):
+        return len(self._dataloader)
+
+
+class Shuffled:
+    '''A sampler that draws as it is asked, in the main process.'''
+
+    def __iter__(self):
+        for _ in range(5):
+            yield torch.randint(40, (8,)).tolist()
+
+    def __len__(self):
+        return 5
+
+
+def make(stateful: bool = False, workers: int = 0, mixed: bool = False, sampled: bool = False):
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Dropout(0.2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
@@ -54,6 +79,8 @@ def make(stateful: bool = False, workers: int = 0):
         return loss
 
     loader = (Stateful if stateful else DataLoader)(Noisy(), 8, shuffle=True, num_workers=workers)
+    loader = DataLoader(Noisy(), batch_sampler=Shuffled(), num_workers=workers) if sampled else loader
+    loader = Mixed(loader) if mixed else loader
     return hotloop.Workload(model, optimizer, step, loader)
 """
 
@@ -157,13 +184,41 @@ class Drawing(DataLoader):
         yield from (batch + torch.randn(1) for batch in super().__iter__())
 
 
+class Wrapper:
+    """A loader around another, whose attribute is named as that of Fabric's."""
+
+    def __init__(self, loader):
+        self._dataloader = loader
+
+    def __iter__(self):
+        yield from (batch + torch.randn(1) for batch in self._dataloader)
+
+
+class Late(RandomSampler):
+    """A sampler that may draw for each batch."""
+
+
+def by_a_worker(sampler):
+    return DataLoader(range(4), 1, sampler=sampler, num_workers=1)
+
+
+WORKER = DataLoader(range(4), 1, num_workers=1)
+HERE = RandomSampler(range(4), generator=torch.default_generator)
+
+
 @pytest.mark.usefixtures("_told")
 @pytest.mark.parametrize(
     ("batches", "copies"),
     [
         (DataLoader(range(4), 1), 4),
-        (DataLoader(range(4), 1, num_workers=1), 0),
-        (Fabric(accelerator="cpu", devices=1).setup_dataloaders(DataLoader(range(4), 1, num_workers=1)), 0),
+        (WORKER, 0),
+        (DataLoader(range(4), 1, shuffle=True, num_workers=1), 0),
+        (by_a_worker(WeightedRandomSampler([1.0] * 4, 4)), 0),
+        (by_a_worker(Late(range(4))), 4),
+        (by_a_worker(HERE), 4),
+        (DataLoader(range(4), batch_sampler=BatchSampler(Late(range(4)), 1, drop_last=False), num_workers=1), 4),
+        (Fabric(accelerator="cpu", devices=1).setup_dataloaders(WORKER), 0),
+        (Wrapper(WORKER), 4),
         (Drawing(range(4), 1, num_workers=1), 4),
         ([torch.zeros(1)] * 4, 0),
         (lambda: iter([torch.zeros(1)] * 4), 4),
@@ -179,9 +234,17 @@ def test_random_numbers_are_copied_before_a_batch_where_reading_it_may_draw_some
 
 
 @pytest.mark.usefixtures("_told")
-@pytest.mark.parametrize(("stop", "workers"), [(3, 0), (5, 0), (7, 0), (3, 1), (5, 1)])
-def test_a_run_that_reads_ahead_is_resumed_as_if_it_had_not_stopped(tmp_path, train, monkeypatch, stop, workers):
-    train("whole", f"program.workers={workers}")
+@pytest.mark.parametrize(
+    ("stop", "batches"),
+    [
+        *((stop, ["program.workers=0"]) for stop in (3, 5, 7)),
+        *((stop, ["program.workers=1"]) for stop in (3, 5)),
+        (3, ["program.workers=1", "program.mixed=true"]),
+        (2, ["program.workers=1", "program.sampled=true"]),
+    ],
+)
+def test_a_run_that_reads_ahead_is_resumed_as_if_it_had_not_stopped(tmp_path, train, monkeypatch, stop, batches):
+    train("whole", *batches)
     save = checkpoint.save
     with monkeypatch.context() as patch:
 
@@ -192,7 +255,7 @@ def test_a_run_that_reads_ahead_is_resumed_as_if_it_had_not_stopped(tmp_path, tr
                 signal.raise_signal(signal.SIGINT)
 
         patch.setattr(checkpoint, "save", saving)
-        assert train("run", f"program.workers={workers}").status == "interrupted"
+        assert train("run", *batches).status == "interrupted"
     begun = start.prepare([f"run.resume={tmp_path / 'run'}"])
     assert recipes.load(begun.settings.recipe.name).train(begun).status == "finished"
     losses = [[step["loss"] for step in record.load(tmp_path / folder)["steps"]] for folder in ("whole", "run")]

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from hotloop.errors import ConfigError
 from hotloop.step.calls.preview import generators_of
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
     from hotloop.train.task import Task
 
 NO_MORE = object()
+_DRAW_AT_THE_START = (SequentialSampler, DistributedSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class Feed:
@@ -124,13 +134,24 @@ class Feed:
 
 
 def _draws(loader: Any) -> bool:
-    """Return whether reading a batch may draw random numbers in this process, of which a copy takes 80 us.
+    """Return whether reading a batch may draw random numbers in this process, which are copied before it then.
 
-    Workers draw from numbers of their own, and a list has its batches.
+    A list draws none. Nor does a ``DataLoader`` with workers, which have random numbers of their own, if a sampler of
+    torch's draws the order when the epoch begins. Anything else may draw, such as a class of the program's.
     """
-    inner = getattr(loader, "_dataloader", loader)  # Fabric's reads the program's, and draws nothing itself
-    by_workers = isinstance(inner, DataLoader) and type(inner).__iter__ is DataLoader.__iter__ and inner.num_workers > 0
-    return not by_workers and not isinstance(loader, list)
+    fabrics = getattr(require("lightning.fabric.wrappers", "run.prefetch"), "_FabricDataLoader", None)
+    inner = loader._dataloader if type(loader) is fabrics else loader  # noqa: SLF001 - it draws nothing itself
+    if type(inner) is not DataLoader:
+        return type(inner) is not list
+    return not inner.num_workers or _draws_late(inner.sampler if inner.batch_sampler is None else inner.batch_sampler)
+
+
+def _draws_late(sampler: Any) -> bool:
+    if type(sampler) is BatchSampler:
+        return _draws_late(sampler.sampler)
+    if type(sampler) is RandomSampler:  # from a generator of its own, unless it was given torch's
+        return sampler.generator is torch.default_generator
+    return type(sampler) not in _DRAW_AT_THE_START
 
 
 def _in_epoch(loader: Any, number: int) -> Any:
