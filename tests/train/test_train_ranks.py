@@ -1,11 +1,12 @@
 """A program that takes fabric runs on several devices: as one device with the doubled batch, and it ends as one."""
 
-import contextlib
 import dataclasses
 import os
 import signal
+import socket
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,8 @@ import torch
 from training_fixtures import hotloop_command
 
 from hotloop import Workload, recipes, record
-from hotloop.errors import ConfigError, RunPrunedError
-from hotloop.train import checkpoint, fit, start
+from hotloop.errors import ConfigError
+from hotloop.train import checkpoint, ranks, start
 from hotloop.train.ranks import Devices, Ranks, check, check_shares
 
 PROGRAM = """
@@ -43,6 +44,8 @@ PROGRAM = """
         loader = DataLoader(TensorDataset(x[train], y[train]), batch_size=batch, shuffle=shuffle)
         loader = fabric.setup_dataloaders(loader) if share else loader
         steps = 0
+        if "OPEN" in os.environ and fabric.global_rank == 0:
+            os.chmod(os.environ["OPEN"], 0o777)
         if "PIDS" in os.environ:
             (pathlib.Path(os.environ["PIDS"]) / f"rank-{fabric.global_rank}").write_text(str(os.getpid()))
 
@@ -94,41 +97,6 @@ def test_one_device_is_fabric_in_this_process(given, tmp_path):
     begun = start.prepare([*given, f"run.folder={tmp_path / 'run'}", "run.precision=bf16-mixed"])
     outcome = recipes.load(begun.settings.recipe.name).train(begun)
     assert (outcome.status, outcome.step) == ("finished", 24)
-
-
-@pytest.fixture
-def sharing(given, tmp_path, monkeypatch):
-    """A run that takes compiled code from a share, and the order in which it does what all processes do."""
-    order = []
-    for name in ("shared_cache", "shared_compiles"):
-        monkeypatch.setattr(fit, name, lambda *_, name=name: (order.append(name), contextlib.nullcontext())[1])
-    share = [f"cache.share={tmp_path / 'share'}", "training.optimization.use_torch_compile=auto"]
-    begun = start.prepare([*given, *share, f"run.folder={tmp_path / 'run'}", "training.max_steps=1"])
-    return begun, order
-
-
-def test_the_other_processes_compile_once_the_first_has_taken_what_is_shared(sharing, monkeypatch):
-    begun, order = sharing
-
-    def led(self, act):
-        act()
-        order.append("all wait")
-
-    monkeypatch.setattr(Ranks, "led", led)
-    recipes.load(begun.settings.recipe.name).train(begun)
-    assert order[:3] == ["shared_cache", "all wait", "shared_compiles"]
-
-
-def test_the_other_processes_end_where_the_first_cannot_take_what_is_shared(sharing, monkeypatch):
-    begun, order = sharing
-
-    def ended(self, act):
-        raise RunPrunedError("the first process has ended the run")
-
-    monkeypatch.setattr(Ranks, "led", ended)
-    with pytest.raises(RunPrunedError):
-        recipes.load(begun.settings.recipe.name).train(begun)
-    assert order == []
 
 
 @pytest.mark.parametrize("setting", ["run.devices=2", "run.precision=bf16-mixed", "run.accelerator=cpu"])
@@ -262,6 +230,25 @@ def test_the_others_end_with_the_first_process(given, tmp_path):
             return
         time.sleep(0.1)
     pytest.fail("the other process lives on")
+
+
+@pytest.mark.campaign
+def test_a_process_ends_where_the_first_one_cannot_take_what_is_shared(given, tmp_path):
+    (tmp_path / "share").mkdir(mode=0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        met = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    shared = ["run.devices=2", f"cache.share={tmp_path / 'share'}", "training.optimization.use_torch_compile=true"]
+
+    def process(rank, code):  # started by no other one, which would kill it at its own end
+        own = {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "HOTLOOP_CACHE_DIR": str(tmp_path / "cache")}
+        more = {ranks._JOB: "job.json", "OPEN": str(tmp_path / "share")}
+        return train(*given, *shared, f"run.folder={tmp_path / f'rank-{rank}'}", code=code, **met, **own, **more)
+
+    with ThreadPoolExecutor() as both:
+        first, other = both.map(process, (0, 1), (2, 1))
+    assert f"anybody may write to {tmp_path / 'share'}" in first
+    assert "the first process has ended the run" in other
 
 
 @pytest.mark.campaign
