@@ -46,6 +46,13 @@ def stop_timing(wrapper: DistributedDataParallel) -> None:
     timed._set_ddp_runtime_logging_sample_rate(NEVER)  # noqa: SLF001 - in the ledger
 
 
+def has_rebuilt(wrapper: DistributedDataParallel) -> bool:
+    """Return whether a wrapper has rebuilt its buckets in the order in which gradients come, or never will."""
+    asked: Any = wrapper
+    never = asked.find_unused_parameters and not asked.static_graph
+    return bool(never or asked._has_rebuilt_buckets)  # noqa: SLF001 - in the ledger
+
+
 def reset_reducer(wrapper: DistributedDataParallel) -> None:
     """Let a wrapper begin anew after a backward that ended half-way: all processes have to, as it rebuilds buckets."""
     wrapper._has_rebuilt_buckets = False  # noqa: SLF001 - in the ledger

@@ -232,7 +232,7 @@ def two_steps(run, first_at, fails_at=None):
 
     one, other, draws = made(1.0), made(0.5), torch.Generator().manual_seed(RANK)
     torch.manual_seed(100 + RANK)
-    real, failing = Inputs.fill, [False]
+    real, failing, rebuilt_in = Inputs.fill, [False], []
 
     def fill(self, leaves):
         if failing[0] and RANK == 1:
@@ -245,20 +245,30 @@ def two_steps(run, first_at, fails_at=None):
             failing[0] = number == fails_at
             x, y = torch.randn(6, 6, generator=draws), torch.randint(3, (6,), generator=draws)
             (other if number >= first_at and number % 2 else one)(x.to(DEVICE), y.to(DEVICE))
+            if model._has_rebuilt_buckets and not rebuilt_in:
+                rebuilt_in.append(loop.last_ran()[1])
     finally:
         Inputs.fill = real
     left, tier = torch.cat([value.detach().flatten() for value in model.parameters()]), loop.status().tier
     loop.close()
-    return left, tier
+    return left, tier, rebuilt_in
+
+
+def compiled_by_turns():
+    """Two steps on the way to compiled code: the first call of the second one is that in which buckets are rebuilt."""
+    eager, *_ = two_steps("eager", 0)
+    with CAPTURES():
+        ours, tier, rebuilt_in = two_steps("aot_eager+graph", 0)
+    return {"same": torch.allclose(eager, ours, rtol=1e-5, atol=1e-6), "tier": tier, "rebuilt in": rebuilt_in}
 
 
 def late_step():
     """A second step whose first call comes after the tier failed in one process; and two that are captured by turns."""
     told = {}
     for name, settings in {"late": (45, 40), "by turns": (0,)}.items():
-        eager, _ = two_steps("eager", *settings)
+        eager, *_ = two_steps("eager", *settings)
         with CAPTURES():
-            ours, tier = two_steps("eager+graph", *settings)
+            ours, tier, _ = two_steps("eager+graph", *settings)
         told[name] = {"same": torch.allclose(eager, ours, rtol=1e-5, atol=1e-6), "tier": tier}
     return {"same": all(one["same"] for one in told.values()), "tiers": [one["tier"] for one in told.values()]}
 
@@ -514,6 +524,7 @@ WAYS = {
     "varying shapes": varying_shapes,
     "drops": drops,
     "accumulated": accumulated,
+    "compiled by turns": compiled_by_turns,
     "host read": host_read,
     "fails in a replay": fails_in_a_replay,
     "fails to capture": fails_to_capture,

@@ -9,6 +9,7 @@ import sys
 import warnings
 
 import torch
+from auto_program import FASTER, paced
 from captured_program import CAPTURES, DEVICE, RANK, SIZE, main
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -166,6 +167,12 @@ def beside_eager(run="eager+graph", *, exactly=True, **how):
     }
 
 
+def chosen():
+    """Auto chooses; on a CPU by planted times, as a replay is as slow as eager there."""
+    with paced(FASTER) if DEVICE.type == "cpu" else contextlib.nullcontext():
+        return beside_eager("auto", steps=120)
+
+
 def evaluations():
     """Whole parameters are left by a forward without gradients, and the root's are not freed after it."""
 
@@ -215,6 +222,41 @@ def unsynced_kinds():
 def unsynced_within():
     """Every second call leaves whole gradients, and all settings as they were."""
     return accumulated_over_calls(syncs=lambda update: update)
+
+
+def averaged():
+    """The step averages its shards, and the loop is given the average."""
+    average, earlier = [], []
+
+    def made():
+        model = sharded()
+        earlier[:] = average
+        average[:] = [one.detach().clone() for one in model.parameters()]
+        return model
+
+    def inside(model, _last):
+        for ours, now in zip(average, model.parameters(), strict=True):
+            ours.lerp_(now.detach(), 0.1)
+
+    told = beside_eager(made=made, inside=inside, state=[average])
+    told["same"] &= all(torch.equal(shard_of(a), shard_of(b)) for a, b in zip(average, earlier, strict=True))
+    return told
+
+
+def evaluates_inside():
+    """The step ends with a forward that no backward follows."""
+    held = []
+
+    def made():
+        held[:] = [sharded()]
+        return held[0]
+
+    def clear(optimizer):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            held[0](torch.ones(3, 6, device=DEVICE))
+
+    return beside_eager(made=made, clear=clear)
 
 
 def hooked_later():
@@ -434,6 +476,8 @@ WAYS = {
     "unsynced within": unsynced_within,
     "hooked later": hooked_later,
     "taught": taught,
+    "averaged": averaged,
+    "evaluates inside": evaluates_inside,
     "evaluations": evaluations,
     "evaluated after": evaluated_after,
     "begun": lambda: beside_eager(between=lambda _number, model, _: model.unshard(async_op=True)),
@@ -447,7 +491,7 @@ WAYS = {
     "fails in a replay": fails_in_a_replay,
     "no memory": no_memory,
     "wrong": wrong,
-    "auto": lambda: beside_eager("auto", steps=120),
+    "auto": chosen,
     "sgd": lambda: beside_eager(by=lambda ones: torch.optim.SGD(ones, lr=2**-6)),
     "compiled": lambda: beside_eager("aot_eager+graph"),
     "offloaded": lambda: beside_eager(made=lambda: sharded(offload_policy=CPUOffloadPolicy(pin_memory=False))),

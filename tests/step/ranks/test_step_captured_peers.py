@@ -21,7 +21,7 @@ def trained(tmp_path_factory):
     """What two processes tell of all that they live through: to start them takes longer than to train."""
     scenarios = (
         "plain", "views", "compiled", "no buffers", "small buckets", "unused", "hooked", "short batches", "varying shapes",
-        "drops", "accumulated", "four", "sixteen", "flaky", "late step", "shared memory", "host read", "fails in a replay",
+        "drops", "accumulated", "compiled by turns", "four", "sixteen", "flaky", "late step", "shared memory", "host read", "fails in a replay",
         "fails to capture", "fails in a backward", "no inputs", "no memory", "uneven", "alone", "default stream",
         "adversaries", "grouped anew",
     )  # fmt: skip
@@ -48,7 +48,7 @@ def test_calls_that_reduce_and_calls_that_do_not_are_replayed_by_turns(trained, 
         assert one["replays"] > 0.6 * steps
 
 
-@pytest.mark.parametrize("name", ["plain", "accumulated", "four", "sixteen", "compiled"])
+@pytest.mark.parametrize("name", ["plain", "accumulated", "four", "sixteen", "compiled", "compiled by turns"])
 def test_a_call_in_which_buckets_are_rebuilt_is_not_observed(trained, name):
     """On a GPU that call copies a list to the device, which no recording may do."""
     for one in both(trained, name):

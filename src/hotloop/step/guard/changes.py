@@ -9,6 +9,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from hotloop._torch.hooks import Accumulators, module_hooks
+from hotloop._torch.sharded import Sharded
 from hotloop.errors import describe
 from hotloop.measure import flatten
 from hotloop.measure.tree import containers
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 SCHEDULE_OUTSIDE = "call scheduler.step() outside the step"
 _IN_PLACE = "write into the tensor that is there (.copy_(), .mul_(), .lerp_()), which a replay does too"
+_EVALUATE_OUTSIDE = (
+    "evaluate outside of the step: fully_shard keeps the root's whole parameters after a forward that no backward "
+    "follows"
+)
 _PARAMETRIZE = (
     f"{_IN_PLACE}; in place of torch.nn.utils.weight_norm and spectral_norm take those of "
     "torch.nn.utils.parametrizations"
@@ -186,11 +191,17 @@ class Changes:
             now = after.get(name)
             hint = SCHEDULE_OUTSIDE if isinstance(now, tuple) and now[:1] == ("schedule",) else RETURN_IT
             if isinstance(now, Same) and now.is_tensor:
-                hint = _PARAMETRIZE if self._reparametrized() else _IN_PLACE
+                hint = self._other_tensors()
             # A buffer that the step puts in place of another goes back with the rest of the module's.
             obstacle = Obstacle(f"the step changes Python state: {name}", hint, not_repeatable=name not in buffers)
             found.append(obstacle)
         return found
+
+    def _other_tensors(self) -> str:
+        """Say what to do about a tensor in the place of another: who may have put it there."""
+        if not Sharded(self._program.holdings.modules.values()).at_rest():
+            return _EVALUATE_OUTSIDE
+        return _PARAMETRIZE if self._reparametrized() else _IN_PLACE
 
     def _reparametrized(self) -> bool:
         """Return whether a hook puts a tensor in the place of a parameter at each call of its module."""

@@ -103,7 +103,8 @@ class AgreedStep:
         return Vote.YES if inputs in self._seen else Vote.NOT_NOW
 
     def _rebuilds(self) -> bool:
-        return self._peers.rebuilds(self._step.name, reduces=self._step.context.parts.reduces())
+        parts = self._step.context.parts
+        return self._peers.rebuilds(parts.wrappers(), reduces=parts.reduces())
 
     def _too_many_shapes(self) -> Obstacle | None:
         if self._unproved < GIVE_UP:

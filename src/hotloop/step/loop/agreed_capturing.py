@@ -302,9 +302,11 @@ class AgreedCapturing(Capturing):
             return self.uncaptured(kind, call, tier)
         return super()._instead(kind, audit, call, tier, obstacle)
 
-    def _settling(self, kind: CallKind) -> bool:  # noqa: ARG002 - all kinds of a step share its wrappers
-        peers, name = self._peers, self._step.name
-        return peers.reduced[name] <= SETTLE if self._context.parts.reduces() else peers.rebuilds(name, reduces=False)
+    def _settling(self) -> bool:
+        peers, parts = self._peers, self._context.parts
+        if parts.reduces():
+            return peers.reduced[self._step.name] <= SETTLE
+        return peers.rebuilds(parts.wrappers(), reduces=False)
 
     def why_outside(self, audit: AuditFindings) -> str:
         """Say why an optimizer of a step would run outside of its recording; empty where none would."""

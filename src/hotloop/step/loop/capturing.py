@@ -182,16 +182,16 @@ class Capturing:
                 "without a graph. Fewer shapes (buckets=) or fewer argument values would be captured all"
             )
             return False
-        if kind.calls <= 1 or self._settling(kind):
+        if kind.calls <= 1 or self._settling():
             return False
         recently = self.calls - _COMES_BACK * len(kinds)
         if progress.preparing and any(other.begun and other.called >= recently for other in kinds):
             return False
         return not self.must_wait()
 
-    def _settling(self, kind: CallKind) -> bool:
+    def _settling(self) -> bool:
         """Return whether wrappers are not yet as they stay; a process on its own may have one, too."""
-        return kind.calls <= SETTLE and bool(self._context.parts.wrappers())
+        return self.calls <= SETTLE and bool(self._context.parts.wrappers())
 
     def must_wait(self) -> bool:
         """Return whether nothing may be audited or proven at present, since another thread trains as well."""

@@ -19,11 +19,14 @@ import torch
 from torch import distributed
 
 from hotloop._torch.collectives import AGREED, collectives_begun, groups, patience, store, timeout_of
+from hotloop._torch.wrappers import has_rebuilt
 from hotloop.errors import ConfigError, StepLostError, describe
 from hotloop.step.obstacle import CandidateFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from torch.nn.parallel import DistributedDataParallel
 
     from hotloop.step.obstacle import Obstacle
     from hotloop.step.tiers import Tier
@@ -233,12 +236,14 @@ class Peers:
         found = self.lowest(about, *numbers)
         return found and tuple(None if number == -MOST else -number / _PARTS for number in found)
 
-    def rebuilds(self, step: str, *, reduces: bool) -> bool:
-        """Return whether a wrapper may rebuild its buckets in this call of a step, which copies a list to the device.
+    def rebuilds(self, wrappers: Iterable[DistributedDataParallel], *, reduces: bool) -> bool:
+        """Return whether a wrapper may rebuild its buckets in this call, which copies a list to the device.
 
-        It does so once: in the first forward after gradients were reduced, whether or not that call reduces.
+        It does so once: in its first forward after gradients were reduced, in whatever step and whether or not that
+        call reduces. A wrapper that has not after `SETTLE` calls that reduce is not in use.
         """
-        return self.reduced[step] - reduces == 1
+        earlier = self.reduced.total() - reduces
+        return 1 <= earlier <= SETTLE and not all(map(has_rebuilt, wrappers))
 
     def _reduced(self, numbers: torch.Tensor) -> str:
         """Reduce the numbers over all processes; return them, or why that was not possible."""

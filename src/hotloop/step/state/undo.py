@@ -202,7 +202,7 @@ class StepStart:
         self._with_buffers = buffers
         if buffers:
             self._buffers.save()
-            self._make_room([*self._buffers.tensors, *self._others.other_tensors().values()])
+            self._make_room([shard_of(one) for one in (*self._buffers.tensors, *self._others.other_tensors().values())])
             copy_all(self._copies, self._live)
         found = [parameter.grad for parameter in self._parameters]
         self._copied = {}
