@@ -82,6 +82,18 @@ def test_a_fetch_says_in_the_folder_how_the_run_was_doing(cluster, run):
         assert (told["run"], told["address"], told["status"]) == (NAME, run.address, word)
 
 
+def test_where_that_cannot_be_written_what_was_fetched_is_there_and_it_is_said(cluster, run):
+    Path(run.folder, FETCHED, "x").mkdir(parents=True)
+    said = []
+    assert len(fetch.fetch(run, "last", said.append).files) == 2
+    assert f"{FETCHED} cannot be written" in said[0]
+
+
+def test_a_file_of_the_users_may_begin_as_those_of_a_fetch_do(cluster, run):
+    cluster.put({f"{NAME}/submit-fold0.csv": "1,2"})
+    assert took(run) == (f"{NAME}/submit-fold0.csv",)
+
+
 def test_two_that_fetch_the_same_run_do_it_one_after_the_other(cluster, run):
     """Else both write into one file: a checkpoint of two halves that is said to be right."""
     cluster.put({f"{NAME}/checkpoints/last.pt": bytes(2**22)})

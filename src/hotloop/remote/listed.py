@@ -7,12 +7,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hotloop.errors import DataError
+from hotloop.report.runs import FETCHED
 
 COMPILED, INDEX, LOG = "compiled", "index.json", "submit-log.txt"
 MOST_BYTES = 2**24
 """Of the list itself: that of a hundred thousand files."""
-_OWN = (".", "run.lock", "stored.json", "ui-", "submit-")
+_OWN = (".", "run.lock", "stored.json", "ui-")
 """How files of one machine begin: they say what happens there, and would be taken for what happens here."""
+_FETCHES = (LOG, FETCHED)
+"""Files that a fetch writes itself."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_NAME, _MOST_PART = 1000, 240
 
@@ -28,6 +31,7 @@ def is_name(run: str, name: object) -> bool:
         and ".." not in path.parts
         and all(len(one.encode(errors="replace")) <= _MOST_PART for one in path.parts)
         and not path.name.startswith(_OWN)
+        and path.name not in _FETCHES
     )
 
 
