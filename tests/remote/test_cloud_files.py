@@ -103,6 +103,15 @@ def test_ray_s_autoscaler_accepts_the_cluster_file():
         util.validate_config(util.prepare_config({**written, "max_worker": 2}))
 
 
+def test_a_machine_that_the_former_cluster_file_set_up_gets_the_token_once(tmp_path):
+    rc = tmp_path / ".bashrc"
+    rc.write_text('export PATH="$HOME/hotloop/bin:$PATH" RAY_USAGE_STATS_ENABLED=0\n')
+    lines = [one for one in yaml.safe_load((FILES / "ray-up.yaml").read_text())["setup_commands"] if ".bashrc" in one]
+    for line in lines * 2:
+        subprocess.run(["bash", "-c", line], env={**os.environ, "HOME": str(tmp_path)}, check=True)
+    assert rc.read_text().count("hotloop/bin") == rc.read_text().count("export RAY_AUTH_MODE=token") == 1
+
+
 def test_shell_reads_every_script():
     scripts = [(FILES / "slurm.sbatch").read_text()]
     task = yaml.safe_load((FILES / "skypilot.yaml").read_text())
