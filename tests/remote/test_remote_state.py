@@ -1,7 +1,11 @@
 """Clusters and runs that are remembered, the key that signs, and commands that are checked before anything is asked."""
 
+import contextlib
 import json
+import socket
 import stat
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -51,11 +55,22 @@ def test_an_address_has_one_form(given, address):
         "two words",
         "http://<b>",
         "--",
+        "http://[::1",
+        "http://a..b",
+        f"http://{'a' * 64}",
+        f"http://{'ü' * 64}",
     ],
 )
 def test_what_is_no_address_is_refused(given):
     with pytest.raises(ConfigError, match=r"expected the address of a Ray head's dashboard, such as http://HEAD:8265"):
         clusters.normal(given)
+
+
+def test_a_password_is_not_shown_by_what_refuses_its_address():
+    for given in ("http://me:secret@head:port", "http://me:secret@[::1"):
+        with pytest.raises(ConfigError) as refused:
+            clusters.normal(given)
+        assert "secret" not in str(refused.value)
 
 
 def test_the_only_cluster_that_is_known_needs_no_name():
@@ -183,7 +198,6 @@ def test_an_address_that_nobody_answers_is_told():
 def server():
     """A server on loopback that answers each request with a document."""
     import http.server
-    import threading
 
     answers = {}
 
@@ -212,6 +226,34 @@ def test_a_cluster_is_asked_whether_it_is_there_without_rays_client(server):
     assert clusters.problem(address).startswith("what answers there is no Ray dashboard")
     answers["/api/version"] = {"ray_version": "2.1.0"}
     assert clusters.problem(address) == ""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "parts", "told"),
+    [
+        ("https", [b"HTTP/1.1 400 Bad Request\r\n\r\n"], "no connection with TLS comes about there ("),
+        ("http", [b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000], "what answers there is no Ray dashboard"),
+        ("http", [b"HTTP/1.1 200 OK\r\n", *[b"X: y\r\n"] * 60], "nobody answers there now (no answer in "),
+    ],
+)
+def test_whatever_answers_in_place_of_a_dashboard_is_told_in_time(monkeypatch, scheme, parts, told):
+    def answer():
+        connection, _ = listening.accept()
+        connection.settimeout(10)
+        with connection, contextlib.suppress(OSError):
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(0.05)  # each part comes in time: only all of them together do not
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(2**16):  # else what was not read would end the connection before it is read there
+                pass
+
+    monkeypatch.setattr(clusters, "_PROBE_SECONDS", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        answers = threading.Thread(target=answer)
+        answers.start()
+        assert clusters.problem(f"{scheme}://127.0.0.1:{listening.getsockname()[1]}").startswith(told)
+        answers.join()
 
 
 def test_what_is_no_ray_dashboard_is_told(server):

@@ -7,11 +7,13 @@ import http.client
 import json
 import os
 import re
+import ssl
 import urllib.parse
 from pathlib import Path
 
 from hotloop.cache import files
 from hotloop.errors import ConfigError
+from hotloop.places import within
 
 _MOST_BYTES = 2**20
 _HOST = re.compile(r"\w[\w.-]*|[0-9a-f:.]+(%\w+)?")
@@ -80,14 +82,16 @@ def normal(address: str) -> str:
         ConfigError: it is none.
     """
     expected = "expected the address of a Ray head's dashboard, such as http://HEAD:8265"
-    parts = urllib.parse.urlsplit(address if "://" in address else f"http://{address}")
+    if "@" in address:
+        raise ConfigError(f"--address with a name or a password, which would be kept and shown: {expected}")
     try:
+        parts = urllib.parse.urlsplit(address if "://" in address else f"http://{address}")
         port = (443 if parts.scheme == "https" else 8265) if parts.port is None else parts.port
+        host = parts.hostname or ""
+        host.encode("idna")  # as every connection does, which would fail
     except ValueError as error:
         raise ConfigError(f"--address {address}: {error}; {expected}") from error
-    if parts.password or parts.username:
-        raise ConfigError(f"--address with a name or a password, which would be kept and shown: {expected}")
-    host, rest = parts.hostname or "", parts.path.strip("/") or parts.query or parts.fragment
+    rest = parts.path.strip("/") or parts.query or parts.fragment
     if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host) or rest or not port:
         raise ConfigError(f"--address {address}: {expected}")
     host = f"[{host}]" if ":" in host else host
@@ -96,25 +100,32 @@ def normal(address: str) -> str:
 
 def problem(address: str) -> str:
     """Ask a cluster for its version of Ray; return what is in the way, empty where it answers as a dashboard does."""
-    parts = urllib.parse.urlsplit(address)
-    https = parts.scheme == "https"
-    connection = (http.client.HTTPSConnection if https else http.client.HTTPConnection)(
-        parts.hostname or "", parts.port, timeout=_PROBE_SECONDS
-    )
     try:
-        with contextlib.closing(connection):
-            connection.request("GET", "/api/version")
-            answer = connection.getresponse()
-            if answer.status not in (401, 403):  # it asks for its token
-                json.loads(answer.read(_MOST_BYTES))["ray_version"]
+        within(_PROBE_SECONDS, _ask_version, address)
+    except ssl.SSLError as error:
+        return (
+            f"no connection with TLS comes about there ({error}). If it has no TLS, add it with http:// in place of "
+            "https://; if it has, let this machine trust its certificate"
+        )
     except OSError as error:
         return (
             f"nobody answers there now ({error}). Start Ray there by `ray start --head`, or open a tunnel to it by "
             "`ssh -L 8265:127.0.0.1:8265 HEAD` and add http://127.0.0.1:8265"
         )
-    except (http.client.HTTPException, ValueError, KeyError, TypeError):
+    except (http.client.HTTPException, ValueError, KeyError, TypeError, RecursionError):
         return "what answers there is no Ray dashboard; it is at port 8265 of a head, unless that was started otherwise"
     return ""
+
+
+def _ask_version(address: str) -> None:
+    parts = urllib.parse.urlsplit(address)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=_PROBE_SECONDS)
+    with contextlib.closing(connection):
+        connection.request("GET", "/api/version")
+        with connection.getresponse() as answer:
+            if answer.status not in (401, 403):  # it asks for its token
+                json.loads(answer.read(_MOST_BYTES))["ray_version"]
 
 
 def _write(addresses: list[str]) -> None:
