@@ -293,6 +293,20 @@ def test_a_connection_that_stays_broken_ends_the_printing_and_says_that_the_run_
     ],
 )
 def test_a_stop_is_asked_for_and_its_end_waited_for(monkeypatch, ran, statuses, ended):
+    assert stopped(monkeypatch, ran, statuses) == (
+        ended,
+        ["RUN was asked to stop: it has 60 s to save a checkpoint"] * ran,
+    )
+
+
+def test_a_look_that_fails_does_not_end_the_wait_for_a_stop(monkeypatch):
+    assert stopped(monkeypatch, True, ["RUNNING", DataError("broken"), "STOPPED"])[0] == (True, "stopped")
+    with pytest.raises(DataError, match=r"broken\. Whether RUN has stopped, hotloop submit status RUN says"):
+        stopped(monkeypatch, True, [DataError("broken")] * 200)
+
+
+def stopped(monkeypatch, ran, statuses):
+    """Stop a run whose cluster answers so; return how that ended, and what was said."""
     now, left = [0.0], iter(statuses)
 
     class Asked:
@@ -300,12 +314,14 @@ def test_a_stop_is_asked_for_and_its_end_waited_for(monkeypatch, ran, statuses, 
             return ran
 
         def job(self, submission):
-            return type("Details", (), {"status": next(left)})
+            answer = next(left)
+            if isinstance(answer, Exception):
+                raise answer
+            return type("Details", (), {"status": answer})
 
     monkeypatch.setattr(following, "Client", lambda address: Asked())
     monkeypatch.setattr(following.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(following.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     said = []
     run = type("Run", (), {"address": "http://h:1", "submission": "job", "name": "RUN"})
-    assert following.stop(run, said.append) == ended
-    assert said == ["RUN was asked to stop: it has 60 s to save a checkpoint"] * ran
+    return following.stop(run, said.append), said

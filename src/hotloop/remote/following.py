@@ -71,12 +71,16 @@ def stop(run: RemoteRun, say: Callable[[str], None]) -> tuple[bool, str]:
     if ran:
         say(f"{run.name} was asked to stop: it has {STOP_SECONDS} s to save a checkpoint")
     until = time.monotonic() + _END_SECONDS
-    try:
-        while (status := str(client.job(run.submission).status)) not in OVER and time.monotonic() < until:
-            time.sleep(_LOOK_SECONDS)
-    except DataError as error:
-        raise DataError(f"{error}. Whether {run.name} has stopped, hotloop submit status {run.name} says") from error
-    return ran, WORDS[status]
+    while True:
+        try:
+            status = str(client.job(run.submission).status)
+            if status in OVER or time.monotonic() >= until:
+                return ran, WORDS[status]
+        except DataError as error:
+            if time.monotonic() >= until:
+                told = f"Whether {run.name} has stopped, hotloop submit status {run.name} says"
+                raise DataError(f"{error}. {told}") from error
+        time.sleep(_LOOK_SECONDS)
 
 
 def shown(text: str) -> str:
