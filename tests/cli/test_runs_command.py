@@ -115,6 +115,15 @@ def test_what_is_no_run_or_trains_now_is_not_deleted(tmp_path, monkeypatch):
     assert (kf / "kfold.json").is_file()
 
 
+def test_what_is_on_a_cluster_is_not_deleted(tmp_path):
+    run, search = a_run(tmp_path / "a", status="running", submitted="20260101-120000-abcd"), tmp_path / "search"
+    a_run(a_study(search, "running") / "trials" / "0000", status="running", submitted="20260101-120000-abcd")
+    for folder in (run, search):
+        with pytest.raises(ConfigError, match=r"it is on a cluster: .*Stop and fetch it first"):
+            invoke("rm", "--yes", folder)
+        assert folder.is_dir()
+
+
 def test_a_link_in_a_run_is_deleted_and_not_followed(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("kept")

@@ -10,13 +10,14 @@ import threading
 import time
 
 import pytest
-from run_folders import a_run
+from run_folders import a_run, a_study
 from shared import once
 
 from hotloop import record
 from hotloop.errors import ConfigError, DataError
 from hotloop.remote import clusters, runs
-from hotloop.ui import attending, elsewhere, processes
+from hotloop.report.runs import FETCHED
+from hotloop.ui import attending, elsewhere, processes, watching
 from hotloop.ui.places import LOG, START, STOP
 from hotloop.ui.queue import works_here
 
@@ -208,6 +209,23 @@ def test_a_run_that_nobody_follows_is_followed_again_by_what_this_user_remembers
     assert f"hotloop submit fetch {run.name}" in text
     client.post("/run/resume", data={"run": "a"})
     assert begun == [(root / "a", ["train", "recipe=digits"], HEAD)]
+
+
+def test_a_run_that_goes_on_on_a_cluster_is_not_deleted(client, root):
+    a_run(root / "a", status="running", submitted="20260101-120000-abcd")
+    assert "Delete</button>" not in client.get("/run?run=a").text
+    refused = client.post("/run/delete", data={"run": "a", "sure": "yes"})
+    assert refused.status_code == 409
+    assert "on a cluster" in refused.text
+
+
+def test_a_trial_is_shown_as_the_last_fetch_of_its_search_found_it(root):
+    search = a_study(root / "search", "running")
+    trial = a_run(search / "trials" / "0000", status="running", submitted="20260101-120000-abcd")
+    looks, told = watching.Watching(), {"run": "20260101-120000-abcd", "address": HEAD, "fetched": 1.7e9}
+    for status, shown in (("running", "on cluster"), ("failed", "killed")):
+        (search / FETCHED).write_text(json.dumps({**told, "status": status}))
+        assert looks.row(trial).status == looks.run(trial).status == shown
 
 
 def test_a_run_that_was_submitted_in_a_terminal_is_followed_from_the_page(client, root, begun):

@@ -217,7 +217,7 @@ def _standing(folder: Path, document: Mapping[str, Any]) -> tuple[str, str]:
     name = record.on_cluster(document)
     if status != "running" or not name:
         return status, ""
-    known = next(filter(None, (_fetched(one) for one in (folder, *folder.absolute().parents[:3]))), {})
+    known = next(filter(None, map(_fetched, fetched_files(folder))), {})
     if known.get("run") != name:
         where = f"on a cluster: where it was submitted, `hotloop submit status {name}` says how it is doing"
         return ON_CLUSTER, where
@@ -229,10 +229,15 @@ def _standing(folder: Path, document: Mapping[str, Any]) -> tuple[str, str]:
     return ON_CLUSTER, f"{where}. {more}"
 
 
-def _fetched(folder: Path) -> dict[str, Any]:
-    """Return what the last fetch into a folder knew of its run; empty where nothing was fetched."""
+def fetched_files(folder: Path) -> list[Path]:
+    """Return where a fetch may have said how a run was doing: in its folder, or in that of its folds or search."""
+    return [one / FETCHED for one in (folder, *folder.absolute().parents[:3])]
+
+
+def _fetched(path: Path) -> dict[str, Any]:
+    """Return what the last fetch knew of its run; empty where nothing was fetched."""
     try:
-        found = json.loads((folder / FETCHED).read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

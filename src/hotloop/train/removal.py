@@ -51,6 +51,11 @@ def _check(folder: Path, held: contextlib.ExitStack) -> None:
     for above in (here.parent, here.parent.parent):
         if runs.kind_of(above) in (runs.FOLDS, runs.SEARCH):
             raise ConfigError(f"{folder} is not deleted: it is part of {above}, which would be torn; delete that whole")
+    if row.status == runs.ON_CLUSTER:
+        raise ConfigError(
+            f"{folder} is not deleted: it is {row.place}. Stop and fetch it first (`hotloop submit stop`, "
+            "`hotloop submit fetch`); if the cluster is gone, delete the folder by hand"
+        )
     if row.status == "running" and row.kind == runs.SEARCH:
         raise ConfigError(f"{folder} is not deleted: its search runs now. Stop it first")
     locks = {path.parent for path in folder.rglob(f"{LOCK}*") if path.is_file() and not path.is_symlink()}

@@ -121,9 +121,9 @@ def is_run(folder: Path) -> bool:
 def signature(folder: Path) -> tuple[tuple[float, int], ...]:
     """Return when each file that a page shows was last changed, and its size: it differs where there is news."""
     found = []
-    for name in _WATCHED:
+    for path in (*(folder / name for name in _WATCHED), *runs.fetched_files(folder)):
         try:
-            known = (folder / name).lstat()
+            known = path.lstat()
             found.append((known.st_mtime, known.st_size))
         except OSError:
             found.append((0.0, 0))

@@ -81,7 +81,7 @@ class Shown:
     @property
     def runs_now(self) -> bool:
         """Whether something works in the folder, or its record says so of another machine."""
-        return self.process is not None or self.status == "running"
+        return self.process is not None or self.status in ("running", runs.ON_CLUSTER)
 
     @property
     def pause(self) -> float:
