@@ -130,6 +130,18 @@ def test_pip_gets_the_versions_of_here_a_wheel_and_the_users_requirements():
     assert not any(one.startswith("hotloop=") for one in versions)
 
 
+def test_copies_that_packages_bring_are_no_versions_of_here(tmp_path, monkeypatch):
+    """setuptools puts its own on Python's path once it is imported."""
+    (tmp_path / "packaging-1.0.dist-info").mkdir()
+    (tmp_path / "packaging-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: packaging\nVersion: 1.0\n"
+    )
+    before = environment.constraints()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path, str(tmp_path)])
+    assert environment.constraints() == before
+    assert any(one.startswith("packaging==") for one in before)
+
+
 def test_the_wheel_is_this_hotloop_and_always_the_same(tmp_path):
     files = environment.files()
     (wheel,) = (data for name, data in files.items() if name.endswith(".whl"))

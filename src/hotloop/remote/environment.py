@@ -7,6 +7,8 @@ import hashlib
 import importlib.metadata
 import io
 import re
+import site
+import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,8 +82,14 @@ def wheel() -> bytes:
 
 
 def constraints() -> list[str]:
-    """Return the versions that are installed here, as pip's constraints. What torch was built for is not part of it."""
-    found = {one.name.lower(): one.version.partition("+")[0] for one in importlib.metadata.distributions()}
+    """Return the versions that are installed here, as pip's constraints. What torch was built for is not part of it.
+
+    Packages bring copies of others, which nothing else imports: setuptools and Ray put theirs on Python's path.
+    """
+    places = [one for one in (*site.getsitepackages(), site.getusersitepackages()) if one in sys.path]
+    found = dict[str, str]()
+    for one in importlib.metadata.distributions(path=places):
+        found.setdefault(one.name.lower(), one.version.partition("+")[0])
     return [f"{name}=={version}" for name, version in sorted(found.items()) if name != "hotloop"]
 
 
