@@ -8,11 +8,11 @@ import socket
 import time
 
 
-def once(condition, seconds=120):
-    """Wait until something is so, and return it."""
+def once(condition, seconds=300):
+    """Wait until something is so, and return it; a busy machine is slow at whatever it does."""
     until = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < until
+        assert time.monotonic() < until, f"not so after {seconds} s"
         time.sleep(0.05)
     return found
 
