@@ -16,7 +16,7 @@ from test_step_watch import changing, dropped
 from torch.nn import functional as F
 
 from hotloop.step.audit.call_monitor import CallMonitor
-from hotloop.step.guard import follow
+from hotloop.step.guard import code_reads
 
 
 class Held:
@@ -464,7 +464,7 @@ def test_what_a_generator_expression_runs_over_is_looked_at_once(both, monkeypat
     text, looked, real = ",".join(["0.5"] * 300), [], gc.get_referents
     listed = types.SimpleNamespace(**{name: getattr(gc, name) for name in ("get_referrers", "is_tracked")})
     listed.get_referents = lambda value: looked.append(found := real(value)) or found
-    monkeypatch.setattr(follow, "gc", listed)
+    monkeypatch.setattr(code_reads, "gc", listed)
 
     def reads(_):
         return lambda logits, y: F.cross_entropy(logits, y) * sum(float(one) for one in text.split(",")) / 300

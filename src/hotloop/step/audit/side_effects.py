@@ -35,7 +35,7 @@ from hotloop.step.audit.impure_calls import (
 from hotloop.step.audit.listener import Listener
 from hotloop.step.audit.op_trace import own_place, trace_step
 from hotloop.step.guard.bytecode import BY_NAME
-from hotloop.step.guard.follow import NEVER_FOLLOWED
+from hotloop.step.guard.code_reads import NEVER_FOLLOWED
 from hotloop.step.obstacle import RUNS, Obstacle
 from hotloop.step.state.rng_usage import FROM_PYTHON, drawn_by, is_pythons
 

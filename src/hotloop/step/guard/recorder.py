@@ -23,7 +23,7 @@ from hotloop._torch import hooks
 from hotloop._torch.graphs import package_of
 from hotloop.step.guard import bytecode
 from hotloop.step.guard.bytecode import names_of
-from hotloop.step.guard.follow import NEVER_FOLLOWED, NO_NAMES, Follower
+from hotloop.step.guard.code_reads import NEVER_FOLLOWED, NO_NAMES, Follower
 from hotloop.step.guard.read_set import ReadSet, View
 
 if TYPE_CHECKING:
