@@ -73,7 +73,7 @@ def measured(loop, train_step, batch, votes):
     """Return the median milliseconds of a vote, of a step between votes, and of one with guard collectives."""
     import torch
 
-    from hotloop.step.ranks.peers import Vote
+    from hotloop.step.ranks.votes import Vote
 
     def median(call, times):
         found = []

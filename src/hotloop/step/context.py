@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hotloop.step.compiled import Compiled
     from hotloop.step.engine import Engine
     from hotloop.step.obstacle import Obstacle
-    from hotloop.step.ranks.peers import Peers
+    from hotloop.step.ranks.votes import Peers
     from hotloop.step.state.holdings import Holdings, Parts
     from hotloop.step.state.memory_limit import Room
     from hotloop.step.state.program import Program

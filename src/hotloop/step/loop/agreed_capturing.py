@@ -20,19 +20,19 @@ import torch
 from hotloop._torch.wrappers import reset_reducer, why_not_recorded
 from hotloop.errors import StepLostError, describe
 from hotloop.step.guard.fingerprint import SCALARS
-from hotloop.step.loop.agreed import GIVE_UP, HINT, PAD
+from hotloop.step.loop.agreed_compiling import GIVE_UP, HINT, PAD
 from hotloop.step.loop.agreed_plan import Doing, Plan
 from hotloop.step.loop.capturing import Capturing
 from hotloop.step.loop.kind_states import Audited, Captured, Declined, New, Proven, Warmed
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.ranks.peers import AS_MANY, SETTLE, About
+from hotloop.step.ranks.votes import AS_MANY, SETTLE, About
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hotloop.measure import Signature
     from hotloop.step.audit.findings import AuditFindings
-    from hotloop.step.loop.agreed import AgreedStep
+    from hotloop.step.loop.agreed_compiling import AgreedStep
     from hotloop.step.loop.kind_states import CallKind, StepCall
     from hotloop.step.prove.agreed_sentinel import AgreedSentinel
     from hotloop.step.prove.code_proofs import CodeProofs

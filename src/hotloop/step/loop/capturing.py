@@ -19,8 +19,8 @@ from hotloop.step.loop.kind_states import Audited, CallKind, Captured, Declined,
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove.graph_proofs import Recorded
 from hotloop.step.prove.noise import Noise
-from hotloop.step.ranks.peers import SETTLE
 from hotloop.step.ranks.threads import WAITS, another_trains
+from hotloop.step.ranks.votes import SETTLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

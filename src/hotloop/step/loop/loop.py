@@ -32,7 +32,7 @@ from hotloop.step.policy.initial import policy_for
 from hotloop.step.policy.lookahead import choose_buckets, look_ahead
 from hotloop.step.prove.sentinel import SHARE
 from hotloop.step.ranks import threads
-from hotloop.step.ranks.peers import peers_of_this_run
+from hotloop.step.ranks.votes import peers_of_this_run
 from hotloop.step.state.holdings import Holdings, Parts
 from hotloop.step.state.memory_limit import Room, check_memory
 from hotloop.step.state.undo import WriteWatch

@@ -14,8 +14,8 @@ from hotloop.step.audit.values import gradients_of
 from hotloop.step.calls.shapes import Shapes
 from hotloop.step.context import DecoratedStep
 from hotloop.step.layout import channels_last
-from hotloop.step.loop.agreed import AgreedStep
 from hotloop.step.loop.agreed_capturing import AgreedCapturing
+from hotloop.step.loop.agreed_compiling import AgreedStep
 from hotloop.step.loop.capturing import Capturing
 from hotloop.step.loop.kind_states import StepCall
 from hotloop.step.obstacle import CandidateFailedError

@@ -22,8 +22,8 @@ from hotloop.step.policy.candidates import Candidates
 from hotloop.step.policy.history import History
 from hotloop.step.policy.policy import Release, TryTier
 from hotloop.step.policy.states import Idle, Preparing, Settled, Trying, Waiting
-from hotloop.step.ranks.peers import AS_MANY, MOST, About
 from hotloop.step.ranks.threads import WAITS, another_trains
+from hotloop.step.ranks.votes import AS_MANY, MOST, About
 from hotloop.step.tiers import parse
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hotloop.measure import Timing
     from hotloop.step.context import Context
     from hotloop.step.policy.policy import Action, Ran
-    from hotloop.step.ranks.peers import Peers
+    from hotloop.step.ranks.votes import Peers
     from hotloop.step.tiers import Tier
 
 _GIB = float(2**30)

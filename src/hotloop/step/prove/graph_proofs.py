@@ -17,8 +17,8 @@ from hotloop.step.prove import proof
 from hotloop.step.prove.code_proofs import remedy_of
 from hotloop.step.prove.outcomes import verdict
 from hotloop.step.prove.rounding_evidence import differs_by_chance, repeats_elsewhere
-from hotloop.step.ranks.peers import About
 from hotloop.step.ranks.together import Together
+from hotloop.step.ranks.votes import About
 from hotloop.step.state.trial_run import alone, wait_for
 
 if TYPE_CHECKING:

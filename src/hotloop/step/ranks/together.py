@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop.step.obstacle import CandidateFailedError
-from hotloop.step.ranks.peers import About
+from hotloop.step.ranks.votes import About
 
 if TYPE_CHECKING:
-    from hotloop.step.ranks.peers import Peers
+    from hotloop.step.ranks.votes import Peers
 
 _ANOTHER = "another process has no memory for its copies, cannot capture the step, or fails in it"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import StepLostError
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.ranks.peers import AS_MANY, About, Vote
+from hotloop.step.ranks.votes import AS_MANY, About, Vote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
