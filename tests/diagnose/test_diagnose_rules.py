@@ -99,6 +99,14 @@ def test_the_ways_in_figures():
     assert "rules out eager+graph" in the("host_sync").what
 
 
+def test_a_capture_is_advised_only_where_a_step_can_be_captured():
+    document = loaded("slower_preset")
+    for device, captures in (("cuda:0", True), ("cpu", False)):
+        document.setdefault("environment", {})["device"] = device
+        slower = next(one for one in diagnose(document) if one.rule == "slower_preset")
+        assert ("captures" in slower.change) is captures
+
+
 def test_steps_that_nobody_planned_are_said_to_be_assumed():
     document = loaded("never_pays")
     assert "2,000 are planned" in str(*diagnose(document))
