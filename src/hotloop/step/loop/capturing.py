@@ -49,9 +49,7 @@ _ALIKE = 3
 """Audited kinds of calls: a line that kept all of them from being captured is taken to do so in every kind."""
 
 _KEPT = "leave that to its default between calls: accumulate within one call, say, or train without a graph"
-_LONGER = (
-    "tell the loop of a longer run (total_steps=), or name a tier (run='eager+graph'): its step is surveyed to the end"
-)
+_LONGER = "name a tier (run='eager+graph'), whose step is surveyed to the end, or tell the loop of a longer run"
 
 
 class Capturing:
