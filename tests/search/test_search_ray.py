@@ -16,8 +16,11 @@ from shared import free_port, once
 
 from hotloop.errors import ConfigError, MissingExtraError
 from hotloop.train import cluster as clusters
+from hotloop.train.child import WorkerLostError
 from hotloop.train.search import document, supervise
+from hotloop.train.search.away import Away
 from hotloop.train.search.told import TrialEnded
+from hotloop.train.search.trial import Asked
 
 CPU = {"CPU": 2.0}
 
@@ -100,6 +103,34 @@ def test_what_the_cluster_is_does_nothing_without_it(compose):
         ConfigError, match=r"engine\.num_cpus=2.* no effect while hpo\.engine=local and kfold\.engine=local"
     ):
         before.check(compose(engine__num_cpus=2))
+
+
+@pytest.mark.parametrize("after", [None, WorkerLostError("lost"), {"values": [1.0]}, "it waits for a node"])
+def test_a_worker_that_was_interrupted_takes_no_other_trial(compose, tmp_path, after):
+    """Whatever its trial comes to: a worker of a killed command went on, with trials that the next command missed."""
+    said = [KeyboardInterrupt()] if isinstance(after, str) else [KeyboardInterrupt(), after]
+
+    class Child:
+        waits = isinstance(after, str)
+
+        def hear(self):
+            if isinstance(what := said.pop(0), BaseException):
+                raise what
+            return what
+
+        send = interrupt = lambda *_: None
+
+    stopped = []
+    settings = compose(hpo__engine="ray")
+    asked = Asked(0, settings, {}, tmp_path, print, stop=lambda: stopped.append(True))
+    objective = Away(None, "", tmp_path / "log")
+    objective.child = Child()
+    if isinstance(after, dict):
+        assert objective(asked) == [1.0]
+        assert stopped
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            objective(asked)
 
 
 # -- a cluster of three nodes ------------------------------------------------------------------------------------------

@@ -217,6 +217,11 @@ class RemoteChild:
         command = [*flags, "-m", module]
         self._start = self._host.start.remote(command, str(Path.cwd()), shared, __version__)
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for a node: the cluster has no room, or its process is not started yet."""
+        return self._start is not None
+
     def send(self, what: Mapping[str, Any] | None) -> None:
         """Hand over work, or an answer; None says that there is no more."""
         self._host.send.remote(json.dumps(what) + "\n")  # where it is lost, `hear` says so

@@ -71,20 +71,31 @@ class Away:
         return self._values(asked, ended)
 
     def _heard(self, child: RemoteChild, asked: Asked) -> dict[str, Any] | None:
-        """Answer a trial's reports until it has ended, and say how; None where its process has died."""
+        """Answer a trial's reports until it has ended, and say how; None where its process has died.
+
+        Raises:
+            KeyboardInterrupt: somebody interrupted before the trial had a node, or twice, or its process died of it.
+        """
         owed = stopping = False
         while True:
             try:
                 what = child.hear()
+                if what is None and stopping:
+                    raise KeyboardInterrupt  # noqa: TRY301 - it was asked to stop, before it could answer
                 if what is None or "report" not in what:
                     return what
                 owed = True
                 child.send({"pruned": _judged(asked, *what["report"])})
                 owed = False
-            except KeyboardInterrupt:
+            except WorkerLostError:
                 if stopping:
+                    raise KeyboardInterrupt from None
+                raise
+            except KeyboardInterrupt:
+                if stopping or child.waits:
                     raise
                 stopping = True  # the trial finishes its step, as one does that runs here
+                asked.stop()  # the trial may end by itself before it hears of this
                 child.interrupt()
                 if owed:
                     child.send({"pruned": None})
