@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from hotloop import record
 from hotloop.cli import app
 from hotloop.errors import ConfigError, DataError
-from hotloop.train import checkpoint
+from hotloop.train import checkpoint, predict
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 from training_fixtures import overrides
@@ -33,9 +34,12 @@ def make(width: int = 4):
         average.update_parameters(model)
         return loss
     def predict(rows):
-        return model(torch.tensor([[float(row[name]) for name in "abc"] for row in rows])).squeeze(-1)
+        found = torch.tensor([[float(row[name]) for name in "abc"] for row in rows])
+        return (model(found) + average(found)).squeeze(-1) / 2
+    def metrics():
+        return {"mean": average.eval()(torch.ones(1, 3)).mean()}
     batches = [(torch.ones(8, 3), torch.ones(8))] * 4
-    return hotloop.Workload(model, optimizer, step, batches, state=average, predict=predict)
+    return hotloop.Workload(model, optimizer, step, batches, state=average, predict=predict, metrics=metrics)
 """
 
 
@@ -168,6 +172,11 @@ def test_rows_of_a_csv_are_predicted_in_batches_and_written_whole(program, tmp_p
     assert shown == (tmp_path / "out.csv").read_text()
 
 
+def test_a_program_that_judges_its_average_is_evaluated_by_it(program):
+    judged = json.loads(invoke("eval", f"run={program}", "--json").stdout)["metrics"]
+    assert judged["mean"] == pytest.approx(record.load(program)["metrics"][-1]["mean"])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -246,13 +255,17 @@ def test_a_hostile_run_executes_nothing_and_writes_nowhere_else(program, tmp_pat
     assert [one.name for one in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_prediction_for_each_row_is_needed(tmp_path):
-    from hotloop.train.predict import predictions, written
+def test_a_row_of_jsonl_may_hold_other_ends_of_a_line(tmp_path):
+    rows = [{"text": "a\u2028b\x85c"}, {"text": "d"}]
+    (tmp_path / "rows.jsonl").write_text("\r\n".join(json.dumps(one, ensure_ascii=False) for one in rows), "utf-8")
+    assert predict.read(tmp_path / "rows.jsonl") == rows
 
+
+def test_a_prediction_for_each_row_is_needed(tmp_path):
     for wrong in (lambda rows: [1], lambda rows: 3, lambda rows: "ab", lambda rows: None):
         with pytest.raises(ConfigError, match="a prediction for each of 2 rows"):
-            predictions([{}, {}], wrong, 2)
-    found = predictions([{"a": 1}], lambda rows: [{"label": "x", "p": [0.5, 0.5]}], 2)
+            predict.predictions([{}, {}], wrong, 2)
+    found = predict.predictions([{"a": 1}], lambda rows: [{"label": "x", "p": [0.5, 0.5]}], 2)
     assert found == [{"a": 1, "label": "x", "p": [0.5, 0.5]}]
-    assert written(found, ".csv") == 'a,label,p\n1,x,"[0.5, 0.5]"\n'
-    assert written(found, ".jsonl") == '{"a": 1, "label": "x", "p": [0.5, 0.5]}\n'
+    assert predict.written(found, ".csv") == 'a,label,p\n1,x,"[0.5, 0.5]"\n'
+    assert predict.written(found, ".jsonl") == '{"a": 1, "label": "x", "p": [0.5, 0.5]}\n'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +38,8 @@ def evaluate(
     path, overrides = _checkpoint(arguments)
     document = checkpoint.load(path)
     settings = configure.from_dict(document["settings"], overrides)
-    metrics = recipes.load(settings.recipe.name).evaluate(settings, checkpoint.weights(document))
+    with contextlib.redirect_stdout(sys.stderr):  # what the program prints
+        metrics = recipes.load(settings.recipe.name).evaluate(settings, checkpoint.judged(document))
     step = document["position"]["step"]
     if as_json:
         echo_json({"checkpoint": str(path), "step": step, "split": "validation", "metrics": metrics})
@@ -110,7 +112,8 @@ def _judge_folds(folder: Path, arguments: list[str], *, as_json: bool) -> None:
     overrides = [argument for argument in arguments if not argument.startswith(("run=", "fold="))]
 
     document = folds.load(folder)
-    judged = kfold.judge(folder, fold, recipes.load(document["recipe"]), overrides)
+    with contextlib.redirect_stdout(sys.stderr):  # what the program prints
+        judged = kfold.judge(folder, fold, recipes.load(document["recipe"]), overrides)
     over_folds = kfold_state.spread([result["metrics"] for result in judged])
     if fold is None:
         done = {result["fold"] for result in judged}

@@ -74,6 +74,7 @@ def predict(
     each. The command runs the program's file, as hotloop eval does.
     """
     from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
+    from hotloop.train import checkpoint as checkpoints  # noqa: PLC0415
     from hotloop.train import configure, export, predict  # noqa: PLC0415
 
     if out and (out.suffix not in predict.SUFFIXES or out.resolve() == data.resolve()):
@@ -90,7 +91,7 @@ def predict(
             f"recipe={settings.recipe.name} has no predictions: criteria, focus and programs may have some"
         )
     with contextlib.redirect_stdout(sys.stderr):  # what the program prints
-        function = recipe.predictor(settings, export.weights(document)[0])
+        function = recipe.predictor(settings, {**checkpoints.judged(document), **export.weights(document)[0]})
         found = predict.predictions(rows, function, batch_size)
     text = predict.written(found, (out or data).suffix, delimiter)
     if out is None:

@@ -11,6 +11,8 @@ import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hotloop.errors import ConfigError
 from hotloop.recipes.own_program import OwnProgram, fold_of, goal_of, say_settings, seeded
 from hotloop.step.loop.arguments import device_of
@@ -154,7 +156,7 @@ class Program(OwnProgram):
         return Made(workload.models(), functools.partial(example_of, workload))
 
     def predictor(self, settings: Settings, weights: dict[str, Any]) -> Callable[..., Any]:
-        """Return the program's ``predict``, its models in evaluation mode.
+        """Return the program's ``predict``, its models, and averages in its state, in evaluation mode.
 
         Raises:
             ConfigError: the weights are of another program, or it has no ``predict``.
@@ -165,8 +167,9 @@ class Program(OwnProgram):
                 f"recipe={self.name} has no predictions: give its Workload predict=, a function of a list of rows that "
                 "returns a prediction for each"
             )
-        for model in workload.models().values():
-            model.eval()
+        for one in (*workload.models().values(), *workload.holdings().state):
+            if isinstance(one, torch.nn.Module):
+                one.eval()
         return workload.predict
 
     def loaded(self, settings: Settings, weights: dict[str, Any]) -> Workload:
@@ -176,7 +179,7 @@ class Program(OwnProgram):
             ConfigError: the weights are of another program.
         """
         workload = seeded(settings).make(settings.program, fold_of(settings))
-        Task(name=self.name, workload=workload, device=device_of(workload.holdings())).load_models(weights)
+        Task(name=self.name, workload=workload, device=device_of(workload.holdings())).load_judged(weights)
         return workload
 
 

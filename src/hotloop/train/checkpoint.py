@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 2
 FOLDER, BEST, LAST = "checkpoints", "best.pt", "last.pt"
+STATE = "state["
+"""How the names begin by which a checkpoint has what a program calls its state."""
 
 
 @dataclasses.dataclass
@@ -99,6 +101,14 @@ def weights(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the weights, by model, that a checkpoint's validation judged: the averages, where a recipe kept some."""
     others = document["others"]
     return {name: {**held, **others.get(f"{name}.average", {})} for name, held in document["model"].items()}
+
+
+def judged(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a checkpoint's validation judged: the weights by model and, beside them, the state of a program.
+
+    A program's metrics may be those of an average of the weights, which is in its state.
+    """
+    return weights(document) | {name: held for name, held in document["others"].items() if name.startswith(STATE)}
 
 
 def find(folder: Path, *names: str) -> Path:

@@ -373,7 +373,7 @@ class _Fitting:
                 f"{', '.join(others)}: its program has changed since"
             )
         for name in others.keys() & kept.keys():
-            others[name].load_state_dict(sharding.shares_of(others[name], kept[name]))
+            self.task.load_other(name, others[name], kept[name])
         self.position = Position(**document["position"])
         own = [document, *document.get("of_ranks", ())][self.ranks.rank]
         sharding.load_own(self.task.workload.models(), own)

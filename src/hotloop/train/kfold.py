@@ -356,7 +356,7 @@ def judge(folder: Path, fold: int | None, recipe: Recipe, overrides: Sequence[st
     for one in wanted:
         document = checkpoint.load(paths[one])
         settings = configure.from_dict(document["settings"], overrides)
-        metrics = recipe.evaluate(settings, checkpoint.weights(document))
+        metrics = recipe.evaluate(settings, checkpoint.judged(document))
         step = document["position"]["step"]
         found.append({"fold": one, "checkpoint": str(paths[one]), "step": step, "metrics": metrics})
     return found

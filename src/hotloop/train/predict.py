@@ -40,7 +40,8 @@ def read(path: Path, delimiter: str = ",") -> list[Row]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if path.suffix == ".jsonl":
-        return [_parsed(path, at, line) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
+        # Not by splitlines(): text within a JSON string may hold U+2028 and other ends of a line.
+        return [_parsed(path, at, line) for at, line in enumerate(text.split("\n"), 1) if line.strip()]
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         found = []

@@ -244,7 +244,7 @@ class Task:
         An optimizer may have the name of the model that it trains.
         """
         held = self.workload.holdings()
-        return {**held.optimizers, **{f"state[{place}]": one for place, one in enumerate(held.state)}}
+        return {**held.optimizers, **{f"{checkpoint.STATE}{place}]": one for place, one in enumerate(held.state)}}
 
     def steps_per_epoch(self, training: TrainingSettings) -> int | None:
         """Count the batches of an epoch; None where only reading them would tell.
@@ -281,6 +281,34 @@ class Task:
             )
         for name, model in models.items():
             checkpoint.fit_weights(model, sharding.shares_of(model, weights[name]), f"{self.name} ({name})")
+
+    def load_judged(self, held: Mapping[str, Any]) -> None:
+        """Load what a checkpoint's validation judged (`checkpoint.judged`): models, and the state that is there.
+
+        Raises:
+            ConfigError: it is of another program.
+        """
+        state = {name: one for name, one in held.items() if name.startswith(checkpoint.STATE)}
+        self.load_models({name: one for name, one in held.items() if name not in state})
+        for name, one in self.others().items():
+            if name in state:
+                self.load_other(name, one, state[name])
+
+    def load_other(self, name: str, one: Any, held: Any) -> None:
+        """Load what a checkpoint has of an optimizer, or of something that the Workload calls state.
+
+        Raises:
+            ConfigError: it is of another program.
+        """
+        try:
+            one.load_state_dict(sharding.shares_of(one, held))
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"the checkpoint's {name} does not fit the {type(one).__name__} that recipe={self.name} makes: its "
+                f"program has changed since ({type(error).__name__}: {reason}). Put it back as it was, or start a new "
+                "run without run.resume"
+            ) from error
 
 
 def components(workload: Workload) -> tuple[str, ...]:

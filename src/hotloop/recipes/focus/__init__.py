@@ -114,7 +114,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     device = environment.device_of(settings.run)
     tokens, data = windows(settings, texts.load(settings))
     workload = workload_of(Controller(settings, tokens.count, data, device))
-    Task(name="focus", workload=workload, device=device).load_models(weights)
+    Task(name="focus", workload=workload, device=device).load_judged(weights)
     return judge(workload)
 
 
@@ -122,7 +122,7 @@ def made(settings: Settings, weights: dict[str, Any]) -> Made:
     """Make the networks again with a checkpoint's weights, for `hotloop export`."""
     tokens, data = windows(settings, texts.load(settings))
     workload = workload_of(Controller(settings, tokens.count, data, torch.device("cpu")))
-    Task(name="focus", workload=workload, device=torch.device("cpu")).load_models(weights)
+    Task(name="focus", workload=workload, device=torch.device("cpu")).load_judged(weights)
     return Made(workload.models())
 
 
@@ -134,7 +134,7 @@ def predictor(settings: Settings, weights: dict[str, Any]) -> Callable[[list[dic
     tokens, data = windows(settings, texts.load(settings))
     device = environment.device_of(settings.run)
     controller = Controller(settings, tokens.count, data, device)
-    Task(name="focus", workload=workload_of(controller), device=device).load_models(weights)
+    Task(name="focus", workload=workload_of(controller), device=device).load_judged(weights)
     length = settings.focus.blocks * BLOCK
 
     def predict(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
