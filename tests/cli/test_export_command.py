@@ -89,7 +89,8 @@ def test_safetensors_of_a_program_load_in_plain_pytorch_and_run_nothing_of_it(pr
 
 @reads_a_program
 def test_an_exported_program_computes_the_same_for_another_size_of_batch(program, tmp_path):
-    invoke("export", program, tmp_path / "out", "--format", "torch-export")
+    said = invoke("export", program, tmp_path / "out", "--format", "torch-export", "--json").stdout
+    assert json.loads(said)["format"] == "torch-export"
     again, x = torch.export.load(tmp_path / "out" / "model.pt2").module(), torch.randn(5, 3)
     assert torch.equal(again(x), averaged(program)(x))
 

@@ -135,6 +135,17 @@ def test_failures_are_written_down_and_end_nothing(work):
     assert heard == [], "what failed is over"
 
 
+def test_a_trial_whose_first_validation_is_nan_is_judged_by_a_later_one(work, monkeypatch):
+    def train(start, console):
+        for step, f1 in enumerate([math.nan, 0.9, 0.5], 1):
+            start.within.validated(step, step, {"f1": f1})
+        return SimpleNamespace(status="finished", stop=False)
+
+    monkeypatch.setattr(trial, "_recipe", lambda name: SimpleNamespace(train=train))
+    study, _ = work(trial.train, hpo__n_trials=1)
+    assert study.best().values == [0.9]
+
+
 def test_a_search_in_which_every_trial_fails_stops_and_says_why(work, open_study):
     with pytest.raises(
         SearchStoppedError, match=r"every trial fails \(5 of 5\).*Trials 0, 1, 2, 3, 4: RuntimeError: planted"

@@ -51,7 +51,8 @@ def export(
         return made
 
     out = out or run / "export"
-    files = exporting.export(run, out, kind, checkpoint, make)
+    with contextlib.redirect_stdout(sys.stderr):  # what the program prints
+        files = exporting.export(run, out, kind, checkpoint, make)
     if as_json:
         echo_json({"folder": str(out), "format": kind, "files": list(map(str, files))})
         return

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -173,7 +174,8 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
         raise KeyboardInterrupt
     if outcome.stop:
         asked.stop()
-    return (max if hpo.towards == "maximize" else min)(found, key=lambda one: one[0])
+    known = [one for one in found if not math.isnan(one[0])]  # NaN is never the best, as for a run's best.pt
+    return (max if hpo.towards == "maximize" else min)(known or found, key=lambda one: one[0])
 
 
 def _recipe(name: str) -> Any:
