@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from hotloop.cli import app
 from hotloop.errors import ConfigError
+from hotloop.remote import runs as remote_runs
 from hotloop.train.turn import folder_held
 
 sys.path.extend(str(Path(__file__).parents[1] / room) for room in ("train", "report"))
@@ -115,13 +116,19 @@ def test_what_is_no_run_or_trains_now_is_not_deleted(tmp_path, monkeypatch):
     assert (kf / "kfold.json").is_file()
 
 
-def test_what_is_on_a_cluster_is_not_deleted(tmp_path):
+def test_what_is_on_a_cluster_is_not_deleted_unless_it_is_to_be_forgotten(tmp_path, monkeypatch):
     run, search = a_run(tmp_path / "a", status="running", submitted="20260101-120000-abcd"), tmp_path / "search"
     a_run(a_study(search, "running") / "trials" / "0000", status="running", submitted="20260101-120000-abcd")
     for folder in (run, search):
-        with pytest.raises(ConfigError, match=r"it is on a cluster: .*Stop and fetch it first"):
+        with pytest.raises(ConfigError, match=r"it is on a cluster: .*Stop and fetch it first.*runs rm --forget /"):
             invoke("rm", "--yes", folder)
         assert folder.is_dir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    remote_runs.keep(remote_runs.RemoteRun("20260101-120000-abcd", "http://gone:1", "", "", (), str(run), 0.0))
+    invoke("rm", "--yes", "--forget", run, search)
+    assert not run.exists()
+    assert not search.exists()
+    assert remote_runs.known() == []
 
 
 def test_a_link_in_a_run_is_deleted_and_not_followed(tmp_path):

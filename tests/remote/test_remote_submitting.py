@@ -1,5 +1,6 @@
 """A run is noted before it is sent, and once; two that resume it, an answer that is lost, and a refusal."""
 
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -95,6 +96,8 @@ def test_a_run_that_is_finished_is_not_resumed(cluster, stopped):
     with pytest.raises(ConfigError, match=rf"{NAME} is finished, and nothing is left to train: hotloop submit fetch"):
         submitting.resume(stopped, 0)
     assert cluster.started == []
+    runs.keep(dataclasses.replace(stopped, command=("hpo",)))
+    assert submitting.resume(stopped, 0).number == 2  # a search that ran out of time has trials left
 
 
 def test_two_that_resume_a_run_start_one_job(cluster, stopped):

@@ -194,6 +194,16 @@ def test_a_search_without_a_complete_trial_is_a_failed_one(run, monkeypatch):
     assert run("hpo").exit_code == 1
 
 
+def test_in_a_submitted_job_a_search_names_the_commands_of_the_users_machine(run, monkeypatch):
+    monkeypatch.setenv("HOTLOOP_SUBMITTED", "20261126-120000-abcd")
+    ended = supervise.Ended("out of time", Path("study"), {"trials": [], "best": 0, "left": 2})
+    monkeypatch.setattr(supervise, "search", lambda settings, tell: ended)
+    assert run("hpo").stdout == (
+        "Search out of time: no trial\nBest: trial 0. Its settings are fetched as best.yaml\n"
+        "2 trials are left: hotloop submit resume 20261126-120000-abcd\n"
+    )
+
+
 def test_fast_says_what_it_changes(tmp_path, run, monkeypatch):
     seen = []
     monkeypatch.chdir(tmp_path)

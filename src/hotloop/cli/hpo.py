@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from hotloop.cli.common import INTERRUPTED, DefaultGroup, ProgramCommand, echo_j
 from hotloop.cli.report import refresh_study
 from hotloop.cli.train import Config, Dry, Overrides, Printed, Quiet, echo_outcome
 from hotloop.errors import ConfigError
+from hotloop.record import SUBMITTED
 from hotloop.report import study as study_report
 from hotloop.report.runs import SEARCH, find
 from hotloop.report.terminal import draw
@@ -177,12 +179,21 @@ def _announce(settings: Settings) -> None:
 
 
 def _summarize(status: str, folder: Path, document: dict[str, object]) -> None:
-    """Print how a search ended: its trials by state, the best one, and what is left."""
+    """Print how a search ended: its trials by state, the best one, and what is left.
+
+    The commands that go on with it name a folder here; a job on a cluster prints those for the machine of the user.
+    """
     from hotloop.train.search.document import BEST  # noqa: PLC0415 - loads the optional packages
 
     attempts = document.get("trials")
     counts = study_report.counts_of(attempts) if isinstance(attempts, list) else ""
     typer.echo(f"Search {status}: {counts or 'no trial'}")
+    if name := os.environ.get(SUBMITTED):
+        if document.get("best") is not None:
+            typer.echo(f"Best: trial {document['best']}. Its settings are fetched as {BEST}")
+        if document.get("left"):
+            typer.echo(f"{document['left']} trials are left: hotloop submit resume {name}")
+        return
     if document.get("best") is not None:
         typer.echo(f"Best: trial {document['best']}. Its settings: hotloop train --config {folder / BEST}")
     if front := document.get("front"):

@@ -112,17 +112,27 @@ def compare(
 def remove(
     names: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders to delete.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    forget: Annotated[
+        bool,
+        typer.Option(
+            "--forget", help="Also a run on a cluster that is gone: its key is deleted, and nothing can be fetched."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete runs with all that is in their folders; asks first. It refuses a run that trains now."""
-    from hotloop.train import removal  # noqa: PLC0415 - filelock is an optional package
+    from hotloop.remote import runs as remote_runs  # noqa: PLC0415 - filelock is an optional package
+    from hotloop.train import removal  # noqa: PLC0415
 
     def confirm() -> None:
         shown = ", ".join(line(str(name), 200) for name in names)
         many = sum(map(removal.files, names))
         typer.confirm(f"Delete {shown} ({count(many, 'file')})?", abort=True, err=True)
 
-    removal.remove(names, (lambda: None) if yes else confirm)
+    gone = [one for name in names if (one := remote_runs.of_folder(name))] if forget else []
+    removal.remove(names, (lambda: None) if yes else confirm, on_cluster=forget)
+    for one in gone:
+        remote_runs.forget(one.name)
     if as_json:
         echo_json({"removed": list(map(str, names))})
     else:

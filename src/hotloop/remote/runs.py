@@ -92,7 +92,7 @@ def keep(run: RemoteRun) -> None:
 
 
 def forget(name: str) -> None:
-    """Forget a run that never began."""
+    """Forget a run: it never began, or its cluster is gone."""
     (_folder() / f"{name}.json").unlink(missing_ok=True)
 
 

@@ -107,7 +107,7 @@ def resume(run: runs.RemoteRun, retries: int, say: Callable[[str], None] = lambd
         client = Client(run.address)
         with contextlib.suppress(UnknownJobError):
             status = str(client.job(run.submission).status)
-            if status == "SUCCEEDED":
+            if status == "SUCCEEDED" and run.command[0] != "hpo":  # a search may have ended with trials left
                 raise ConfigError(
                     f"{run.name} is finished, and nothing is left to train: hotloop submit fetch {run.name}"
                 )

@@ -305,7 +305,10 @@ def _search(folder: Path, document: Mapping[str, Any]) -> Row:
     began = [at for one in attempts if (at := number(one.get("began"))) is not None]
     goes_on = [one for one in attempts if one.get("state") == "running"]
     inside = members(folder) if goes_on else []
-    status = "open" if number(document.get("left")) else "finished"
+    status, place = "finished", ""
+    if number(document.get("left")):
+        status, place = _standing(folder, {"status": "running", "submitted": document.get("submitted")})
+        status = status if status == ON_CLUSTER else "open"
     works = next((one for one in inside if one.status in ("running", ON_CLUSTER)), None)
     value, chosen = number(best.get("value")), best.get("values")
     return Row(
@@ -316,7 +319,7 @@ def _search(folder: Path, document: Mapping[str, Any]) -> Row:
         created=min(began, default=number(document.get("written"))),
         metric=metric,
         best=value,
-        place=works.place if works else "",
+        place=works.place if works else place,
         members=len({number(one.get("number")) for one in attempts if one.get("state") not in ("interrupted", "died")}),
         settings=dict(flat(chosen)) if isinstance(chosen, dict) else {},
         figures={} if value is None else {metric: value},

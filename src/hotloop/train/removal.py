@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,19 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-def remove(folders: Sequence[Path], confirm: Callable[[], object] = lambda: None) -> None:
+def remove(folders: Sequence[Path], confirm: Callable[[], object] = lambda: None, *, on_cluster: bool = False) -> None:
     """Delete the folders of runs with all that is in them.
 
     Args:
         folders: of the runs.
         confirm: called once all may be deleted; what it raises keeps them.
+        on_cluster: also those that were on a cluster when they were fetched.
 
     Raises:
         ConfigError: one of them is no run, is used now, or is part of something larger; nothing was deleted.
     """
     with contextlib.ExitStack() as held:
         for folder in folders:
-            _check(folder, held)
+            _check(folder, held, on_cluster=on_cluster)
         confirm()
         if os.name == "nt":  # which deletes no file that is open
             held.close()
@@ -41,7 +43,7 @@ def files(folder: Path) -> int:
     return sum(1 for path in folder.rglob("*") if not path.is_dir())
 
 
-def _check(folder: Path, held: contextlib.ExitStack) -> None:
+def _check(folder: Path, held: contextlib.ExitStack, *, on_cluster: bool) -> None:
     """Refuse a folder that must not be deleted; hold the locks of its runs."""
     row = runs.known(folder)
     here = folder.resolve()
@@ -51,10 +53,11 @@ def _check(folder: Path, held: contextlib.ExitStack) -> None:
     for above in (here.parent, here.parent.parent):
         if runs.kind_of(above) in (runs.FOLDS, runs.SEARCH):
             raise ConfigError(f"{folder} is not deleted: it is part of {above}, which would be torn; delete that whole")
-    if row.status == runs.ON_CLUSTER:
+    if row.status == runs.ON_CLUSTER and not on_cluster:
+        anyway = f"hotloop runs rm --forget {shlex.quote(str(folder))}"
         raise ConfigError(
             f"{folder} is not deleted: it is {row.place}. Stop and fetch it first (`hotloop submit stop`, "
-            "`hotloop submit fetch`); if the cluster is gone, delete the folder by hand"
+            f"`hotloop submit fetch`); if the cluster is gone for good: {anyway}"
         )
     if row.status == "running" and row.kind == runs.SEARCH:
         raise ConfigError(f"{folder} is not deleted: its search runs now. Stop it first")
