@@ -290,6 +290,20 @@ def test_whoever_died_while_drawing_changes_no_value(open_study, compose, tmp_pa
     other.storage.close()
 
 
+def test_a_trial_whose_taking_was_written_but_not_answered_is_taken_again(open_study, monkeypatch):
+    study, write = open_study(hpo__n_trials=1), optuna.Trial.set_user_attr
+
+    def lost(trial, key, value):
+        write(trial, key, value)
+        if key == WORKER:
+            monkeypatch.undo()
+            raise sqlite3.OperationalError("planted: the answer is lost")
+
+    monkeypatch.setattr(optuna.Trial, "set_user_attr", lost)
+    taken = study.take()
+    assert (taken.number, taken.attempt) == (0, 2)
+
+
 def test_a_worker_that_died_behind_its_trial_has_lost_nothing(open_study):
     study = open_study(hpo__n_trials=1)
     taken = study.take()

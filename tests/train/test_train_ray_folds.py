@@ -21,6 +21,7 @@ from hotloop.recipes import load
 from hotloop.train import cluster as clusters
 from hotloop.train import kfold
 from hotloop.train.child import WorkerLostError
+from hotloop.train.fold_workers import FoldWorkers
 
 __all__ = ["cross", "own", "whole"]
 campaign = pytest.mark.campaign
@@ -141,6 +142,14 @@ def test_a_worker_that_was_left_is_waited_for_no_longer():
     with pytest.raises(WorkerLostError):
         child.hear()
     assert asked == [clusters._HEAR_SECONDS] * 2  # a silent worker is heard until it is left
+
+
+def test_a_stop_does_not_wait_for_a_node_that_the_cluster_has_not():
+    waits, stopping = object.__new__(clusters.RemoteChild), SimpleNamespace(running={})
+    vars(waits).update(_start="ref", _left=False)
+    stopping.running[1] = waits
+    FoldWorkers.stop(stopping)
+    assert waits._left
 
 
 def test_an_address_that_nobody_answers_is_told_and_nothing_is_written(cross, tmp_path):

@@ -221,4 +221,7 @@ class FoldWorkers:
         """Begin no fold any more, and stop each worker within its step, which is saved."""
         self.stopping = True
         for one in self.running.values():
-            one.interrupt()
+            if isinstance(one, RemoteChild) and one.waits:  # the cluster has no room for it, perhaps for long
+                one.leave()
+            else:
+                one.interrupt()

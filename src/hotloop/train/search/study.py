@@ -94,6 +94,8 @@ class Study:
         self._states: Any = self._optuna.trial.TrialState
         self._known: dict[str, Any] = {}
         """What samplers find out about all trials so far, handed on from one to the next."""
+        self._half_taken: int | None = None
+        """The attempt that was asked for while the storage's answer to that this worker has it was lost."""
         try:
             self.study = self.storage.study(study_name(settings), list(settings.hpo.objectives.values()))
             anew = self._check_settings(begins=since is None)
@@ -182,6 +184,7 @@ class Study:
                 self.study.enqueue_trial(self._values(number, before), user_attrs=about)
             self.study.sampler = samplers.sampler(self.settings, number, self._known)
             trial = self.study.ask()
+            self._half_taken = trial.number
             if NUMBER not in trial.user_attrs:
                 trial.set_user_attr(NUMBER, number)
             self.storage.beat(trial._trial_id)  # noqa: SLF001 - storages know trials by nothing else
@@ -190,6 +193,7 @@ class Study:
             # One that is there is of a study whose storage is gone, or another: should this worker die, it is not ours.
             (folder / OUTCOME).unlink(missing_ok=True)
             trial.set_user_attr(WORKER, record.this_process())
+            self._half_taken = None
         return Taken(number, attempt, trial, folder)
 
     def _next(self, trials: Attempts) -> tuple[int | None, Attempts]:
@@ -228,7 +232,8 @@ class Study:
         running = [one for one in trials if one.state == self._states.RUNNING]
         for one in running:
             worker = one.user_attrs.get(WORKER)
-            if worker is None:  # it is our turn, so whoever took it died before he could say so
+            # It is our turn, so whoever took one without a worker died before he could say so.
+            if worker is None or one.number == self._half_taken:
                 self._finish_now(one, Outcome("interrupted", cause="it was not begun"))
             elif record.was_killed({"status": "running", **worker}):
                 self._finish_now(one, self._outcome(self._folder_of(one)) or Outcome("died", cause=_DIED))
