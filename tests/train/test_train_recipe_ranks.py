@@ -90,7 +90,7 @@ def given(name, tmp_path):
     if name == "criteria":
         found = [one for one in overrides(tmp_path) if not one.startswith(("run.", "training.batch_size"))]
         return [*found, "training.batch_size=3", "model.dropout=0"]
-    return [f"recipe={name}", *SMALL[name], "model.dropout=0", "training.batch_size=16"]
+    return [f"recipe={name}", *SMALL[name], "model.dropout=0", "training.batch_size=16", "training.ema_decay=0.5"]
 
 
 @pytest.mark.campaign
@@ -112,7 +112,7 @@ def test_two_devices_are_one_with_twice_the_batches_in_a_step(tmp_path, name, st
     for key, value in weights[0].items():
         torch.testing.assert_close(weights[1][key], value, rtol=1e-3, atol=1e-4)
     kept = checkpoint.load(tmp_path / "two" / "checkpoints" / "best.pt")
-    judged = recipes.load(name).evaluate(configure.from_dict(kept["settings"]), kept["model"])
+    judged = recipes.load(name).evaluate(configure.from_dict(kept["settings"]), checkpoint.weights(kept))
     assert judged == pytest.approx(kept["position"]["best"], rel=1e-4)
 
 

@@ -36,9 +36,9 @@ def load(folder, name="last.pt"):
     return checkpoint.load(folder / "checkpoints" / name)
 
 
-@pytest.mark.parametrize("name", ["digits", "language"])
-def test_a_recipe_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_path, train, name):
-    outcome = train(name)
+@pytest.mark.parametrize(("name", "decay"), [("digits", "null"), ("language", "0.5")])
+def test_a_recipe_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_path, train, name, decay):
+    outcome = train(name, f"training.ema_decay={decay}")
     document = record.load(tmp_path / "run")
     assert document["steps"][-1]["loss"] < document["steps"][0]["loss"]
     goal = recipes.load(name).GOAL
@@ -46,7 +46,8 @@ def test_a_recipe_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_pat
     assert outcome.best[goal.metric] == of
     assert set(outcome.best) == set(before.METRICS[name])
     kept = load(tmp_path / "run", "best.pt")
-    judged = recipes.load(name).evaluate(configure.from_dict(kept["settings"]), kept["model"])
+    assert ("model.average" in kept["others"]) == (decay != "null")
+    judged = recipes.load(name).evaluate(configure.from_dict(kept["settings"]), checkpoint.weights(kept))
     assert judged == pytest.approx(outcome.best, rel=1e-5)
     assert any(word in line for line in outcome.remarks for word in ("nearest neighbour", "xz"))
     assert json.dumps(document["measurements"]).count("baseline_") >= 1
@@ -70,7 +71,7 @@ def test_the_setting_that_names_a_device_which_is_not_here_is_told(monkeypatch):
 
 @pytest.mark.parametrize("name", ["digits", "language"])
 def test_a_recipe_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, train, monkeypatch, name):
-    train(name, folder="whole")
+    train(name, "training.ema_decay=0.5", folder="whole")
     whole = fit._Fitting.step
 
     def acting(self, batches):
@@ -80,10 +81,13 @@ def test_a_recipe_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, trai
 
     with monkeypatch.context() as patch:
         patch.setattr(fit._Fitting, "step", acting)
-        assert train(name).status == "interrupted"
+        assert train(name, "training.ema_decay=0.5").status == "interrupted"
     recipes.load(name).train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
     ours, theirs = load(tmp_path / "run"), load(tmp_path / "whole")
     assert ours["position"] == theirs["position"]
+    for first, second in zip(*(checkpoint.weights(one)["model"].items() for one in (ours, theirs)), strict=True):
+        assert first[0] == second[0]
+        assert torch.equal(first[1], second[1])
     assert all(torch.equal(tensor, theirs["model"]["model"][key]) for key, tensor in ours["model"]["model"].items())
 
 

@@ -114,6 +114,7 @@ ALONE = """
 
     from hotloop.errors import ConfigError
     from hotloop.train import sharding
+    from hotloop.train.average import Average
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
@@ -147,6 +148,16 @@ ALONE = """
         found = optimizer.state_dict()["state"][number]
         print(all(torch.equal(sharding.local(found[name]), value) for name, value in values.items()))
     print(sorted({type(value).__name__ for value in found.values()}))
+
+    single, x = sharding.shard(torch.nn.Linear(3, 1), mesh), torch.ones(1, 3)
+    average = Average(single, 0.5)
+    with torch.no_grad():
+        for one in single.parameters():
+            one.zero_()
+        single(x)  # gathers them, and they stay so
+        with average.in_place():
+            print(bool(single(x)))
+        print(bool(single(x)))
     distributed.destroy_process_group()
 """
 
@@ -244,7 +255,7 @@ def test_shares_become_the_state_of_one_device_and_are_made_of_it_again():
     assert "the AdamW holds parameters that no model of the Workload has any more" in said[1]
     assert "net, stepping = fabric.setup(model, optimizer), or make it after the model was set up" in said[1]
     assert "the state of Adafactor has other shapes than its parameters" in said[2]
-    assert said[3:] == ["True"] * 6 + ["['DTensor', 'Tensor']"]
+    assert said[3:] == ["True"] * 6 + ["['DTensor', 'Tensor']", "True", "False"]
 
 
 @pytest.mark.campaign

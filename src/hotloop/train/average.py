@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -26,10 +26,13 @@ class Average:
     """
 
     def __init__(self, model: torch.nn.Module, decay: float) -> None:
-        self._decay = decay
-        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        self._names, self._parameters = list(trained), list(trained.values())
+        self._model, self._decay = model, decay
+        self._parameters = [one for one in model.parameters() if one.requires_grad]
         self.tensors = [one.detach().clone() for one in self._parameters]
+        of = {id(one): average for one, average in zip(self._parameters, self.tensors, strict=True)}
+        # A tied parameter has several names, and a checkpoint's weights have each of them.
+        every = model.named_parameters(remove_duplicate=False)
+        self._named = {name: of[id(one)] for name, one in every if one.requires_grad}
         self._blend = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     def lagging(self, steps: int) -> str | None:
@@ -62,10 +65,14 @@ class Average:
             kept = parameter.detach().clone()
             parameter.copy_(average)
             average.copy_(kept)
+        for one in self._model.modules():
+            reshard: Any = getattr(one, "reshard", None)
+            if reshard is not None:  # FSDP2: what a forward without gradients has gathered, the next one would use
+                reshard()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the averages by the names of their parameters."""
-        return dict(zip(self._names, self.tensors, strict=True))
+        return dict(self._named)
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -74,5 +81,5 @@ class Average:
         Raises:
             KeyError: they are of other parameters.
         """
-        for name, average in zip(self._names, self.tensors, strict=True):
+        for name, average in self._named.items():
             average.copy_(state[name])

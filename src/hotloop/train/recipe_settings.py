@@ -93,7 +93,6 @@ class DiffusionSettings(Group):
     min_snr_gamma: float | None = Field(gt=0)
     noise_offset: float = Field(ge=0, le=1)
     caption_dropout: float = Field(ge=0, le=0.9)
-    ema_decay: float | None = Field(ge=0, le=0.999999)
     gradient_checkpointing: bool
     cache: bool
     output: bool

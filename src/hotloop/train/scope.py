@@ -18,8 +18,8 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "focus": (
         ("data.validation_fraction", "focus"),
         (
-            "training.gradient_accumulation", "training.optimization.use_fp16", "run.precision", "run.accelerator",
-            "run.devices", "run.strategy",
+            "training.gradient_accumulation", "training.ema_decay", "training.optimization.use_fp16", "run.precision",
+            "run.accelerator", "run.devices", "run.strategy",
         ),
     ),
     "lightning": (
@@ -27,8 +27,8 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "training.batch_size", "training.eval_batch_size", "training.optimizer", "training.optimizer_options",
             "training.learning_rate", "training.schedule", "training.warmup_fraction", "training.weight_decay",
-            "compile.inference", "compile.components", "compile.regions", "compile.dynamic", "compile.fullgraph",
-            "compile.options", "compile.ladder", "compile.strict", "compile.measure_eager_steps",
+            "training.ema_decay", "compile.inference", "compile.components", "compile.regions", "compile.dynamic",
+            "compile.fullgraph", "compile.options", "compile.ladder", "compile.strict", "compile.measure_eager_steps",
         ),
     ),
     "workload": (
@@ -37,7 +37,8 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "run.device", "training.batch_size", "training.eval_batch_size",
             "training.gradient_accumulation", "training.optimizer", "training.optimizer_options",
             "training.learning_rate", "training.schedule", "training.warmup_fraction", "training.weight_decay",
-            "training.max_grad_norm", "training.optimization.use_bf16", "training.optimization.use_fp16",
+            "training.max_grad_norm", "training.ema_decay", "training.optimization.use_bf16",
+            "training.optimization.use_fp16",
         ),
     ),
 }  # fmt: skip

@@ -124,6 +124,7 @@ class TrainingSettings(Group):
     warmup_fraction: float = Field(ge=0, le=1)
     weight_decay: float = Field(ge=0)
     max_grad_norm: float | None = Field(gt=0)
+    ema_decay: float | None = Field(None, ge=0, le=0.999999)
     freeze_embeddings: bool
     early_stopping_patience: int | None = Field(ge=1)
     max_steps: int | None = Field(ge=1)

@@ -38,7 +38,9 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         "model", "digits", "language", "diffusion", "focus", "training.freeze_embeddings", "program",
     ),
     "each device has a share of the batches of its own": ("run.devices",),
-    "the checkpoint has the state of the former": ("training.optimizer", "training.optimizer_options"),
+    "the checkpoint has the state of the former": (
+        "training.optimizer", "training.optimizer_options", "training.ema_decay",
+    ),
 }  # fmt: skip
 """Settings, and groups of them, that a resumed run cannot change, by the reason."""
 COMPARED = ("data.path", "data.on_bad_rows", "pictures.path", "pictures.skip_bad", "pictures.min_size")

@@ -48,7 +48,6 @@ class Supervised(Task):
         rows: what a row of the data is, in the plural.
         per_row: what throughput counts besides rows, and how many of it a row holds: ``{"tokens": 128}``.
         compiled: the components that a hot loop compiles; empty compiles all of the model.
-        average: keep an exponential moving average of what is trained, with this decay, and judge that.
         remarks: says by what the best validation is to be judged, of its metrics and of the record's measurements.
         fingerprint, goal, context, show, told: as for `Task`.
     """
@@ -73,7 +72,6 @@ class Supervised(Task):
         context: Mapping[str, float] | None = None,
         remarks: Callable[[Mapping[str, float], Mapping[str, Any]], Sequence[str]] = lambda *_: (),
         compiled: Sequence[str] = (),
-        average: float | None = None,
         show: Show | None = None,
         told: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
@@ -92,7 +90,7 @@ class Supervised(Task):
         # The wrapper is for precision and device; checkpoints and compile deal with the model itself.
         self.wrapped, self._stepping = self.fabric.setup(model, self.optimizer)
         self.wrapped.train()
-        self.average = Average(model, average) if average is not None else None
+        self.average = None if training.ema_decay is None else Average(model, training.ema_decay)
         self._trained = [one for one in model.parameters() if one.requires_grad]
         self._max_norm = training.max_grad_norm or math.inf
         super().__init__(

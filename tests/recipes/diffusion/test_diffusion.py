@@ -27,7 +27,7 @@ RECIPE = recipes.load("diffusion")
 SMALL = [
     "recipe=diffusion", "run.device=cpu", "diffusion.width=8", "diffusion.autoencoder_steps=10", "pictures.size=8",
     "data.sample_size=160", "training.batch_size=16", "training.eval_batch_size=64", "training.num_epochs=1",
-    "training.learning_rate=0.005", "diffusion.ema_decay=0.8", "diffusion.sample_steps=2", "diffusion.samples=1",
+    "training.learning_rate=0.005", "training.ema_decay=0.8", "diffusion.sample_steps=2", "diffusion.samples=1",
     "diffusion.output=false",
 ]  # fmt: skip
 
@@ -192,7 +192,7 @@ def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_pa
 def test_pictures_that_are_too_large_for_the_small_networks_are_said_with_what_to_set(
     tmp_path, train, size, step, said
 ):
-    settings = ["data.sample_size=10", "training.batch_size=4", "training.max_steps=1", "diffusion.ema_decay=null"]
+    settings = ["data.sample_size=10", "training.batch_size=4", "training.max_steps=1", "training.ema_decay=null"]
     train(*settings, f"pictures.size={size}", f"pictures.step={step}")
     told = record.load(tmp_path / "run")["told"]["model"]
     found = [one for one in told if f"pictures.size={size}: steps are slow" in one]
@@ -203,7 +203,7 @@ def test_pictures_that_are_too_large_for_the_small_networks_are_said_with_what_t
 def test_adapters_are_what_a_checkpoint_of_lora_holds_and_what_diffusers_loads(tmp_path, train, model, capsys):
     base = model[0] / "pipeline"
     lora = [f"diffusion.model={base}", "diffusion.lora_rank=2", "diffusion.lora_alpha=4", "diffusion.output=true"]
-    outcome = train(*lora, "diffusion.train_text_encoder=true", "diffusion.ema_decay=null")
+    outcome = train(*lora, "diffusion.train_text_encoder=true", "training.ema_decay=null")
     printed = capsys.readouterr().out.splitlines()
     network, trained = record.load(tmp_path / "run")["told"]["model"]
     assert {f"Model: {network}", trained} <= set(printed), "the report has the figures that were printed"
@@ -298,7 +298,7 @@ def test_each_component_is_compiled_as_its_setting_says_and_the_report_shows_all
     """Text encoder and VAE run in each step here, and without gradients: their presets are those of inference."""
     outcome = train(
         *ON, "diffusion.cache=false", "compile.components.text_encoder.inference=aot_eager", "training.max_steps=2",
-        "data.sample_size=40", "diffusion.ema_decay=null",
+        "data.sample_size=40", "training.ema_decay=null",
     )  # fmt: skip
     states = {name: one["state"] for name, one in outcome.components.items()}
     assert states == {"unet": "compiled", "text_encoder": "compiled", "vae": "eager", "loss": "eager"}
@@ -323,7 +323,7 @@ def test_auto_owns_the_step_and_compiles_the_unet_alone(train):
         (["diffusion.width=20"], r"diffusion\.width=20: expected a multiple of 8"),
         (["diffusion.prediction=sample"], r"diffusion\.prediction.*epsilon"),
         (["diffusion.min_snr_gamma=0"], r"diffusion\.min_snr_gamma"),
-        (["diffusion.ema_decay=1.0"], r"diffusion\.ema_decay"),
+        (["training.ema_decay=1.0"], r"training\.ema_decay"),
         (["diffusion.guidance=0.5"], r"diffusion\.guidance"),
         (["diffusion.model=''"], r"diffusion\.model is empty"),
         (["diffusion.model=./nowhere"], r"diffusion\.model=\./nowhere: no such folder"),

@@ -26,7 +26,7 @@ RECIPE = recipes.load("diffusion")
 SMALL = [
     "recipe=diffusion", "run.device=cpu", "pictures.size=16", "pictures.step=16", "data.sample_size=40",
     "training.batch_size=8", "training.eval_batch_size=8", "training.max_steps=3", "training.num_epochs=1",
-    "training.learning_rate=0.005", "diffusion.ema_decay=null", "diffusion.sample_steps=2", "diffusion.samples=1",
+    "training.learning_rate=0.005", "training.ema_decay=null", "diffusion.sample_steps=2", "diffusion.samples=1",
     "diffusion.output=false",
 ]  # fmt: skip
 TEXTS = ("text_encoder", "text_encoder_2")

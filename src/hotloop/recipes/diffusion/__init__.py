@@ -120,7 +120,6 @@ def train(start: Start, display: Display, devices: Devices) -> Task | None:
         rows="pictures",
         context={"validation_pictures": len(rows[1])},  # what is judged are several noises of each
         compiled=("unet",),
-        average=settings.diffusion.ema_decay,
         show=show(settings, found, pictures, start.folder, display.say),
         told={
             "data": [about, *pictures.notes, *long],
