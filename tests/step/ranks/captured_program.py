@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hotloop
 from hotloop.errors import ConfigError, StepLostError
 from hotloop.step.capture.in_and_out import Inputs
-from hotloop.step.ranks import peers
+from hotloop.step.ranks import votes
 from hotloop.step.state import trial_run
 from hotloop.testing import captured_step_emulation
 from hotloop.testing.captured import Tape, TapeRecording
@@ -550,7 +550,7 @@ WAYS = {
 def main(ways):
     """Live through the scenarios that were named, and print what they tell."""
     torch.set_num_threads(1)
-    peers.VOTE_SECONDS = VOTE_SECONDS
+    votes.VOTE_SECONDS = VOTE_SECONDS
     patience = dt.timedelta(seconds=30)
     if DEVICE.type == "cuda":
         torch.cuda.set_device(DEVICE)

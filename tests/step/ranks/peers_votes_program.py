@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop.step.prove import proof
-from hotloop.step.ranks import peers
+from hotloop.step.ranks import votes
 from hotloop.step.state import trial_run
 
 VOTE_SECONDS = 3.0
@@ -96,18 +96,18 @@ def late():
 
 def shapes():
     """Lengths that never come twice; then lengths that vary once the tier is proven."""
-    votes, real = [], peers.Peers.agree
+    asked, real = [], votes.Peers.agree
 
     def agree(self, *vote):
-        votes.append(vote)
+        asked.append(vote)
         return real(self, *vote)
 
-    peers.Peers.agree = agree
+    votes.Peers.agree = agree
     try:
         never = compared("local", 80, rows=lambda step: 4 + step)
-        return {**never, "votes": len(votes), "later": compared("local", 40, rows=lambda step: max(6, step - 12))}
+        return {**never, "votes": len(asked), "later": compared("local", 40, rows=lambda step: max(6, step - 12))}
     finally:
-        peers.Peers.agree = real
+        votes.Peers.agree = real
 
 
 def begun():
@@ -125,12 +125,12 @@ def begun():
 
 def given_up(first):
     """Rank 0 gives up waiting in the third vote, which rank 1 goes through; ``first`` says who writes that down first."""
-    real, votes = dist.all_reduce, []
+    real, reduced = dist.all_reduce, []
 
     def all_reduce(tensor, op, group):
         real(tensor, op, group=group)
-        votes.append(1)
-        if len(votes) == 3:
+        reduced.append(1)
+        if len(reduced) == 3:
             time.sleep(0.0 if first == RANK else 0.5)
             if RANK == 0:
                 raise RuntimeError("Timed out waiting 3000ms for recv operation to complete")
@@ -205,7 +205,7 @@ RUNS = {
 
 def main():
     meet()
-    peers.VOTE_SECONDS = VOTE_SECONDS
+    votes.VOTE_SECONDS = VOTE_SECONDS
     told = {}
     for name in SCENARIOS:
         told[name] = RUNS[name]()
