@@ -117,7 +117,7 @@ def begun():
     counts = [loop.context.peers.begun()]
     dist.all_reduce(torch.ones(1, device=DEVICE), group=group)
     counts.append(loop.context.peers.begun())
-    loop.context.peers.agree(peers.Vote.YES)
+    loop.context.peers.agree(votes.Vote.YES)
     counts.append(loop.context.peers.begun())
     loop.close()
     return [count - counts[0] for count in counts]
@@ -138,7 +138,7 @@ def given_up(first):
     _, loop, _ = made("local", "aot_eager")
     dist.all_reduce = all_reduce
     try:
-        found = [loop.context.peers.agree(peers.Vote.YES).name for _ in range(5)]
+        found = [loop.context.peers.agree(votes.Vote.YES).name for _ in range(5)]
     finally:
         dist.all_reduce = real
     dist.barrier()
