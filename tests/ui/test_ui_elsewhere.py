@@ -217,6 +217,9 @@ def test_a_run_that_goes_on_on_a_cluster_is_not_deleted(client, root):
     refused = client.post("/run/delete", data={"run": "a", "sure": "yes"})
     assert refused.status_code == 409
     assert "on a cluster" in refused.text
+    way = f"hotloop runs rm --forget {root / 'a'}"
+    assert way in refused.text
+    assert way in client.get("/run?run=a").text
 
 
 def test_a_trial_is_shown_as_the_last_fetch_of_its_search_found_it(root):
@@ -310,6 +313,13 @@ def test_a_cluster_that_does_not_answer_is_asked_again_and_told_once(attended):
     assert said.count("nobody answers") == 1
     assert "The run goes on there" in said
     assert code == 1
+
+
+def test_a_run_that_is_forgotten_is_followed_no_longer(attended, monkeypatch):
+    gone = DataError("nobody answers")
+    monkeypatch.setattr(attending.Attendant, "_tell", lambda one, error: runs.forget(one._run.name))
+    cluster, code, _ = attended(gone)
+    assert (cluster.fetched, code) == (["none"], 1)
 
 
 def test_a_stop_is_sent_to_the_cluster_once(attended, root):

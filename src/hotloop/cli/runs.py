@@ -124,15 +124,17 @@ def remove(
     from hotloop.remote import runs as remote_runs  # noqa: PLC0415 - filelock is an optional package
     from hotloop.train import removal  # noqa: PLC0415
 
+    gone = [one for name in names if (one := remote_runs.of_folder(name))] if forget else []
+
     def confirm() -> None:
         shown = ", ".join(line(str(name), 200) for name in names)
         many = sum(map(removal.files, names))
-        typer.confirm(f"Delete {shown} ({count(many, 'file')})?", abort=True, err=True)
+        if not yes:
+            typer.confirm(f"Delete {shown} ({count(many, 'file')})?", abort=True, err=True)
+        for one in gone:  # first: whoever follows it for the page would make its folder anew
+            remote_runs.forget(one.name)
 
-    gone = [one for name in names if (one := remote_runs.of_folder(name))] if forget else []
-    removal.remove(names, (lambda: None) if yes else confirm, on_cluster=forget)
-    for one in gone:
-        remote_runs.forget(one.name)
+    removal.remove(names, confirm, on_cluster=forget)
     if as_json:
         echo_json({"removed": list(map(str, names))})
     else:

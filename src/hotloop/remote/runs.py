@@ -91,6 +91,11 @@ def keep(run: RemoteRun) -> None:
         raise ConfigError(f"the remote run cannot be remembered: {path}: {error}") from error
 
 
+def is_known(name: str) -> bool:
+    """Return whether a run is remembered."""
+    return (_folder() / f"{name}.json").is_file()
+
+
 def forget(name: str) -> None:
     """Forget a run: it never began, or its cluster is gone."""
     (_folder() / f"{name}.json").unlink(missing_ok=True)

@@ -38,6 +38,11 @@ def remove(folders: Sequence[Path], confirm: Callable[[], object] = lambda: None
             shutil.rmtree(folder)
 
 
+def forgetting(folder: Path) -> str:
+    """Return the command that deletes a run whose cluster never answers again."""
+    return f"hotloop runs rm --forget {shlex.quote(str(folder))}"
+
+
 def files(folder: Path) -> int:
     """Return how many files are in a folder, at any depth."""
     return sum(1 for path in folder.rglob("*") if not path.is_dir())
@@ -54,10 +59,9 @@ def _check(folder: Path, held: contextlib.ExitStack, *, on_cluster: bool) -> Non
         if runs.kind_of(above) in (runs.FOLDS, runs.SEARCH):
             raise ConfigError(f"{folder} is not deleted: it is part of {above}, which would be torn; delete that whole")
     if row.status == runs.ON_CLUSTER and not on_cluster:
-        anyway = f"hotloop runs rm --forget {shlex.quote(str(folder))}"
         raise ConfigError(
             f"{folder} is not deleted: it is {row.place}. Stop and fetch it first (`hotloop submit stop`, "
-            f"`hotloop submit fetch`); if the cluster is gone for good: {anyway}"
+            f"`hotloop submit fetch`); if the cluster is gone for good: {forgetting(folder)}"
         )
     if row.status == "running" and row.kind == runs.SEARCH:
         raise ConfigError(f"{folder} is not deleted: its search runs now. Stop it first")

@@ -85,6 +85,8 @@ class Attendant:
         while True:
             began = time.monotonic()
             try:
+                if not runs.is_known(self._run.name):  # `hotloop runs rm --forget` has deleted it, and its folder
+                    return fetch.LOST
                 self._stop_if_asked()
                 status = fetch.fetch(self._run, "none", _say).status
                 self._print_log()

@@ -69,8 +69,9 @@ class RunActs:
         if form.get("sure") != "yes":
             return self.site.show(request, "delete.html.j2", name=name, many=removal.files(path))
         try:
-            if processes.find(path) is not None:
-                return self._refused(request, name, "it runs now. Stop it first")
+            if process := processes.find(path):
+                gone = "" if process.here else f". If its cluster is gone for good: {removal.forgetting(path)}"
+                return self._refused(request, name, f"it runs now. Stop it first{gone}")
             if (path / places.START).is_file() and runs.kind_of(path) == runs.UNKNOWN:
                 shutil.rmtree(path)  # it ended before it had a record
             else:
