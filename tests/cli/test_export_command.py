@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hotloop import record
 from hotloop.cli import app
 from hotloop.errors import ConfigError, DataError
-from hotloop.train import checkpoint, predict
+from hotloop.train import checkpoint, export, predict
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 from training_fixtures import overrides
@@ -171,6 +171,19 @@ def test_rows_of_a_csv_are_predicted_in_batches_and_written_whole(program, tmp_p
     assert [float(one["prediction"]) for one in found] == pytest.approx(expected, abs=1e-6)
     shown = invoke("predict", program, tmp_path / "data.csv", "--batch-size", 2).stdout
     assert shown == (tmp_path / "out.csv").read_text()
+
+
+def test_an_average_that_is_not_begun_or_may_be_of_either_model_is_not_taken_for_the_weights():
+    def held(models, *averages):
+        kept = [{"n_averaged": torch.tensor(many), "module.w": value} for value, many in averages]
+        others = {f"state[{place}]": one for place, one in enumerate(kept)}
+        found, averaged = export.weights({"model": {name: {"w": 0} for name in models}, "others": others})
+        return [one["w"] for one in found.values()], averaged
+
+    assert held("a", (1, 3)) == ([1], True)
+    assert held("a", (1, 0)) == ([0], False)
+    assert held("ab", (1, 3)) == ([0, 0], False)
+    assert held("ab", (1, 3), (2, 3)) == ([1, 2], True)
 
 
 def test_a_program_that_judges_its_average_is_evaluated_by_it(program):

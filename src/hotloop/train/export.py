@@ -68,15 +68,20 @@ def of_run(folder: Path, wanted: str | None = None) -> tuple[Path, dict[str, Any
 def weights(document: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], bool]:
     """Return the weights of a checkpoint by the model's name, and whether they are averages (EMA).
 
-    The averages of a program are an ``AveragedModel`` in its ``state``.
+    The average of a program's model is an ``AveragedModel`` in its ``state``; one that no step has updated yet is none.
+    Nothing says whose it is but the names of its weights. Of several models with the same names each has to have one,
+    in their order; else they stay as trained.
     """
     others, found = document["others"], checkpoint.weights(document)
-    averages = [one for one in others.values() if isinstance(one, dict) and "n_averaged" in one]
+    averages = [one for one in others.values() if isinstance(one, dict) and one.get("n_averaged", 0) > 0]
     averaged = any(f"{name}.average" in others for name in found)
-    for name, held in found.items():
-        for one in averages:
-            if {key.removeprefix("module.") for key in one if key != "n_averaged"} == set(held):
-                found[name], averaged = {key: one[f"module.{key}"] for key in held}, True
+    for keys in {frozenset(held) for held in found.values()}:
+        names = [name for name, held in found.items() if set(held) == keys]
+        own = [one for one in averages if one.keys() - {"n_averaged"} == {f"module.{key}" for key in keys}]
+        if len(own) == len(names):
+            averaged = True
+            for name, one in zip(names, own, strict=True):
+                found[name] = {key: one[f"module.{key}"] for key in found[name]}
     return found, averaged
 
 
