@@ -159,6 +159,26 @@ def test_a_run_that_has_gone_on_here_is_not_overwritten(cluster, run):
     assert not record.with_name("checkpoints").exists()
 
 
+def test_a_search_whose_next_trials_ran_here_is_not_overwritten(cluster, run):
+    took(run)
+    record = Path(run.folder, "trials", "0001", "record.jsonl")
+    record.parent.mkdir(parents=True)
+    record.write_text("here\n")
+    with pytest.raises(ConfigError, match=r"0001/record\.jsonl is not what was fetched .* elsewhere first"):
+        took(run)
+
+
+def test_a_database_comes_without_the_log_of_an_older_one(cluster, run):
+    """SQLite puts what it finds in a log into the file beside it, whichever that is."""
+    folder = Path(run.folder)
+    cluster.put({f"{NAME}/study.db": "one", f"{NAME}/study.db-wal": "more"})
+    took(run)
+    assert (folder / "study.db-wal").read_text() == "more"
+    cluster.put({f"{NAME}/study.db": "one and more"})
+    assert took(run) == (f"{NAME}/study.db",)
+    assert not (folder / "study.db-wal").exists()
+
+
 def test_a_kill_while_a_record_is_fetched_is_no_other_record(cluster, run):
     took(run)
     cluster.put({f"{NAME}/record.jsonl": "one\ntwo\n", f"{NAME}/x": "x"})

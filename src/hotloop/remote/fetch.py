@@ -206,6 +206,8 @@ class _Reader:
         if target.is_file() and target.stat().st_size == length and _digest(target) == digest:
             return True
         read, found = 0, hashlib.sha256()
+        if target.suffix == ".db":  # SQLite would read the log of an older file into this one
+            target.with_name(f"{target.name}-wal").unlink(missing_ok=True)
         try:
             with _writing(target) as file:
                 for block in self._blocks(name):
@@ -287,13 +289,21 @@ def _check_records(run: RemoteRun, wanted: Mapping[str, tuple[int, str]]) -> Non
         path, were = folder / inside, known.get(name, [])
         here = [_digest(path)] if path.is_file() else []
         if here and here[0] not in (*were, digest):
-            raise ConfigError(
-                f"{path} is not what was fetched of {run.name}: the run has gone on here. To fetch it from "
-                f"{run.address} as well, move the folder {folder} elsewhere first"
-            )
+            raise _gone_on(run, path)
         records[name] = [*here, digest]
+    for path in folder.rglob(LINES):  # of a fold or trial that only this machine has run
+        name = str(PurePosixPath(run.name, path.relative_to(folder).as_posix()))
+        if wanted and name not in records and name not in known:
+            raise _gone_on(run, path)
     if records != known:
         runs.keep_written(run.name, records)
+
+
+def _gone_on(run: RemoteRun, path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} is not what was fetched of {run.name}: the run has gone on here. To fetch it from {run.address} as "
+        f"well, move the folder {run.folder} elsewhere first"
+    )
 
 
 def _wanted(names: Iterable[str], checkpoints: Checkpoints) -> list[str]:

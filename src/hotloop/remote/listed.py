@@ -32,6 +32,7 @@ def is_name(run: str, name: object) -> bool:
         and all(len(one.encode(errors="replace")) <= _MOST_PART for one in path.parts)
         and not path.name.startswith(_OWN)
         and path.name not in _FETCHES
+        and path.suffix != ".db-shm"  # the memory that processes of one machine share
     )
 
 
