@@ -64,6 +64,16 @@ def test_a_copy_has_what_a_folder_has_and_gives_it_back(storage, folder, tmp_pat
     assert (tmp_path / "back/checkpoints/last.pt").read_text() == "checkpoints/last.pt"
 
 
+def test_a_database_is_fetched_without_the_log_of_an_older_one(folder, tmp_path):
+    (folder / "study.db").write_text("new")
+    mirror.Mirror(str(tmp_path / "there"), folder).push()
+    log = tmp_path / "here" / "study.db-wal"
+    log.parent.mkdir()
+    log.write_text("of an older one")
+    assert mirror.Mirror(str(tmp_path / "there"), log.parent).fetch()
+    assert not log.exists()
+
+
 def test_a_checkpoint_is_sent_behind_the_record_and_taken_before_it(folder, tmp_path, monkeypatch):
     moved = []
     put, get = places.Place.put, places.Place.get

@@ -289,6 +289,8 @@ class Mirror:
         if not (self.folder / STORED).is_file():  # marks the folder: after a kill it is no other run of that name
             _note(self.folder, Version())
         for path in sorted(safe, key=self._order, reverse=True):
+            if path.suffix == ".db" and (log := path.with_name(f"{path.name}-wal")) not in paths:
+                log.unlink(missing_ok=True)  # of an older file, which SQLite would read into this one
             with whole(path, durable=False, shared=True) as file:
                 self.place.get(paths[path]["name"], Path(file.name), int(paths[path].get("size") or 0))
         if any(self._version(str(one)) is None for one in newest.values()):
