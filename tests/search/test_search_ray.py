@@ -154,6 +154,8 @@ def away(search, three):
 
 def values(ended):
     """The values and the result of each trial that is complete, by its number; none is complete twice."""
+    held = [one for one in ended.document["trials"] if one["state"] in ("running", "waiting")]
+    assert not held, "the command ended while a worker of another one had them"
     complete = [one for one in ended.document["trials"] if one["state"] == "complete"]
     assert max(collections.Counter(one["number"] for one in complete).values()) == 1
     return {one["number"]: (one["values"], one["value"]) for one in complete}

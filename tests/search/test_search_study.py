@@ -304,6 +304,14 @@ def test_a_trial_whose_taking_was_written_but_not_answered_is_taken_again(open_s
     assert (taken.number, taken.attempt) == (0, 2)
 
 
+def test_the_document_says_which_submitted_run_goes_on_with_the_study(open_study, monkeypatch):
+    monkeypatch.setenv("HOTLOOP_SUBMITTED", "20260101-abcd")
+    study = open_study(since=None)
+    monkeypatch.delenv("HOTLOOP_SUBMITTED")
+    assert document.build(study, importances=False)["submitted"] == "20260101-abcd"  # also where it is only looked at
+    assert document.build(open_study(since=None), importances=False)["submitted"] is None
+
+
 def test_a_worker_that_died_behind_its_trial_has_lost_nothing(open_study):
     study = open_study(hpo__n_trials=1)
     taken = study.take()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,7 @@ def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
         "name": study_name(settings),
         "storage": study.storage.shown,
         "written": time.time(),
-        "submitted": os.environ.get(record.SUBMITTED),
+        "submitted": study.submitted(),
         "metric": settings.hpo.metric,
         "direction": settings.hpo.towards,
         "also": list(settings.hpo.also),

@@ -94,8 +94,7 @@ class Study:
         self._states: Any = self._optuna.trial.TrialState
         self._known: dict[str, Any] = {}
         """What samplers find out about all trials so far, handed on from one to the next."""
-        self._half_taken: int | None = None
-        """The attempt that was asked for while the storage's answer to that this worker has it was lost."""
+        self._half_taken: int | None = None  # an attempt, until the storage has answered that this worker has it
         try:
             self.study = self.storage.study(study_name(settings), list(settings.hpo.objectives.values()))
             anew = self._check_settings(begins=since is None)
@@ -232,8 +231,7 @@ class Study:
         running = [one for one in trials if one.state == self._states.RUNNING]
         for one in running:
             worker = one.user_attrs.get(WORKER)
-            # It is our turn, so whoever took one without a worker died before he could say so.
-            if worker is None or one.number == self._half_taken:
+            if worker is None or one.number == self._half_taken:  # it is our turn: nobody could say that he has it
                 self._finish_now(one, Outcome("interrupted", cause="it was not begun"))
             elif record.was_killed({"status": "running", **worker}):
                 self._finish_now(one, self._outcome(self._folder_of(one)) or Outcome("died", cause=_DIED))
@@ -293,6 +291,11 @@ class Study:
                 f"hpo.name=... hpo.folder=...{self._or_begin_anew()}"
             )
         return anew
+
+    def submitted(self) -> str | None:
+        """Return the run on a cluster that the last command of the study belongs to; None if that ran on no cluster."""
+        found: str | None = (self.study.user_attrs.get(_COMMANDS) or [{}])[-1].get("submitted")
+        return found
 
     def _other_commands(self) -> list[dict[str, Any]]:
         """Return the processes of other commands that go on with the study: one may have no trial yet."""
