@@ -216,7 +216,7 @@ def test_a_nested_setting_is_changed_on_its_own(named):
         ("typed", {"width": "8"}, "program.width='8': expected an integer"),
         ("typed", {"clip": "no"}, "program.clip='no': expected a number, or null"),
         ("typed", {"clip": float("nan"), "name": "flat"}, "program.name='flat': expected wide or deep"),
-        ("typed", {"size": "huge"}, "program.size='huge': expected small or big"),
+        ("typed", {"size": "smal"}, "program.size='smal': expected small or big: did you mean small?"),
         ("typed", {"sizes": [1, "x"]}, "program.sizes=[1, 'x']: expected a list of items that are each an integer"),
         ("nested", {"optimizer": {"lrr": 1}}, "unknown setting program.optimizer.lrr: did you mean program.optimizer.lr or"),
         ("nested", {"optimizer": {"lr": 5}}, "program.optimizer.lr=5: expected a number from 0 to 1"),
@@ -388,6 +388,8 @@ def test_all_that_is_wrong_is_said_at_once(named):
         "program.lr=2",
         "program.width='x'",
     ]
+    with pytest.raises(ConfigError, match=r"training\.max_step: did you mean .*\nprogram\.lr=2: expected"):
+        start.prepare([named("typed"), "program.lr=2", "training.max_step=3"])
     with pytest.raises(ConfigError) as caught:
         program.load(named("needed")).filled({"rl": 1})
     assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [

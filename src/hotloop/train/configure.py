@@ -228,8 +228,10 @@ def _put(
             nested.merge(values, nested.nested({key: value}))
     values = _resolved(values)
     if wrong:
+        name = str(values["recipe"]["name"])
         try:
             build(values)
+            wrong += _program(name).problems(values.get(GROUP, {})) if ":" in name else []
         except ConfigError as error:
             wrong.append(str(error))
         raise ConfigError("\n".join(wrong))

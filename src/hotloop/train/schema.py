@@ -174,6 +174,8 @@ def _reason(setting: Setting, value: Any) -> str:
 def _near(setting: Setting, value: Any) -> str:
     """Say, behind a colon, which word of a setting may be meant by one that differs in capitals or in a letter."""
     words = [one for each in members(setting.kind) if get_origin(each) is Literal for one in get_args(each)]
+    kinds = (one for one in members(setting.kind) if isinstance(one, type) and issubclass(one, enum.Enum))
+    words += [one.value for kind in kinds for one in kind]
     by_lower = {str(one).lower(): one for one in words}
     near = difflib.get_close_matches(str(value).lower(), by_lower, n=1, cutoff=0.8)
     return f": did you mean {by_lower[near[0]]}?" if near else ""
