@@ -11,7 +11,7 @@ TESTS := tests
 # pytest-xdist: two workers, each with one thread, or they fight over the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: setup setup-browser demo test test-slow matrix check docs release-check format clean
+.PHONY: setup setup-browser demo test test-slow test-long matrix check docs release-check format clean
 
 setup: $(STAMP)
 
@@ -30,8 +30,11 @@ demo: setup
 test: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not campaign" tests
 
-test-slow: setup .cloud/.stamp
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m campaign tests
+test-slow: setup
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m "campaign and not long" tests
+
+test-long: setup .cloud/.stamp
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m long tests
 
 # One torch: `make matrix MATRIX=2.15.0`; a part of the tests: TESTS=tests/cache. Each environment takes the other versions
 # from constraints.txt, and is kept. One that holds that torch already serves as well: ln -s ENVIRONMENT .matrix/2.15.0

@@ -11,7 +11,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "examples" / "cloud"
 OWN = Path(os.environ.get("HOTLOOP_TEST_SKYPILOT", ROOT / ".cloud" / "bin" / "python"))
-"""A Python with SkyPilot and hadolint, which `make test-slow` installs."""
+"""A Python with SkyPilot and hadolint, which `make test-long` installs."""
 needs_own = pytest.mark.skipif(not OWN.exists(), reason="no SkyPilot: `make .cloud/.stamp` installs it")
 
 READ = """
@@ -62,6 +62,7 @@ def skypilot(tmp_path):
 
 @needs_own
 @pytest.mark.campaign
+@pytest.mark.long
 def test_skypilot_reads_the_task_and_rents_the_cheapest_machine_in_a_dry_run(skypilot):
     done = skypilot(READ, FILES / "skypilot.yaml")
     assert done.returncode == 0, done.stderr
@@ -78,6 +79,7 @@ def test_skypilot_reads_the_task_and_rents_the_cheapest_machine_in_a_dry_run(sky
 
 @needs_own
 @pytest.mark.campaign
+@pytest.mark.long
 def test_skypilot_refuses_a_task_that_is_misspelt(skypilot, tmp_path):
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text((FILES / "skypilot.yaml").read_text().replace("autostop:", "autostops:"))
@@ -86,6 +88,7 @@ def test_skypilot_refuses_a_task_that_is_misspelt(skypilot, tmp_path):
 
 @needs_own
 @pytest.mark.campaign
+@pytest.mark.long
 def test_the_container_file_is_right():
     said = subprocess.run(
         [OWN.with_name("hadolint"), FILES / "Containerfile"], capture_output=True, text=True, check=False

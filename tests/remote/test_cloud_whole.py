@@ -20,7 +20,7 @@ from shared import free_port
 from hotloop import record
 
 pytest.importorskip("ray.job_submission")
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "examples" / "cloud"
 NOBODY = 65534

@@ -228,6 +228,7 @@ def test_a_process_that_hangs_ends_the_others_once_its_collective_is_late(tmp_pa
     assert not told["seconds"] > 60
 
 
+@pytest.mark.long
 def test_four_processes_decide_together(tmp_path):
     names = {"plain": "eager+graph", "slower": "eager", "host read": "eager", "accumulated": "eager+graph"}
     ranks = told_by(tmp_path, *names, size=4)

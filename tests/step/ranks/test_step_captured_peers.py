@@ -180,6 +180,7 @@ def test_an_end_of_one_process_ends_the_others_with_its_reason(tmp_path, name):
     assert "another process has ended" in json.loads(first[1].strip().splitlines()[-1])[name]["raised"]
 
 
+@pytest.mark.long
 def test_four_processes_capture_together(tmp_path):
     names = {"plain": "eager+graph", "short batches": "eager+graph", "host read": "eager"}
     for told in told_by(tmp_path, *names, size=4):

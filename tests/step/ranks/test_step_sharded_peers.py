@@ -151,6 +151,7 @@ def test_what_is_not_proven_is_declined_by_name(trained, name, why):
         assert why in " ".join(one["status"].split()) + " ".join(one["decided"]) + one.get("said", "")
 
 
+@pytest.mark.long
 def test_four_processes_capture_together(tmp_path):
     """With parameters that are kept by halves after a forward, and shards that are empty in some processes."""
     for told in told_by(tmp_path, "plain", "part whole", "short batches", "fails in a backward", size=4):
