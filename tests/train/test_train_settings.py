@@ -134,6 +134,9 @@ def test_settings_of_an_earlier_version_are_taken(recipe, tmp_path):
     """It wrote down the settings of all recipes, those that the run's own did not read as they were by default."""
     whole = conf_files.composed({"recipe": recipe})
     old = {name: conf_files.resolved(value, whole) for name, value in whole.items()}
+    del old["training"]["ema_decay"]
+    old["diffusion"]["ema_decay"] = 0.75
+    assert configure.from_dict(old).training.ema_decay == (0.75 if recipe == "diffusion" else None)
     if recipe == "workload":
         (tmp_path / "program.py").write_text(PROGRAM)
         old["recipe"]["name"] = f"{tmp_path / 'program.py'}:make"

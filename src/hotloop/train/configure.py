@@ -132,7 +132,7 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     folder = path if path and path.is_dir() else None
     for file in folder.glob("*/*.yaml") if folder else ():
         conf_files.read(file)
-    written = conf_files.read(path) if path and not folder else {}
+    written = dict(_moved(conf_files.read(path))) if path and not folder else {}
     available = groups(folder)
     given = [*(f"{key}={name}" for key, name in written.items() if isinstance(name, str)), *overrides]
     named = next((name for one in reversed(given) if (name := program_name(one))), "")
@@ -392,8 +392,20 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Setti
     Raises:
         ConfigError: as `load`.
     """
-    recipe = model(_recipe(values))
+    values, recipe = _moved(values), model(_recipe(values))
     kept = schema.trimmed(values, recipe)
     if overrides:
         kept = _put(kept, [_as_written(text, values["recipe"]["name"]) for text in overrides], recipe)
     return build(schema.trimmed(kept, model(_recipe(kept))))
+
+
+def _moved(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings that a run wrote down, with the decay of its average where all recipes have it now."""
+    by_run, own = isinstance(values.get("recipe"), dict), values.get("diffusion")
+    if not by_run or not isinstance(own, dict) or "ema_decay" not in own:
+        return values
+    found = copy.deepcopy(dict(values))
+    decay = found["diffusion"].pop("ema_decay")
+    if found["recipe"].get("name") == "diffusion":
+        nested.put(found, "training.ema_decay", decay)
+    return found
