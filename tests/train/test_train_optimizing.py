@@ -162,6 +162,17 @@ def make(size: int = 4, training: hotloop.Training = hotloop.Training(learning_r
 """
 
 
+@pytest.mark.parametrize("forgotten", ["make_rate", "make_average"])
+def test_a_schedule_or_an_average_that_is_not_in_the_state_is_refused(tmp_path, forgotten):
+    kept = "average" if forgotten == "make_rate" else "training.make_rate(optimizer)"
+    (tmp_path / "own.py").write_text(OWN.replace("state=state", f"state={kept}"))
+    begun = start.prepare(
+        [f"{tmp_path / 'own.py'}:make", "program.training.ema_decay=0.5", f"run.folder={tmp_path / 'run'}"]
+    )
+    with pytest.raises(ConfigError, match=rf"what {forgotten}\(\) made is not in the Workload's state="):
+        recipes.load(begun.settings.recipe.name).train(begun)
+
+
 @pytest.mark.parametrize("compiled", ["false", "auto"])
 def test_a_program_that_asks_for_them_has_optimizer_schedule_clipping_and_average_by_name(tmp_path, compiled):
     (tmp_path / "own.py").write_text(OWN)

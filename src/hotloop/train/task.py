@@ -17,7 +17,7 @@ from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import arguments
 from hotloop.train import checkpoint, sharding
 from hotloop.train.goal import stated
-from hotloop.train.optimizing import Rate
+from hotloop.train.optimizing import Rate, forgotten
 from hotloop.train.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -195,7 +195,8 @@ class Task:
 
         Raises:
             ConfigError: its optimizers hold no parameter of its models, it has no metric for ``recipe.goal``, its
-                state cannot be kept in a checkpoint, or nothing says how many steps it takes.
+                state cannot be kept in a checkpoint or lacks a schedule or an average, or nothing says how many steps
+                it takes.
         """
         models, held = self.workload.models(), self.workload.holdings()
         trained = [one for model in models.values() for one in model.parameters() if one.requires_grad]
@@ -217,6 +218,11 @@ class Task:
                     "load_state_dict(), so no checkpoint can keep it"
                 )
             check_plain(self.name, name, one.state_dict())
+        if missing := next(forgotten([*models.values(), *held.optimizers.values()], held.state), None):
+            raise ConfigError(
+                f"recipe={self.name}: what {missing}() made is not in the Workload's state=, so no checkpoint would "
+                "have it, and a schedule would stay at its highest rate: Workload(..., state=[rate, average])"
+            )
         self.steps_per_epoch(training)
         numbers_ = sum(one.numel() for one in trained)
         return f"Program: {', '.join(models)} with {numbers_:,} trained parameters, {len(held.optimizers)} optimizer(s)"
