@@ -218,7 +218,8 @@ def test_a_program_without_folds_is_not_cross_validated(own, tmp_path):
     assert not (tmp_path / "cv").exists()
 
 
-def test_a_fold_without_a_default_is_told(tmp_path):
-    (tmp_path / "own.py").write_text("import hotloop\n\n\ndef make(fold: hotloop.Fold):\n    pass\n")
-    with pytest.raises(ConfigError, match=r"fold has no default: write fold: hotloop\.Fold \| None = None"):
-        kfold.prepare([f"{tmp_path / 'own.py'}:make", "kfold.n_splits=3"])
+def test_a_fold_or_a_fabric_without_a_default_is_told(tmp_path):
+    for name, kind in (("fold", "hotloop.Fold"), ("fabric", "Fabric")):
+        (tmp_path / f"{name}.py").write_text(f"def make({name}):\n    pass\n")
+        with pytest.raises(ConfigError, match=rf"{name} has no default: write {name}: {kind} \| None = None"):
+            kfold.prepare([f"{tmp_path / name}.py:make", "kfold.n_splits=3"])

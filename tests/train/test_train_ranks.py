@@ -15,7 +15,7 @@ from training_fixtures import hotloop_command
 
 from hotloop import Workload, recipes, record
 from hotloop.errors import ConfigError
-from hotloop.train import checkpoint, ranks, start
+from hotloop.train import checkpoint, configure, ranks, start
 from hotloop.train.ranks import Devices, Ranks, check, check_shares
 
 PROGRAM = """
@@ -68,7 +68,7 @@ PROGRAM = """
         def metrics():
             model.eval()
             with torch.no_grad():
-                return {"error": F.mse_loss(model(x), y)}
+                return {"error": F.mse_loss(model(x), y), "mixed": "mixed" in fabric._precision.precision}
 
         return hotloop.Workload(model, optimizer, step, loader, metrics=metrics)
 
@@ -97,6 +97,9 @@ def test_one_device_is_fabric_in_this_process(given, tmp_path):
     begun = start.prepare([*given, f"run.folder={tmp_path / 'run'}", "run.precision=bf16-mixed"])
     outcome = recipes.load(begun.settings.recipe.name).train(begun)
     assert (outcome.status, outcome.step) == ("finished", 24)
+    kept = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
+    several = configure.from_dict(kept["settings"], ["run.devices=2"])
+    assert recipes.load(begun.settings.recipe.name).evaluate(several, kept["model"])["mixed"] == 1
 
 
 @pytest.mark.parametrize("setting", ["run.devices=2", "run.precision=bf16-mixed", "run.accelerator=cpu"])

@@ -139,7 +139,7 @@ class Program(OwnProgram):
         Raises:
             ConfigError: the weights are of another program, or it has no metrics.
         """
-        workload = self.loaded(settings, weights)
+        workload = self.loaded(settings, weights, judges=True)
         if workload.metrics is None:
             raise ConfigError(
                 f"recipe={self.name} has no metrics: give its Workload metrics=, a function of no argument"
@@ -161,7 +161,7 @@ class Program(OwnProgram):
         Raises:
             ConfigError: the weights are of another program, or it has no ``predict``.
         """
-        workload = self.loaded(settings, weights)
+        workload = self.loaded(settings, weights, judges=True)
         if workload.predict is None:
             raise ConfigError(
                 f"recipe={self.name} has no predictions: give its Workload predict=, a function of a list of rows that "
@@ -172,13 +172,20 @@ class Program(OwnProgram):
                 one.eval()
         return workload.predict
 
-    def loaded(self, settings: Settings, weights: dict[str, Any]) -> Workload:
+    def loaded(self, settings: Settings, weights: dict[str, Any], *, judges: bool = False) -> Workload:
         """Make the program with a run's settings and a checkpoint's weights.
 
+        Args:
+            settings: the run's.
+            weights: the checkpoint's.
+            judges: the models compute where, and as precisely as, the run's did.
+
         Raises:
-            ConfigError: the weights are of another program.
+            ConfigError: the weights are of another program, or the run's accelerator is not here.
         """
-        workload = seeded(settings).make(settings.program, fold_of(settings))
+        found = seeded(settings)
+        fabric = ranks.alone(settings) if judges and found.takes_fabric else None
+        workload = found.make(settings.program, fold_of(settings), fabric)
         Task(name=self.name, workload=workload, device=device_of(workload.holdings())).load_judged(weights)
         return workload
 

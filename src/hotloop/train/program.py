@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
 FOLD, FABRIC = "fold", "fabric"
-"""The parameter that is no setting: a run of a cross-validation passes it the fold that it holds out."""
+"""The parameters that are no settings: the fold that a run of a cross-validation holds out, and Lightning's Fabric."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,14 +77,15 @@ class Program:
         self.name, self.function = name, function
         self._signature = signature.of(function)
         hints = signature.hints(name, function, also=(FOLD, FABRIC))
-        self.takes_fabric = hints.pop(FABRIC, None) is not None
-        self.takes_fold = FOLD in hints
-        if self.takes_fold and self._signature.parameters[FOLD].default is inspect.Parameter.empty:
-            raise ConfigError(
-                f"{name}: {FOLD} has no default: write {FOLD}: hotloop.Fold | None = None, since a run that is no part "
-                "of a cross-validation has no fold"
-            )
-        hints.pop(FOLD, None)
+        for special, kind, without in (
+            (FOLD, "hotloop.Fold", "a run that is no part of a cross-validation has no fold"),
+            (FABRIC, "Fabric", "verify, doctor, bench and harness pass none"),
+        ):
+            if special in hints and self._signature.parameters[special].default is inspect.Parameter.empty:
+                raise ConfigError(
+                    f"{name}: {special} has no default: write {special}: {kind} | None = None, since {without}"
+                )
+        self.takes_fold, self.takes_fabric = (hints.pop(one, None) is not None for one in (FOLD, FABRIC))
         self.whole = next(iter(hints)) if len(hints) == 1 and schema.is_model(next(iter(hints.values()))) else None
         """The only parameter, where it takes all settings as a dataclass or a pydantic model."""
         docs = signature.documented(inspect.getdoc(hints[self.whole]) or "" if self.whole else signature.doc(function))

@@ -284,6 +284,20 @@ def kind_of(accelerator: str) -> str:
     return "cuda" if torch.cuda.device_count() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
+def alone(settings: Settings) -> Any:
+    """Return Fabric for one process, which judges what a run of any number of devices has trained.
+
+    Raises:
+        ConfigError: the run's accelerator is not here.
+    """
+    run = {"devices": 1, "strategy": "ddp"}
+    if kind_of(settings.run.accelerator) == "cpu" and settings.precision == "16-mixed":  # of a run on a GPU
+        run["precision"] = "32-true"
+    one = settings.model_copy(update={"run": settings.run.model_copy(update=run)})
+    check(one)
+    return _fabric(one)
+
+
 def _fabric(settings: Settings) -> Any:
     run = settings.run
     fabric = require("lightning.fabric", "A program that takes fabric")
