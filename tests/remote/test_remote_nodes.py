@@ -12,7 +12,7 @@ from hotloop.remote import checking, fetch, runs, submitting, there
 from hotloop.remote.locating import NowhereError
 
 pytest.importorskip("ray.job_submission")
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.long]
 COMMAND = ("train", "train.py:make", "program.steps=40", "program.slow=0.25", "training.num_epochs=2")
 
 

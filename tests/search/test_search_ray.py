@@ -183,7 +183,9 @@ def test_trials_over_three_nodes_are_those_of_one_worker_here(search, away, tmp_
     ("objective", "cause"),
     [
         ("kills_its_worker_once", "its process on the cluster died (signal 9)"),
-        ("kills_its_ray_worker_once", "its process or its node on the cluster was lost"),
+        pytest.param(
+            "kills_its_ray_worker_once", "its process or its node on the cluster was lost", marks=pytest.mark.long
+        ),
         ("kills_its_node_once", "its process or its node on the cluster was lost"),
     ],
 )
@@ -253,7 +255,10 @@ def command(tmp_path, address, objective="waits_for_a_kill", **more):
 
 
 @campaign
-@pytest.mark.parametrize("killed", ["everything", "the first process", "interrupted"])
+@pytest.mark.parametrize(
+    "killed",
+    ["everything", *(pytest.param(one, marks=pytest.mark.long) for one in ("the first process", "interrupted"))],
+)
 def test_a_dead_driver_loses_nothing_and_the_same_command_goes_on(search, away, three, tmp_path, killed):
     process = subprocess.Popen(command(tmp_path, three.address), stdout=subprocess.DEVNULL)
     trials = tmp_path / "study" / "trials"
@@ -275,6 +280,7 @@ def test_a_dead_driver_loses_nothing_and_the_same_command_goes_on(search, away, 
 
 
 @campaign
+@pytest.mark.long
 def test_two_hundred_trials_outlive_a_process_a_worker_a_node_the_storage_and_the_command(
     search, away, three, tmp_path, postgresql
 ):

@@ -55,7 +55,10 @@ def test_folds_over_two_nodes_are_those_of_one_process(away, whole):
 
 
 @campaign
-@pytest.mark.parametrize("case", ["process", "worker", "node", "node, runs are stored"])
+@pytest.mark.parametrize(
+    "case",
+    ["node", *(pytest.param(one, marks=pytest.mark.long) for one in ("process", "worker", "node, runs are stored"))],
+)
 def test_a_fold_that_is_lost_goes_on_from_its_last_checkpoint(away, whole, tmp_path, capsys, case):
     killed, _, stored = case.partition(", ")
     storage = f"file://{tmp_path}/there" if stored else "null"

@@ -15,7 +15,7 @@ import pytest
 from shared import free_port
 from test_train_workers import PROGRAM
 
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
