@@ -39,7 +39,7 @@ def every_third_fails(asked):
 
 def kills_its_worker_once(asked):
     """The first attempt of trial 1 takes its worker with it."""
-    if asked.number == 1 and not asked.folder.name.endswith("-2"):
+    if asked.number == 1 and _is_first(asked):
         os.kill(os.getpid(), signal.SIGKILL)
     return quadratic(asked)
 
@@ -83,7 +83,7 @@ def kills_its_node_once(asked):
 
 def loses_much(asked):
     """The first attempts of some trials lose their process, that of Ray's, and their node."""
-    if not asked.folder.name.endswith("-2") and asked.number in (20, 40, 60):
+    if _is_first(asked) and asked.number in (20, 40, 60):
         if asked.number == 20:
             os.kill(os.getpid(), signal.SIGKILL)
         worker = os.getppid()
@@ -93,8 +93,13 @@ def loses_much(asked):
     return quadratic(asked)
 
 
+def _is_first(asked):
+    """Whether this is a trial's first attempt: a third one, after an interruption, is not to kill again."""
+    return asked.folder.name == f"{asked.number:04d}"
+
+
 def _without(asked, victim):
-    if asked.number == 1 and not asked.folder.name.endswith("-2"):
+    if asked.number == 1 and _is_first(asked):
         os.kill(victim(), signal.SIGKILL)
         time.sleep(60)
     return quadratic(asked)
