@@ -207,7 +207,13 @@ class _Recorder(pl.callbacks.Checkpoint):
         self.position = Position(**document["position"])
         self.own = [document, *document.get("of_ranks", ())]
         own = self.own[self.ranks.rank]
-        self.place = Place(own["epoch_began"], self.position.step_in_epoch, own["random"], self.position.epoch)
+        self.place = Place(
+            own["epoch_began"],
+            self.position.step_in_epoch,
+            own["random"],
+            self.position.epoch,
+            own.get("generators", ()),  # those that the loader draws its order from, if it has some
+        )
 
     # -- what the Trainer calls ------------------------------------------------------------------------------------
 
@@ -289,8 +295,8 @@ class _Recorder(pl.callbacks.Checkpoint):
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Gather what each process alone knows: the Trainer calls this in all of them, and then writes in the first."""
-        own = {"epoch_began": self.place.began, "random": random_state(), **sharding.own({"model": pl_module})}
-        self.own = self.ranks.gathered(own)
+        place = {"epoch_began": self.place.began, "generators": self.place.generators()}
+        self.own = self.ranks.gathered({**place, "random": random_state(), **sharding.own({"model": pl_module})})
 
     # -- what is made of it ----------------------------------------------------------------------------------------
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
+from hotloop.step.calls.preview import generators_of
 from hotloop.train import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 
 @dataclasses.dataclass
@@ -18,10 +19,12 @@ class Place:
     """Where the reading of an epoch is: the random numbers that it began with, and what a new start has to leave out.
 
     Args:
-        began: the state of all generators when the epoch was begun; None before the first.
+        began: the state of all generators when the epoch was begun, ``loader`` those of the loader's own among them;
+            None before the first.
         skip: how many batches the next epoch leaves out; the epoch after it none.
         now: the state of all generators behind these batches.
         epoch: the number of the epoch that a new start begins in, for a sampler that shuffles by it.
+        own: the state of the loader's own generators that the next epoch begins with, if it leaves nothing out.
         known: whether the loader is one whose place can be told.
     """
 
@@ -29,7 +32,13 @@ class Place:
     skip: int = 0
     now: Mapping[str, Any] | None = None
     epoch: int = 0
+    own: Sequence[Any] = ()
     known: bool = False
+    _loader: Any = None
+
+    def generators(self) -> list[Any]:
+        """Return the states of the loader's own generators; none before it was read."""
+        return [one.get_state() for one in generators_of(self._loader)]
 
     def follow(self, loader: Any) -> Any:
         """Return the loader, which keeps its place here from now on.
@@ -54,10 +63,14 @@ class Place:
             if epoch:  # the Trainer tells its sampler after it has begun to read
                 for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
                     getattr(sampler, "set_epoch", lambda _: None)(epoch)
+            self._loader, states, self.own = loader, self.own, ()
             if skip:
                 assert self.began is not None
                 checkpoint.restore_random_state(self.began)
-            self.began = checkpoint.random_state()
+                states = self.began.get("loader", ())
+            for generator, state in zip(generators_of(loader), states, strict=False):
+                generator.set_state(state)
+            self.began = {**checkpoint.random_state(), "loader": self.generators()}
             source = kind.__iter__(loader)
             for _ in range(skip):
                 next(source)
