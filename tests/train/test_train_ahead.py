@@ -225,7 +225,8 @@ HERE = RandomSampler(range(4), generator=torch.default_generator)
     ],
 )
 def test_random_numbers_are_copied_before_a_batch_where_reading_it_may_draw_some(monkeypatch, batches, copies):
-    task = SimpleNamespace(device=torch.device("cpu"), prefetch=True, workload=SimpleNamespace(batches=batches))
+    work = SimpleNamespace(batches=batches)
+    task = SimpleNamespace(device=torch.device("cpu"), prefetch=True, workload=work, generators=())
     epoch, copy, copied = feed.Feed(task).epoch(0, 0), checkpoint.random_state, []
     first = next(epoch)  # the epoch has begun
     monkeypatch.setattr(checkpoint, "random_state", lambda: copied.append(1) or copy())

@@ -108,10 +108,13 @@ def test_a_program_is_trained_judged_and_recorded(tmp_path, train):
     assert judged == pytest.approx(outcome.best)
 
 
-@pytest.mark.parametrize("loader", ["", ", generator=generator"])
+FUNCTION = "lambda: DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True, generator=generator)"
+
+
+@pytest.mark.parametrize("changed", [{}, {"loader": ", generator=generator"}, {"batches": FUNCTION}])
 @pytest.mark.parametrize("stop", [3, 5, 9])
-def test_a_program_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, train, monkeypatch, stop, loader):
-    train(folder="whole", loader=loader)
+def test_a_program_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, train, monkeypatch, stop, changed):
+    train(folder="whole", **changed)
     whole = fit._Fitting.step
 
     def acting(self, batch):
@@ -121,7 +124,7 @@ def test_a_program_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, tra
 
     with monkeypatch.context() as patch:
         patch.setattr(fit._Fitting, "step", acting)
-        assert train(loader=loader).status == "interrupted"
+        assert train(**changed).status == "interrupted"
     begun = start.prepare([f"run.resume={tmp_path / 'run'}"])
     assert recipes.load(begun.settings.recipe.name).train(begun).status == "finished"
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")

@@ -16,7 +16,6 @@ from torch.utils.data import (
 )
 
 from hotloop.errors import ConfigError
-from hotloop.step.calls.preview import generators_of
 from hotloop.train import checkpoint
 from hotloop.train.ahead import CopiedAhead, copy_stream
 from hotloop.train.optional import require
@@ -126,10 +125,10 @@ class Feed:
         return hasattr(self._loader, "state_dict") and hasattr(self._loader, "load_state_dict")
 
     def _generators(self) -> list[Any]:
-        return [one.get_state() for one in generators_of(self._task.workload.batches)]
+        return [one.get_state() for one in self._task.generators]
 
     def _set_generators(self, states: list[Any]) -> None:
-        for generator, state in zip(generators_of(self._task.workload.batches), states, strict=False):
+        for generator, state in zip(self._task.generators, states, strict=False):
             generator.set_state(state)
 
 

@@ -111,6 +111,8 @@ class Task:
     sizes: int = 1
     ranks: Ranks = dataclasses.field(default_factory=Ranks)
     prefetch: bool = False
+    generators: Sequence[torch.Generator] = dataclasses.field(default=(), init=False)
+    """Those that the order of the batches is drawn from. A function that makes a loader may give each the same one."""
     smaller: ClassVar[str] = "smaller batches in the program, or bfloat16 autocast in its step"
     """What takes less memory."""
 
@@ -259,6 +261,7 @@ class Task:
             ConfigError: then ``training.max_steps`` has to say when the run ends.
         """
         batches = self.workload.batches() if callable(self.workload.batches) else self.workload.batches
+        self.generators = generators_of(batches)
         many = len(batches) if isinstance(batches, Sized) else None
         if many == 0:
             raise ConfigError(f"recipe={self.name}: its Workload has no batches")
