@@ -120,12 +120,6 @@ def test_eager_alone():
     assert verdict({"eager": (1.0, 10.0)}).sentence == "At any length of the run: eager, since no other way ran here."
 
 
-def test_a_course_counts_the_steps_of_its_start_once():
-    course = Course.of_start("full", steps=8, seconds=20.0, step_seconds=0.5)
-    assert course.seconds(8) == 20.0
-    assert course.seconds(10) == 21.0
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 1)), min_size=1, max_size=6, unique_by=lambda pair: pair[1]),
     st.integers(0, 10**6),

@@ -24,11 +24,6 @@ class Course:
     cold_seconds: float
     step_seconds: float
 
-    @classmethod
-    def of_start(cls, way: str, steps: int, seconds: float, step_seconds: float) -> Course:
-        """Return the course of a way whose first ``steps``, including getting ready, took ``seconds``."""
-        return cls(way, seconds - steps * step_seconds, step_seconds)
-
     def seconds(self, steps: int) -> float:
         """Return the total seconds of a run of so many steps."""
         return self.cold_seconds + steps * self.step_seconds
