@@ -65,7 +65,7 @@ class Engine(Protocol):
 
     @property
     def idle_bytes(self) -> int:
-        """The part of it that lies idle between two replays, and that nobody else can use."""
+        """The part of `pool_bytes` that is idle between two replays, and that no other code can use."""
 
     def begin(self, device: torch.device, *, reports_capturing: bool) -> Recording:
         """Begin to record; the first segment is open.

@@ -37,7 +37,7 @@ class Rescue:
         """Collectives of the run that had begun when the step did."""
 
     def look_again(self) -> None:
-        """Find what a step may change anew before the next one: there may be other tensors."""
+        """Before the next step, search again for all that a step may change: there may be other tensors."""
         self._start = None
 
     def save(self, *, gradients: bool, tensors: bool = True) -> None:

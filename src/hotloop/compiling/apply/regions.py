@@ -175,7 +175,7 @@ class _Piece:
     def compile(
         self, compile_piece: Callable[[fx.GraphModule, list[Any], str], Callable[..., Any]], label: str
     ) -> Callable[..., Any]:
-        """Compile the piece, whose graph has to return a tuple for that, to a callable that returns what it did."""
+        """Compile the piece. Its graph has to return a tuple, so a single result is wrapped and unwrapped."""
         output = next(node for node in self.graph.graph.nodes if node.op == "output")
         if isinstance(output.args[0], tuple | list):
             return compile_piece(self.graph, self.inputs, label)

@@ -94,7 +94,7 @@ class Watchdog:
             threading.Thread(target=self._watch, name="hotloop-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop watching; where a compiler hung, once none is left: torch's threads go on with those that waited.
+        """Stop watching. If a compiler hung, stop once none runs: torch's threads go on with compiles that waited.
 
         From the next compile on, its watchdog watches those too.
         """

@@ -75,11 +75,11 @@ class _Observed:
         return [*self.strangers, *self.seen.obstacles, *self.obstacles]
 
     @property
-    def lasts(self) -> bool:
-        """Whether the run has done what nobody can undo: no copy was made, or it is not in memory."""
+    def irreversible(self) -> bool:
+        """Whether the run changed something that cannot be undone: no copy of it was made, or it is not in memory."""
         return (
             self.met_others
-            or self.seen.stopped  # nobody knows what the rest of it did
+            or self.seen.stopped  # the rest of the step was not observed
             or bool(self.seen.written_found)
             or any(one.not_repeatable for one in self.all_obstacles())
         )
@@ -225,7 +225,7 @@ class StepAuditor:
                 [dataclasses.replace(failed, not_repeatable=True)]
             )  # it was no error of the user's
             return True, result
-        stays = threads.another_trains(self._context) or looked.lasts
+        stays = threads.another_trains(self._context) or looked.irreversible
         if peers is not None:
             stays = peers.stays(stays=stays)
         if not stays:
@@ -243,12 +243,11 @@ class StepAuditor:
         ready: Ready = alone,
         ends: Callable[[AuditFindings], bool] = lambda _: False,
     ) -> _Observed:
-        """Run the step eagerly and look at what it does; what it wrote that nobody named is noted.
+        """Run the step eagerly and observe it; add what it wrote to the holdings, if the loop was not given that tensor.
 
         Raises:
-            CandidateFailedError: it raised, and all is as before: there was nothing in it that cannot be undone. Or
-                this torch cannot show what a step does.
-            Exception: the user's own, after the step had done what it would do again in another run.
+            CandidateFailedError: the step raised, and was undone. Or this torch cannot show what a step does.
+            Exception: the step raised after something that cannot be undone, so that it must not run again.
         """
         moved = self.moved_outside(*call)
         self._context.parts.look_again()
@@ -293,7 +292,7 @@ class StepAuditor:
             looked.seen.read, looked.seen.found = self._changes.heard, self._changes.found
         if failed is None:
             return looked
-        if looked.lasts or self._begun() != looked.begun:  # in the other processes it has happened
+        if looked.irreversible or self._begun() != looked.begun:  # in the other processes it has happened
             try:
                 raise failed
             finally:
@@ -308,7 +307,7 @@ class StepAuditor:
     def _own_compiled(self, *, before: bool = False) -> bool:
         """Return whether the step calls compiled functions beside models that were compiled before the loop got them.
 
-        Of compiled code nobody sees what it writes. A model's own tensors are known, but not those of a function.
+        The writes of compiled code cannot be observed. A model's tensors are known without that, a function's are not.
         """
         return self._step.own_compiles.beside_models and not before and self._context.base_tier.name != "eager"
 
@@ -358,13 +357,13 @@ class StepAuditor:
         return self._changes.outside(call)
 
     def note(self, seen: AuditFindings) -> None:
-        """Take the Python state as it is now for what the next step finds, and for what an audit has seen."""
+        """Remember the present Python state: the next step, and the reads of this audit, are compared with it."""
         seen.found = self._changes.note(seen.read)
 
     def is_of_now(self, seen: AuditFindings) -> bool:
-        """Return whether what a step reads in Python still is what it was when the step was audited.
+        """Return whether the Python values that the step reads are those of its audit.
 
-        Else it may do now what was not seen, and what nobody would undo.
+        With other values it may do something that the audit did not see, and that an undo would miss.
         """
         return self._changes.stand(seen.read, seen.found)
 

@@ -178,7 +178,7 @@ class _CudaRecording:
         return graph
 
     def _taken(self) -> tuple[int, int]:
-        """Return what torch has taken from the device, and what tensors have: a capture takes for its pool alone."""
+        """Return the bytes that torch has reserved on the device, and the bytes that tensors use."""
         device = self._side.device
         return torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
 

@@ -134,22 +134,24 @@ class Changes:
         return [*self._too_much(self.found), *self._changed(self.heard.as_first_read(), self.found)]
 
     def note(self, read: Watch | None) -> Mapping[str, Any]:
-        """Take the state as it is now for what it was before the next step; returns what an audit's reads are now."""
+        """Remember the present state as that before the next step; return the present values of an audit's reads."""
         self._before = self._now()
         return read.now() if read is not None else {}
 
     @staticmethod
     def stand(read: Watch | None, found: Mapping[str, Any]) -> bool:
-        """Return whether what an audit was heard to read still is what it was."""
+        """Return whether the values that an audit has read are unchanged."""
         with contextlib.suppress(Exception):  # an object of the user's that cannot be looked at
             return read is not None and not differences(found, read.now())
         return False
 
     def strangers(self) -> bool:
-        """Name parameters and buffers that the step reads and nobody named: a proof undoes what it does to them.
+        """Add parameters and buffers that the step reads, and that the loop was not given, to the holdings.
+
+        A proof then undoes what it does to them.
 
         Returns:
-            Whether there are any that were not known.
+            Whether any were added.
         """
         holdings, watch = self._program.holdings, self._watch
         if watch is None:

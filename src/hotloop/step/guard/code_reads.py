@@ -95,7 +95,7 @@ class Follower:
     # -- code --------------------------------------------------------------------------------------------------------
 
     def runs(self, code: CodeType, space: dict[str, Any], names: Names) -> None:
-        """Note what code reads that is not handed to it: globals, and what its functions close over."""
+        """Note the globals and the closure variables that code reads; its arguments are noted elsewhere."""
         if (id(code), id(space)) in self._ran:
             return
         self._ran[id(code), id(space)] = code, space

@@ -58,8 +58,8 @@ def unwatchable(found: Mapping[str, Any]) -> list[str]:
 class Watch:
     """Compares before each replay, in microseconds, what the step reads in Python with what was captured.
 
-    What a look found is held in flat lists, which are compared by identity. Only where something is another object is
-    all of it looked at again: it may be an equal one. From then on that look is what counts.
+    The values of the last look are held in flat lists, which are compared by identity. If an object was replaced, all
+    values are compared anew, since an equal object is no change. That look then becomes the last one.
 
     Args:
         reads: what the step's code has read.

@@ -323,7 +323,7 @@ def _is_plain_memory(value: Any) -> bool:
 
 
 def content_of(value: Any) -> Any:
-    """Return what an array holds; of a large one, or one of objects, that it cannot be watched."""
+    """Return an array's dtype, shape and hash; `Unwatchable` for a large array and for an array of objects."""
     view = memoryview(value) if _is_plain_memory(value) else value
     if not _is_plain_memory(value) and value.dtype.hasobject:
         return Unwatchable("an array of objects")
@@ -370,7 +370,7 @@ def _memory_of(value: Any) -> Any:
 
 
 def _position_of(value: Any) -> Any:
-    """Return where a random generator or a stream is. Code that reads an iterator moves it: it is never as it was."""
+    """Return the position of a random generator or a stream; `Unknown` for an iterator, which each read moves."""
     if isinstance(value, random.Random):
         own = not isinstance(value, random.SystemRandom)  # the machine's has no state
         return ("random", hash(value.getstate())) if own else None

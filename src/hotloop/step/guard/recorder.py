@@ -128,7 +128,7 @@ class Recorder:
             followed.follow(inner, "" if unnamed else "self", NO_NAMES)
 
     def began(self, code: CodeType, frame: FrameType) -> bool:
-        """Hear of a function that begins, or of a generator that goes on; return whether what it reads may count."""
+        """Follow the reads of a function that begins, or of a generator that goes on; return whether they may count."""
         names = self._names(code)
         if names is None and self.reads.failed is None and self._is_property(code, frame):
             owner = code.co_varnames[0]
@@ -155,7 +155,7 @@ class Recorder:
         return caller.own if caller is not None else self._is_property(frame.f_back.f_code, frame.f_back)
 
     def returned(self, code: CodeType, frame: FrameType, value: Any) -> None:
-        """Hear of a function that ends: what it returns is read by the code that has called it."""
+        """Note the value that a function returns: its caller reads that value."""
         if self.reads.failed is None:
             self._carefully(self._ended, code, frame, value)
 
@@ -180,7 +180,7 @@ class Recorder:
         return self.reads
 
     def assume(self) -> None:
-        """Take all code of the models' classes for code that ran: compiled code may run it, and nobody hears that."""
+        """Count all code of the models' classes as code that ran: compiled code may run it without a Python call."""
         self._followed.is_static = True
         for module in self.reads.holdings.modules.values():
             for part in module.modules():

@@ -327,7 +327,7 @@ class AgreedCapturing(Capturing):
         super().decline(kind, obstacle)
 
     def _elsewhere(self) -> Obstacle:
-        """Return why all leave what another process cannot do, as far as that has told it."""
+        """Return the obstacle of another process, with its reason if that process has told it."""
         told = self._peers.told()
         return Obstacle(f"another process cannot capture such a call{told and f' ({told})'}", HINT)
 

@@ -211,13 +211,13 @@ class Loop:
         if self._batches is not None and not self.bypassed:
             look = functools.partial(look_ahead, declared_shapes=self._declared_shapes)
             name = runner.step.name
-            self.stepping.carefully(look, self.context, name, runner.shapes, prepare, self._batches)
+            self.stepping.disable_on_error(look, self.context, name, runner.shapes, prepare, self._batches)
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             inside = getattr(_inside, "a_step", False)
             if self._lifetimes.gone and not inside:
-                self.stepping.carefully(self._let_go)
+                self.stepping.disable_on_error(self._let_go)
             if pads:  # the program's own, whatever runs it
                 args, kwargs = prepare(args, kwargs)
             if inside:

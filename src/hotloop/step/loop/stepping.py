@@ -105,7 +105,7 @@ class Stepping:
             self._account.untimed(context.base_tier.name)
             return result
         if policy.chooses:
-            self.carefully(lambda: self._transitions.apply(policy.before_step(function, args, kwargs)))
+            self.disable_on_error(lambda: self._transitions.apply(policy.before_step(function, args, kwargs)))
             policy = self._transitions.policy
         self._latest = runner
         tier, turn = context.progress.tier, policy.turn() if policy.chooses else None
@@ -120,12 +120,12 @@ class Stepping:
                 alone=alone,
             )
         if tier.compiles:
-            self.carefully(runner.code.look_after)
+            self.disable_on_error(runner.code.look_after)
         context.progress.steps += 1
         if policy.chooses:
             self._transitions.policy.after_step(runner.step.doing)
-        self.carefully(self.settle)
-        self.carefully(self._look_at_memory, runner)
+        self.disable_on_error(self.settle)
+        self.disable_on_error(self._look_at_memory, runner)
         if policy.chooses and self._transitions.policy.quiet:
             self._untimed = _UNTIMED
         return self._returned(result)
@@ -147,7 +147,7 @@ class Stepping:
     def _returned(self, result: Any) -> Any:
         return without_used_graph(result) if self._context.progress.may_capture else result
 
-    def carefully(self, do: Callable[..., None], *args: Any) -> None:
+    def disable_on_error(self, do: Callable[..., None], *args: Any) -> None:
         """Do what belongs to deciding and accounting; where it fails, steps go on as the models were given."""
         try:
             do(*args)

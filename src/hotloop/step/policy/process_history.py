@@ -94,12 +94,12 @@ def children() -> list[BackgroundCompile]:
 
 
 def carried_seconds() -> float:
-    """Return what the runs so far that share left of the promise (`hotloop.decide.Standing.carried_seconds`)."""
+    """Return the seconds that earlier runs left to this one (`hotloop.decide.Standing.carried_seconds`)."""
     return _store.carried_seconds
 
 
 def carry(seconds: float) -> None:
-    """Add what a run that shares leaves of the promise; negative where it spent more than it saved."""
+    """Add the seconds that a run leaves to the runs after it; negative if it spent more than it saved."""
     _store.carried_seconds += seconds
 
 

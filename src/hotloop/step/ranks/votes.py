@@ -294,7 +294,7 @@ class Peers:
 
     @contextlib.contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Rehearse a step in the block; where it raises, the others are told that it stays, and go on."""
+        """Rehearse a step in the block; if it raises, tell the other processes that it stays, so that they go on."""
         try:
             yield
         except (StepLostError, CandidateFailedError) as error:

@@ -43,7 +43,7 @@ class Recordings(Protocol):
 
     @property
     def idle_bytes(self) -> int:
-        """The part of it that lies idle between two replays, and that nobody else can use."""
+        """The part of `pool_bytes` that is idle between two replays, and that no other code can use."""
 
 
 class NoRoomError(RuntimeError):
@@ -189,7 +189,7 @@ class Room:
         return self._engine.idle_bytes if self._engine is not None else 0
 
     def _free_beside_recordings(self, memory: DeviceMemory) -> int:
-        """Return what is free to a step: what a recording keeps for its replays seems free, and is not."""
+        """Return the bytes that a step can use: free memory, less the idle memory that recordings keep for replays."""
         return memory.free - self._idle()
 
 
