@@ -243,7 +243,7 @@ class StepAuditor:
         ready: Ready = alone,
         ends: Callable[[AuditFindings], bool] = lambda _: False,
     ) -> _Observed:
-        """Run the step eagerly and observe it; add what it wrote to the holdings, if the loop was not given that tensor.
+        """Run the step eagerly and observe it; add tensors that it wrote unknown to the loop to the holdings.
 
         Raises:
             CandidateFailedError: the step raised, and was undone. Or this torch cannot show what a step does.
