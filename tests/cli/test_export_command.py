@@ -169,7 +169,7 @@ def test_rows_of_a_csv_are_predicted_in_batches_and_written_whole(program, tmp_p
     assert list(found[0]) == ["a", "b", "c", "prediction"]
     expected = averaged(program)(rows).squeeze(-1).tolist()
     assert [float(one["prediction"]) for one in found] == pytest.approx(expected, abs=1e-6)
-    shown = invoke("predict", program, tmp_path / "data.csv", "--batch-size", 2).stdout
+    shown = invoke("predict", program, tmp_path / "data.csv", "run.accelerator=cpu", "--batch-size", 2).stdout
     assert shown == (tmp_path / "out.csv").read_text()
 
 
@@ -222,6 +222,7 @@ def test_what_cannot_be_exported_or_predicted_is_told(program, tmp_path):
         ("export", tmp_path / "nowhere"): "no such folder",
         ("predict", program, tmp_path / "data.csv", "--out", tmp_path / "data.csv"): "another file than DATA",
         ("predict", tmp_path, tmp_path / "data.csv"): "has no checkpoint",
+        ("predict", program, tmp_path / "data.csv", "run.acelerator=cpu"): "run.accelerator",
     }
     for arguments, message in refused.items():
         with pytest.raises(ConfigError, match=message):

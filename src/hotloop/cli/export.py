@@ -60,9 +60,13 @@ def export(
         typer.echo(f"{file}  {file.stat().st_size:,} bytes")
 
 
-def predict(
+def predict(  # noqa: PLR0913, PLR0917 - arguments and options of the command
     run: Run,
     data: Annotated[Path, typer.Argument(metavar="DATA", help="Rows, as a file .csv (with a header) or .jsonl.")],
+    changed: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SETTING=VALUE]...", help="Changed settings: run.device=cpu.", show_default=False),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="A .csv or .jsonl to write.", show_default="stdout")
     ] = None,
@@ -83,7 +87,7 @@ def predict(
             f"--out {out}: expected another file than DATA, that ends with {' or '.join(predict.SUFFIXES)}"
         )
     document = export.of_run(run, checkpoint)[1]
-    settings = configure.from_dict(document["settings"])
+    settings = configure.from_dict(document["settings"], changed or ())
     delimiter = getattr(settings.data, "delimiter", ",")  # a program has no settings of data
     rows = predict.read(data, delimiter)
     recipe: Any = recipes.load(settings.recipe.name)
