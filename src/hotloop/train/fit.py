@@ -370,7 +370,7 @@ class _Fitting:
         if set(others) ^ set(kept) - _OF_PRECISION:
             raise ConfigError(
                 f"the checkpoint holds {', '.join(kept)} beside the models; recipe={self.task.name} makes "
-                f"{', '.join(others)}: its program has changed since"
+                f"{', '.join(others)}: its program has changed since, or another run.precision makes it keep others"
             )
         for name in others.keys() & kept.keys():
             self.task.load_other(name, others[name], kept[name])
