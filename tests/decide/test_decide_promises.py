@@ -26,6 +26,7 @@ def moves(run) -> list[str]:
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.some_of(3)
 def test_never_slower(name, setup, seed):
     for total in STEPS:
         run = play(name, total=total, seed=seed, **SETUPS[setup])
@@ -98,6 +99,7 @@ def test_costs_known_from_earlier_runs_open_the_foreground(name, total):
 @pytest.mark.parametrize("seed", [None, 4, 5])
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.some_of(3)
 def test_trials_keep_to_their_share(name, setup, seed):
     for total in STEPS:
         run = play(name, total=total, seed=seed, **SETUPS[setup])

@@ -25,6 +25,7 @@ def eager(case):
 
 
 @EVERY
+@pytest.mark.some_of(3)
 def test_plain_compile_is_flagged_or_right(case):
     expected = eager(case)
     with cudagraph_emulation() as emulation:
@@ -37,6 +38,7 @@ def test_plain_compile_is_flagged_or_right(case):
 
 
 @EVERY
+@pytest.mark.some_of(3)
 def test_hotloops_compile_is_right_by_default(case):
     expected = eager(case)
     with cudagraph_emulation():
@@ -49,6 +51,7 @@ def test_hotloops_compile_is_right_by_default(case):
 
 
 @EVERY
+@pytest.mark.some_of(3)
 def test_strict_lifetime_is_never_silently_wrong(case):
     expected = eager(case)
     with cudagraph_emulation():

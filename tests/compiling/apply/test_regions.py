@@ -63,6 +63,7 @@ def test_each_block_trains_its_own_parameters():
 
 @pytest.mark.parametrize("regions", ["whole", "blocks"])
 @pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.some_of(3)
 def test_second_and_third_sizes(counter, regions, dynamic):
     batches = [(tokens(b, n), tokens(b, n)) for b, n in [(2, 5), (3, 5), (4, 5), (2, 5)]]
     status = against_eager(Tied(layers=2 if regions == "blocks" else 1), batches, regions=regions, dynamic=dynamic)

@@ -91,6 +91,7 @@ TRACED += [(settings, how) for settings in ("fullgraph", "strict") for how in AP
 
 
 @pytest.mark.parametrize(("settings", "how"), TRACED)
+@pytest.mark.some_of(3)
 def test_met_while_tracing(settings, how):
     torch.manual_seed(0)
     model = Fussy(how)

@@ -40,6 +40,7 @@ SEEDS = telling(range(200))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.some_of(3)
 def test_campaign(seed):
     """A seed that fails is run again alone by its number: ``-k "test_campaign[17]"``."""
     case = Case.drawn(seed)
@@ -100,6 +101,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.some_of(3)
 def test_one_rung_down(case):
     run, stage, step, place, late, tier, undone = case
     shape, failure = Shape(steps=22), Failure(stage, step, "error", place, late)

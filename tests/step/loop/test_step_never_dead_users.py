@@ -187,6 +187,7 @@ def chain(error):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(("tier", "at"), EACH)
+@pytest.mark.some_of(3)
 def test_it_reaches_them_as_it_was_raised(tier, at, place):
     """At every stage; before a replay the recording notices that what the step reads has changed, so Python runs."""
     reference, theirs = eager(at, place)
@@ -206,6 +207,7 @@ def test_it_reaches_them_as_it_was_raised(tier, at, place):
 @pytest.mark.parametrize(
     ("tier", "at"), [(tier, at) for tier, at in EACH if tier != "eager" and (at < 6 or tier == "aot_eager")]
 )
+@pytest.mark.some_of(3)
 def test_it_costs_no_tier(tier, at, place):
     """What eager raises as well says nothing against a tier: it is in force at the end as it was asked for."""
     with hotloop.watch() as events:
@@ -222,6 +224,7 @@ def test_it_costs_no_tier(tier, at, place):
     "kind", [ValueError, RuntimeError, AssertionError, StopIteration, OSError, torch.OutOfMemoryError]
 )
 @pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.some_of(3)
 def test_classes_that_a_compiler_might_take_for_its_own(tier, kind):
     for at, place in itertools.product([at for at in STAGES[tier] if at in (2, 10)], ("model", "backward")):
         reference, theirs = eager(at, place, kind)
@@ -356,6 +359,7 @@ def test_errors_of_shape_read_as_eager_says_them():
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, Stop])
 @pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.some_of(3)
 def test_an_interrupt_passes_at_once_and_the_loop_goes_on(tier, kind):
     """Not repeated: the state is what it was when it came, or, where a proof was going on, as before the step."""
     steps = [at for at in STAGES[tier] if at in (0, 2, 3, 5, 10)]

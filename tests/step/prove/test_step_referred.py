@@ -243,6 +243,7 @@ class Deep(nn.Module):
 
 @pytest.mark.parametrize("bits", [True, False])
 @pytest.mark.parametrize(("factor", "width"), [(0.0, 7), (0.5, 24), (1.4, 7), (2.0, 24)])
+@pytest.mark.some_of(3)
 def test_gradients_that_are_mostly_rounding_are_held_to_their_length(factor, bits, width, request):
     if not bits:
         request.getfixturevalue("no_more_bits")

@@ -120,6 +120,7 @@ def same(inside, run, when, folder, **settings):
 @pytest.mark.parametrize("run", ["aot_eager", "aot_eager+graph", "eager+graph"])
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.some_of(3)
 def test_what_a_step_does_in_some_calls_is_done_once_in_those(run, when, inside, tmp_path):
     same(inside, run, when, tmp_path)
 
