@@ -133,7 +133,7 @@ def flaky():
     """An exception that one process catches after the collectives of a step, at each place on the way."""
     told = {}
     for at in (6, 8, 10, 11, 12, 13, 14, 15, 16, 19, 20):  # none of these steps is a replay, which would not raise it
-        one = chosen(flaky=at, steps=34)
+        one = chosen(flaky=at, steps=44)
         told[at] = one["same"], one["tier"]
     return {"same": all(same for same, _ in told.values()), "tiers": sorted({tier for _, tier in told.values()})}
 
