@@ -15,6 +15,7 @@ pytestmark = pytest.mark.campaign  # several processes under Lightning
 PROGRAM = Path(__file__).with_name("lightning_program.py")
 
 
+@pytest.mark.long
 def test_two_processes_train_as_eager_with_their_steps_compiled(tmp_path):
     port = str(free_port())
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -210,7 +210,16 @@ def test_no_memory_for_a_check_in_one_process_leaves_all_eager(trained):
     assert "OutOfMemoryError: planted" in one_line(first)
 
 
-@pytest.mark.parametrize("name", ["ends on the way", "ends in a trial", "ends in force", "ends in a check"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ends in force",
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in ("ends on the way", "ends in a trial", "ends in a check")
+        ),
+    ],
+)
 def test_an_end_of_one_process_ends_the_others(tmp_path, name):
     first, second = processes(tmp_path, name)
     assert second[0] == 9

@@ -173,7 +173,7 @@ def test_a_loop_that_one_process_makes_alone_says_what_to_do(tmp_path):
     assert "Make it in all of them, at the same place, or with run='eager'" in first["made alone"]["told"]
 
 
-@pytest.mark.parametrize("name", ["ends in a capture", "ends between"])
+@pytest.mark.parametrize("name", ["ends in a capture", pytest.param("ends between", marks=pytest.mark.long)])
 def test_an_end_of_one_process_ends_the_others_with_its_reason(tmp_path, name):
     first, second = processes(tmp_path, name)
     assert second[0] == 9

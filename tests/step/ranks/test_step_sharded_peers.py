@@ -22,16 +22,16 @@ CAPTURED = (
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory):
     """What two processes tell of steps that are captured: to start them takes longer than to train."""
-    return told_by(tmp_path_factory.mktemp("captured"), *CAPTURED)
+    return told_by(tmp_path_factory.mktemp("captured"), *CAPTURED, "over calls", "wrong", "auto")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """What two processes tell of all else that they live through."""
     scenarios = (
-        "over calls", "unsynced calls", "unsynced kinds", "unsynced within", "hooked later", "taught", "evaluates inside", "divided", "reloaded", "flaky", "short batches", "host read",
-        "fails to capture", "fails in a backward", "fails in a replay", "no memory", "wrong", "auto", "sgd", "compiled",
-        "offloaded", "two dimensions", "tensor parallel",
+        "unsynced calls", "unsynced kinds", "unsynced within", "hooked later", "taught", "evaluates inside", "divided",
+        "reloaded", "flaky", "short batches", "host read", "fails to capture", "fails in a backward",
+        "fails in a replay", "no memory", "sgd", "compiled", "offloaded", "two dimensions", "tensor parallel",
     )  # fmt: skip
     return told_by(tmp_path_factory.mktemp("sharded"), *scenarios)
 
@@ -49,19 +49,21 @@ def test_a_sharded_step_is_replayed_in_all_processes(captured, name):
         assert (one["tier"], one["replays"]) == ("eager+graph", STEPS - WAY)
 
 
-def test_gradients_are_accumulated_over_calls(trained):
+def test_gradients_are_accumulated_over_calls(captured):
     """Those of a group lie in one memory: whoever reads one of them reads all."""
-    for one in both(trained, "over calls"):
+    for one in both(captured, "over calls"):
         assert one["tier"] == one["last"] == "eager+graph"
         assert one["replays"] > 30
 
 
+@pytest.mark.long
 def test_gradients_that_are_kept_whole_between_calls_end_the_replays_by_name(trained):
     for one in both(trained, "unsynced calls"):
         assert (one["last"], one["replays"]) == ("eager", 30 - WAY)
         assert "set_requires_gradient_sync(False) keeps whole gradients" in " ".join(one["status"].split())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "replays", "why"),
     [
@@ -78,28 +80,33 @@ def test_what_no_recording_can_follow_ends_the_replays_by_name(trained, name, re
         assert why in " ".join(one["status"].replace("│", " ").split())
 
 
+@pytest.mark.long
 def test_a_setting_of_the_sharding_that_changes_makes_another_kind_of_call(trained):
     for one in both(trained, "divided"):
         assert one["tier"] == "eager+graph"
         assert one["log"].count("c") == 2
 
 
+@pytest.mark.long
 def test_a_state_is_saved_and_loaded_as_eagers(trained):
     for one in both(trained, "reloaded"):
         assert one["tier"] == one["last"] == "eager+graph"
 
 
+@pytest.mark.long
 def test_an_exception_that_one_process_catches_leaves_what_eager_leaves(trained):
     for one in both(trained, "flaky"):
         assert one["tiers"] == ["eager+graph"]
 
 
+@pytest.mark.long
 def test_a_short_batch_in_one_process_runs_eager_in_all(trained):
     first, second = both(trained, "short batches")
     assert first["log"] == second["log"]
     assert STEPS - WAY - 7 <= first["replays"] == second["replays"] < STEPS - WAY
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -116,25 +123,27 @@ def test_what_fails_in_one_process_is_left_by_all(trained, name, why):
     assert "another process" in " ".join(first["status"].split())
 
 
+@pytest.mark.long
 def test_a_capture_that_fails_within_a_backward_leaves_the_model_at_rest(trained):
     for one in both(trained, "fails in a backward"):
         assert (one["last"], one["replays"], one["log"].count("c")) == ("eager", 0, 1)
 
 
-def test_a_recording_that_goes_wrong_in_one_process_is_left_by_all(trained):
-    first, second = [told["wrong"] for told in trained]
+def test_a_recording_that_goes_wrong_in_one_process_is_left_by_all(captured):
+    first, second = [told["wrong"] for told in captured]
     assert first["log"] == second["log"]
     assert [one["last"] for one in (first, second)] == ["eager", "eager"]
     assert "does not agree with the step itself: parameter" in second["checks"][0][1]
 
 
-def test_auto_chooses_the_captured_step_in_all_processes_alike(trained):
-    first, second = both(trained, "auto")
+def test_auto_chooses_the_captured_step_in_all_processes_alike(captured):
+    first, second = both(captured, "auto")
     assert first["replays"] == second["replays"] > 60
     assert first["log"] == second["log"]
     assert first["tier"] == second["tier"] == "eager+graph"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "why"),
     [
