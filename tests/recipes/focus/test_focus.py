@@ -139,6 +139,8 @@ def test_as_shipped_only_the_model_is_compiled():
     assert list(compiling.plan(settings, focus.COMPONENTS)) == ["model"]
 
 
+@pytest.mark.campaign
+@pytest.mark.long
 def test_cuda_graphs_are_tried_on_a_program_made_anew_and_the_calls_are_counted(tmp_path, train):
     train(folder="eager")
     graphs = [f"compile.components.{name}.{mode}=reduce-overhead" for name in ("gist", "lens") for mode in MODES]
@@ -268,6 +270,8 @@ def test_every_score_that_is_kept_outlives_the_calls_after_it():
     [(allocator, tuple), (program, torch.Tensor), (program, dict)],
     ids=["the scores of a context", "the allocator's cache", "the telemetry of the preference"],
 )
+@pytest.mark.campaign
+@pytest.mark.long
 def test_without_the_one_helper_the_emulation_finds_the_fault(monkeypatch, where, kind):
     """In one place alone: the others go through it as they do, and are told apart by what they hand to it."""
     left_out = []
@@ -418,6 +422,7 @@ def test_with_auto_the_steps_find_nothing_of_the_code_between_them(train, monkey
 
 
 @pytest.mark.parametrize("tier", ["eager+graph", "aot_eager", "aot_eager+graph"])
+@pytest.mark.some_of(2)
 def test_a_captured_step_and_the_allocators_compiled_networks_go_together(tier):
     from hotloop.testing import captured_step_emulation
 
