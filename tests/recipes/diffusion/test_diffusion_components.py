@@ -93,6 +93,7 @@ def train(denoiser, pixels, batch, steps=2):
 
 @pytest.mark.parametrize("stage", ["forward compile", "backward compile"])
 @pytest.mark.parametrize("component", NAMES)
+@pytest.mark.some_of(2)
 def test_a_component_that_cannot_be_compiled_runs_eager_and_the_others_compiled(plant, component, stage):
     denoiser, pixels, batch = everything_trains()
     eager = copy.deepcopy(denoiser)
@@ -114,6 +115,7 @@ def test_a_component_that_cannot_be_compiled_runs_eager_and_the_others_compiled(
 
 @pytest.mark.parametrize("stage", ["forward run", "backward run"])
 @pytest.mark.parametrize("component", NAMES)
+@pytest.mark.some_of(2)
 def test_a_component_whose_compiled_code_fails_as_it_runs_is_named_and_taken_off_alone(plant, component, stage):
     """Nobody owns these steps, so the failure is said; without this one's preset the others go on compiled."""
     denoiser, pixels, batch = everything_trains()
