@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
+import hashlib
 import os
 import sys
-import zlib
 
 import pytest
 
@@ -50,10 +51,16 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
-    """Leave to `make test-long` what `some_of` leaves out: the same parameters each time, of each axis some."""
+    """Leave to `make test-long` what `some_of` leaves out: each time the same parameters, and of each axis some."""
+    sampled = collections.defaultdict(list)
     for item in items:
-        some = item.get_closest_marker("some_of")
-        if some and zlib.crc32(item.nodeid.rpartition("/")[2].encode()) % some.args[0]:
+        if item.get_closest_marker("some_of"):
+            device = bool(item.get_closest_marker("gpu"))
+            sampled[item.nodeid.partition("[")[0], device].append(item)
+    for group in sampled.values():
+        (share,) = group[0].get_closest_marker("some_of").args
+        group.sort(key=lambda item: hashlib.sha256(item.name.encode()).digest())
+        for item in group[max(1, len(group) // share) :]:
             item.add_marker(pytest.mark.campaign)
             item.add_marker(pytest.mark.long)
 
