@@ -223,6 +223,8 @@ def test_what_cannot_be_exported_or_predicted_is_told(program, tmp_path):
         ("predict", program, tmp_path / "data.csv", "--out", tmp_path / "data.csv"): "another file than DATA",
         ("predict", tmp_path, tmp_path / "data.csv"): "has no checkpoint",
         ("predict", program, tmp_path / "data.csv", "run.acelerator=cpu"): "run.accelerator",
+        ("predict", program, tmp_path / "data.csv", "program.width=9"): "program.width=5 to 9: cannot change",
+        ("eval", f"run={program}", "program.width=9"): "program.width=5 to 9: cannot change",
     }
     for arguments, message in refused.items():
         with pytest.raises(ConfigError, match=message):

@@ -44,6 +44,12 @@ def test_a_trained_run_can_be_judged_by_run_and_by_checkpoint(tmp_path, run):
     ).output
     assert "on the validation split" in table
     assert "accuracy" in table
+    for changed, had in (("run.seed=4", "run.seed=0 to 4"), ("data.validation_fraction=0.3", "fraction=0.25 to 0.3")):
+        with pytest.raises(ConfigError, match=rf"{had}: cannot change.*data\.path, .* may change"):
+            run("eval", f"run={tmp_path / 'run'}", changed)
+    (tmp_path / "other.csv").write_bytes((tmp_path / "pairs.csv").read_bytes())
+    moved = run("eval", f"run={tmp_path / 'run'}", f"data.path={tmp_path / 'other.csv'}", "run.device=cpu", "--json")
+    assert json.loads(moved.output)["metrics"] == judged["metrics"]
 
 
 def test_settings_are_shown_and_nothing_is_trained(tmp_path, run):

@@ -513,6 +513,8 @@ def test_a_fold_is_judged_on_its_own_held_out_rows(whole):
     assert [one["fold"] for one in kfold.judge(whole.folder, None, criteria, [])] == [0, 1, 2]
     with pytest.raises(ConfigError, match=r"fold=3: .* has the folds 0, 1, 2"):
         kfold.judge(whole.folder, 3, criteria, [])
+    with pytest.raises(ConfigError, match=r"kfold.n_splits=3 to 2: cannot change"):
+        kfold.judge(whole.folder, 1, criteria, ["kfold.n_splits=2"])
 
 
 def test_a_run_of_another_fold_is_not_resumed_as_this_one(tmp_path, train):

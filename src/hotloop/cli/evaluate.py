@@ -29,7 +29,7 @@ def evaluate(
 ) -> None:
     """Judge a checkpoint on the validation side of its data; a fold's checkpoint on the rows that the fold held out."""
     from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
-    from hotloop.train import checkpoint, configure  # noqa: PLC0415
+    from hotloop.train import checkpoint, start  # noqa: PLC0415
 
     folder = _study_folder(arguments)
     if folder is not None:
@@ -37,7 +37,7 @@ def evaluate(
         return
     path, overrides = _checkpoint(arguments)
     document = checkpoint.load(path)
-    settings = configure.from_dict(document["settings"], overrides)
+    settings = start.judged(document, overrides)
     with contextlib.redirect_stdout(sys.stderr):  # what the program prints
         metrics = recipes.load(settings.recipe.name).evaluate(settings, checkpoint.judged(document))
     step = document["position"]["step"]

@@ -80,14 +80,15 @@ def predict(  # noqa: PLR0913, PLR0917 - arguments and options of the command
     """
     from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
     from hotloop.train import checkpoint as checkpoints  # noqa: PLC0415
-    from hotloop.train import configure, export, predict  # noqa: PLC0415
+    from hotloop.train import export, predict, start  # noqa: PLC0415
 
     if out and (out.suffix not in predict.SUFFIXES or out.resolve() == data.resolve()):
         raise ConfigError(
             f"--out {out}: expected another file than DATA, that ends with {' or '.join(predict.SUFFIXES)}"
         )
     document = export.of_run(run, checkpoint)[1]
-    settings = configure.from_dict(document["settings"], changed or ())
+    # How the file of rows is read is no matter of the run's own data.
+    settings = start.judged(document, changed or (), also=("data.columns", "data.delimiter"))
     delimiter = getattr(settings.data, "delimiter", ",")  # a program has no settings of data
     rows = predict.read(data, delimiter)
     recipe: Any = recipes.load(settings.recipe.name)

@@ -18,6 +18,7 @@ from hotloop.train import checkpoint, conf_files, configure, idle, mirror, progr
 from hotloop.train.kept import Kept
 from hotloop.train.nested import leaves
 from hotloop.train.schema import Group
+from hotloop.train.scope import within
 from hotloop.train.settings import GROUP, Settings
 from hotloop.train.turn import cannot_write, folder_held
 from hotloop.train.within import Within
@@ -50,6 +51,9 @@ FREE = (
     "diffusion.gradient_checkpointing",
 )
 """Of these, what may change anyhow: what is drawn and written of a model, and how much memory its step takes."""
+JUDGED = (*COMPARED[:-1], *FREE, GOAL, "run.devices", "training.optimizer", "training.optimizer_options")
+"""Of these, what may change when a run is judged: all that leaves its model, and what is held out of its data, as it
+was. Data at another path are other data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,13 +182,41 @@ def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
         for name in names:
             if name == GOAL and not document["position"]["best"]:
                 continue  # nothing was judged by it
-            if what := ", ".join(_changes(before, now, name)):
+            if what := ", ".join(_changes(before, now, name, (*COMPARED, *FREE))):
                 raise ConfigError(
                     f"{name} cannot change while a run is resumed ({what}): {why}. Start a new run instead "
                     "(docs/reference/settings.md lists what may change)"
                 )
     _check_end(folder, document["position"], before, now)
     return Start(_with_run(now, folder=str(folder), resume=str(given)), folder, document)
+
+
+def judged(document: Mapping[str, Any], changed: Sequence[str], also: Sequence[str] = ()) -> Settings:
+    """Return the settings of a checkpoint that is judged, with changed ones.
+
+    Args:
+        document: the checkpoint's.
+        changed: overrides.
+        also: what may change beside `JUDGED`.
+
+    Raises:
+        ConfigError: it would be another model, or judged on rows that it was trained on.
+    """
+    before = configure.from_dict(document["settings"])
+    if not changed:
+        return before
+    now = configure.from_dict(document["settings"], changed)
+    if ":" in now.recipe.name and now.recipe.name == before.recipe.name:
+        own = program.known(now.recipe.name)
+        before, now = (one.model_copy(update={GROUP: own.filled(one.program)}) for one in (before, now))
+    fixed = (name for names in FIXED.values() for name in names)
+    if what := ", ".join(one for name in fixed for one in _changes(before, now, name, (*JUDGED, *also))):
+        raise ConfigError(
+            f"{what}: cannot change, as it would be another model than the run's, or judged on rows that it was "
+            f"trained on. Leave it out; {', '.join([*also, 'data.path'])}, training.eval_batch_size, and the device "
+            "and precision of run may change (docs/reference/settings.md, When a run is resumed)"
+        )
+    return now
 
 
 def _check_end(folder: Path, at: Mapping[str, Any], before: Settings, now: Settings) -> None:
@@ -245,19 +277,21 @@ def is_about_folder(override: str) -> bool:
     return override.lstrip("+").startswith(("run.resume=", "run.folder="))
 
 
-def _changes(before: Settings, now: Settings, name: str) -> Iterator[str]:
-    """Say what of a setting, or of a group of them, is no longer as it was and has to be."""
+def _changes(before: Settings, now: Settings, name: str, free: Sequence[str]) -> Iterator[str]:
+    """Say what of a setting, or of a group of them, is no longer as it was and has to be; ``free`` has not."""
     old, new = (_at(one, name) for one in (before, now))
+    if within(name, free):
+        return
     if isinstance(old, Group):
         for field in type(old).model_fields:
-            yield from _changes(before, now, f"{name}.{field}")
+            yield from _changes(before, now, f"{name}.{field}", free)
     elif name == GROUP:
         yield from (
             f"{name}.{one}={(old or {}).get(one)!r} to {value!r}"
             for one, value in (new or {}).items()
             if (old or {}).get(one) != value
         )
-    elif old != new and name not in (*COMPARED, *FREE):
+    elif old != new:
         yield f"{name}={old!r} to {new!r}"
 
 
