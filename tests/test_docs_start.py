@@ -64,6 +64,7 @@ def test_a_first_page_of_a_trainer(name, tmp_path):
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_diffusion(tmp_path):
     pytest.importorskip(PACKAGES["diffusion"])
     loop, recipe = run_page("diffusion", tmp_path)

@@ -91,6 +91,7 @@ def test_lightning_captures_in_two_processes(tmp_path):
     assert "read on the host" in " ".join(alike(told, "host read", "log"))
 
 
+@pytest.mark.long
 def test_transformers_captures_in_two_processes(tmp_path):
     told = told_by(tmp_path, "trainer_captured.py")
     replayed(told, "plain", 16, 31)
@@ -101,6 +102,7 @@ def test_transformers_captures_in_two_processes(tmp_path):
     said_by_the_first(told, "unused", "TrainingArguments(ddp_find_unused_parameters=False)")
 
 
+@pytest.mark.long
 def test_accelerate_captures_in_two_processes(tmp_path):
     told = told_by(tmp_path, "accelerate_captured.py")
     replayed(told, "plain", 17, 22)

@@ -130,6 +130,7 @@ def test_the_example_trains_on_one_device(monkeypatch, capsys):
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_the_example_trains_by_ddp_on_two_devices():
     command = [sys.executable, "-W", "ignore", str(EXAMPLE), "--accelerator", "cpu", "--devices", "2"]
     done = subprocess.run(

@@ -43,6 +43,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "compiles"), [("sleep", 1), ("late", 1)])
+@pytest.mark.long
 def test_a_process_that_compiles_for_longer_than_a_collective_may_take_is_waited_for(trained, name, compiles):
     """A timeout of 4 s, and a backend that sleeps for longer in one process; afterwards the timeout is the user's."""
     for told in trained[0]:
@@ -53,6 +54,7 @@ def test_a_process_that_compiles_for_longer_than_a_collective_may_take_is_waited
 
 
 @pytest.mark.parametrize(("name", "graphs"), [("short", 1), ("fullgraph", 1), ("breaks", 2), ("fsdp2", 1)])
+@pytest.mark.long
 def test_a_short_batch_of_one_process_runs_eager_while_the_other_waits_and_is_compiled_later(trained, name, graphs):
     first, second = (told[name] for told in trained[0])
     for told in (first, second):
@@ -65,6 +67,7 @@ def test_a_short_batch_of_one_process_runs_eager_while_the_other_waits_and_is_co
     assert sum("rank 0 has begun more collectives than this process" in cause for cause in second["causes"]) == 1
 
 
+@pytest.mark.long
 def test_a_compile_in_one_process_alone_stays_eager_and_says_why(trained):
     told, _ = trained
     assert [one["alone"]["same"] for one in told] == [True, True]
@@ -74,18 +77,21 @@ def test_a_compile_in_one_process_alone_stays_eager_and_says_why(trained):
     assert "rank 0 does not answer" in alone["causes"][0]
 
 
+@pytest.mark.long
 def test_processes_that_met_at_a_store_of_one_of_them_end_in_order(tmp_path):
     """The threads that answer end before that store does: torch would abort the process, or tell of it at length."""
     _, said = two_processes(tmp_path, "nobuffers")
     assert not [line for one in said for line in one.splitlines() if "c10d" in line or "terminate called" in line]
 
 
+@pytest.mark.long
 def test_a_process_that_is_lost_while_it_compiles_ends_the_other(tmp_path):
     told, _ = two_processes(tmp_path, "lost", ends=(0, 3))
     assert "Connection closed by peer" in told[0]["lost"]["raised"]
     assert told[0]["lost"]["seconds"] > 4.0  # it waited beyond the user's timeout, and no longer than the other lived
 
 
+@pytest.mark.long
 def test_a_group_that_is_made_after_another_has_patience_of_its_own(trained):
     """The one before was destroyed right after a compile, while the processes still were patient."""
     for told in trained[0]:

@@ -470,6 +470,7 @@ def test_sample_now_makes_a_sheet_after_the_step_and_changes_nothing_of_the_trai
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_two_devices_share_the_pictures_and_one_makes_what_all_read(tmp_path):
     command = [sys.executable, "-W", "ignore", "-m", "hotloop", "train", *SMALL[:1], *SMALL[2:], "run.accelerator=cpu"]
     settings = ["run.devices=2", "training.max_steps=4", "diffusion.output=true", "diffusion.sample_every=2"]

@@ -259,6 +259,7 @@ def test_each_component_is_switched_on_its_own(train, name):
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_all_four_compiled_train_as_eager_does(tmp_path, train):
     texts = [f"diffusion.train_{name}=true" for name in TEXTS]
     on = [f"compile.components.{name}.training=aot_eager" for name in TEXTS]

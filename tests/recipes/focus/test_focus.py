@@ -220,6 +220,7 @@ def test_its_step_is_captured_as_one_piece():
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_the_harness_passes_on_the_recipes_own_program():
     found = hotloop.harness("hotloop.recipes.focus:make", "reduce-overhead", rounds=3, calls=2)
     assert found.passed, found
@@ -256,6 +257,7 @@ def reading(emulation=None, preset=None):
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_every_score_that_is_kept_outlives_the_calls_after_it():
     expected = reading()
     with cudagraph_emulation() as emulation:

@@ -228,6 +228,7 @@ def test_an_end_of_one_process_ends_the_others(tmp_path, name):
     assert "start again from the last checkpoint" in raised
 
 
+@pytest.mark.long
 def test_a_process_that_hangs_ends_the_others_once_its_collective_is_late(tmp_path):
     """Eight seconds of a vote, then thirty of the group's timeout; the one that hangs does so for sixty."""
     first, second = processes(tmp_path, "hangs")

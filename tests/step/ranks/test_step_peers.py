@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.campaign  # several processes, some of which fail
+pytestmark = [pytest.mark.campaign, pytest.mark.long]  # several processes, some of which fail
 
 PROGRAM, VOTES = (Path(__file__).with_name(name) for name in ("peers_program.py", "peers_votes_program.py"))
 
@@ -128,7 +128,6 @@ def test_fsdp1_compiles_what_it_wraps_and_is_left_alone_by_a_loop(trained):
     assert [told["fsdp1-forward compile"]["in_place"][0][0] for told in ranks] == ["compiled", "eager"]
 
 
-@pytest.mark.long
 def test_processes_that_do_not_keep_pace_go_on_eager(voted):
     ranks = chosen(voted, ("alone", "uneven", "closed", "late"))
     assert [told.pop("alone") for told in ranks] == [{"eager": "eager", "auto": "eager", "aot_eager": "eager"}, {}]
@@ -143,7 +142,6 @@ def test_processes_that_do_not_keep_pace_go_on_eager(voted):
         assert "rank 0 waited 3 s" in told["late"]["status"], told["late"]
 
 
-@pytest.mark.long
 def test_shapes_that_vary_end_the_votes_and_groups_made_later_count(voted):
     for told in voted:
         assert told["begun"] == [0, 1, 1]
@@ -159,7 +157,6 @@ def test_shapes_that_vary_end_the_votes_and_groups_made_later_count(voted):
         assert sum("other shapes" in line for line in later["said"]) == 1
 
 
-@pytest.mark.long
 def test_a_vote_has_one_outcome_in_all_processes_though_one_gave_up_waiting(voted):
     for told in voted:
         yes = ["YES"] * 2
@@ -169,7 +166,6 @@ def test_a_vote_has_one_outcome_in_all_processes_though_one_gave_up_waiting(vote
             assert "rank 0 waited 3 s for another process" in told[name]["unanswered"]
 
 
-@pytest.mark.long
 def test_a_loop_is_not_told_of_the_end_of_one_before(voted):
     for told in voted:
         lost, later = told["again"]
@@ -178,7 +174,6 @@ def test_a_loop_is_not_told_of_the_end_of_one_before(voted):
         assert "another process has ended" in later
 
 
-@pytest.mark.long
 def test_memory_that_one_process_lacks_for_a_proof_ends_it_in_all(voted):
     for told in voted:
         for name in ("no memory before", "no memory between"):
@@ -190,7 +185,6 @@ def test_memory_that_one_process_lacks_for_a_proof_ends_it_in_all(voted):
         assert "another process has no memory" in voted[0][name]["status"]
 
 
-@pytest.mark.long
 def test_what_one_process_does_in_a_step_that_was_to_run_twice_is_done_once_in_all(voted):
     for rank, told in enumerate(voted):
         assert told["rehearsed"]["same"], told["rehearsed"]
