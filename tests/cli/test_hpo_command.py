@@ -44,6 +44,9 @@ def test_searches_are_listed_and_a_study_is_shown(tmp_path):
     a_run(tmp_path / "run")
     assert [one["kind"] for one in json.loads(invoke("list", tmp_path, "--json").stdout)] == ["search"]
     assert "No search below" in invoke("list", tmp_path / "run").stdout
+    named = json.loads((a_study(tmp_path / "s2") / "study.json").read_text()) | {"name": "/home/me/own.py:make/s2"}
+    (tmp_path / "s2" / "study.json").write_text(json.dumps(named))
+    assert " own.py:make " in invoke("list", tmp_path).stdout
     with pytest.raises(RecordError, match="no readable document of a search"):
         invoke("show", tmp_path / "run")
     with pytest.raises(ConfigError, match="expected the folder of one study"):

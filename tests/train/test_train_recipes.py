@@ -223,6 +223,12 @@ def test_the_direction_of_a_misspelt_metric_is_that_of_the_one_that_is_meant(goa
         goal.check(["loss", "accuracy"], "train.py:make")
 
 
+@pytest.mark.parametrize(("goal", "cure"), [("acc", "accuracy"), ("wer", "<metric>")])
+def test_a_goal_is_answered_with_a_metric_that_is_near_or_with_none(goal, cure):
+    with pytest.raises(ConfigError, match=rf"Set: recipe\.goal=max:{cure}$"):
+        Goal(goal).check(["train_loss", "accuracy"], "train.py:make")
+
+
 def test_a_goal_knows_its_direction_and_that_nan_is_never_better():
     nan = float("nan")
     assert Goal("f1").better({"f1": 0.5}, {})

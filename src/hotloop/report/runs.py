@@ -315,7 +315,7 @@ def _search(folder: Path, document: Mapping[str, Any]) -> Row:
         folder=folder,
         kind=SEARCH,
         status=works.status if works else status,
-        recipe=line(document.get("name") or "", 200).removesuffix("/search"),
+        recipe=line(str(document.get("name") or "").rpartition("/")[0], 200),  # behind it is hpo.name
         created=min(began, default=number(document.get("written"))),
         metric=metric,
         best=value,

@@ -61,7 +61,8 @@ class Goal:
         """
         if self.metric in metrics:
             return
-        metric = [*difflib.get_close_matches(self.metric, metrics, n=1), *metrics, "<metric>"][0]
+        near = difflib.get_close_matches(self.metric, metrics, n=1, cutoff=0.5)  # acc is near accuracy
+        metric = [*near, *(metrics if len(metrics) == 1 else ()), "<metric>"][0]
         maximize = self.maximize
         if self.of_search and maximize == _is_high(self.metric):  # its misspelt name may have said so
             maximize = _is_high(metric)
