@@ -193,7 +193,7 @@ def test_with_auto_a_hot_loop_runs_the_programs_step(tmp_path, train):
         ({"batches": "iter([])"}, ["training.max_steps=3"], "there are no batches in epoch 1"),
         ({"batches": "[]"}, [], "its Workload has no batches"),
         ({"metrics": "3"}, [], "expected a mapping of names to numbers"),
-        ({}, ["recipe.goal=max:f1"], r"the metrics of .* are accuracy, loss\. Set: recipe\.goal=max:accuracy$"),
+        ({}, ["recipe.goal=max:f1"], r"the metrics of .* are accuracy, loss\. Set: recipe\.goal=max:<metric>$"),
         ({}, ["recipe.goal=max:acuracy"], r"the metrics of .* are accuracy, loss: did you mean accuracy\?"),
         ({}, ["recipe.goal=accuracy"], "expected max:<metric> or min:<metric>"),
         ({"state": "object()"}, [], "is a object without state_dict"),
