@@ -175,6 +175,15 @@ def failed(capfd, *arguments):
     return ended.value.code, printed.out, printed.err
 
 
+@pytest.mark.parametrize(
+    ("was", "now"), [("def step(x, y):", "def step(x):"), ("metrics=", "before=lambda batch: batch, metrics=")]
+)
+def test_a_function_of_one_argument_is_told_that_a_tuple_is_several(tmp_path, run, program, was, now):
+    (tmp_path / "program.py").write_text(PROGRAM.replace(was, now))
+    with pytest.raises(ConfigError, match=r"takes 1 positional .*expected def (step|before)\(x, y\) for a tuple of 2$"):
+        run("train", *program)
+
+
 def test_an_error_of_the_program_is_shown_from_its_own_lines_on_with_its_settings(tmp_path, capfd, program):
     code, _, shown = failed(capfd, "train", *program, "program.rows=-4")
     assert code == 1

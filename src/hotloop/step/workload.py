@@ -99,11 +99,11 @@ class Workload:
         """Return a batch as its step takes it: as it was read, or as ``before`` returns it.
 
         Raises:
-            ConfigError: ``before`` returns None.
+            ConfigError: ``before`` returns None, or does not take the batch.
         """
         if self.before is None:
             return batch
-        ready = self.before(*arguments(batch))
+        ready = call("before", self.before, batch)
         if ready is None and batch is not None:
             raise ConfigError("Workload before gave None: expected what the step takes; return the batch")
         return ready
@@ -148,6 +148,38 @@ def arguments(batch: Any) -> tuple[Any, ...]:
     """Return a batch as the arguments of a step: a tuple or list is several arguments, anything else is one."""
     several = isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
     return tuple(batch) if several else (batch,)
+
+
+def call(name: str, function: Callable[..., Any], batch: Any, run: Callable[..., Any] | None = None) -> Any:
+    """Call a Workload's function of this name with a batch; ``run`` is the function as a loop runs it.
+
+    Raises:
+        ConfigError: the function does not take so many arguments.
+    """
+    given = arguments(batch)
+    try:
+        return (run or function)(*given)
+    except TypeError as error:
+        if _takes(function, given):
+            raise
+        names = {1: "batch", 2: "x, y"}.get(len(given), "*batch")
+        raise ConfigError(
+            f"Workload {name}: {error}. A batch that is a tuple or list is passed as several arguments, any other as "
+            f"one: expected def {name}({names}) for a {type(batch).__name__}"
+            + (f" of {len(given)}" if isinstance(batch, list | tuple) else "")
+        ) from error
+
+
+def _takes(function: Callable[..., Any], given: tuple[Any, ...]) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of C
+        return True
+    try:
+        signature.bind(*given)
+    except TypeError:
+        return False
+    return True
 
 
 def load_factory(name: str) -> Callable[[], Workload]:

@@ -14,7 +14,7 @@ import torch
 from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.presets import Preset
 from hotloop.step.calls.preview import generators_of
-from hotloop.step.workload import arguments
+from hotloop.step.workload import call
 from hotloop.train import checkpoint, sharding
 from hotloop.train.goal import stated
 from hotloop.train.optimizing import Rate, forgotten
@@ -139,8 +139,11 @@ class Task:
         """Do a step and return its figures, ``loss`` among them where it has one; this waits for the device.
 
         ``step`` is the workload's as a hot loop runs it, None where none does.
+
+        Raises:
+            ConfigError: the step does not take the batch.
         """
-        result = (step or self.workload.step)(*arguments(batch))
+        result = call("step", self.workload.step, batch, step)
         named = result if isinstance(result, Mapping) else {"loss": result}
         return _numbers({name: value for name, value in named.items() if name == "loss" or name not in _TAKEN})
 
