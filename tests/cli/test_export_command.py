@@ -23,7 +23,7 @@ from training_fixtures import overrides
 reads_a_program = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 PROGRAM = """
 import torch, hotloop
-def make(width: int = 4):
+def make(width: int = 4, rows: str = "here"):
     print("of the program")
     model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Dropout(0.5), torch.nn.Linear(width, 1))
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
@@ -79,7 +79,7 @@ def test_safetensors_of_a_program_load_in_plain_pytorch_and_run_nothing_of_it(pr
     found = json.loads(written.stdout)
     assert [Path(one).name for one in found["files"]] == ["config.json", "model.safetensors"]
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["settings"]["program"] == {"width": 5}
+    assert config["settings"]["program"] == {"width": 5, "rows": "here"}
     assert (config["average"], config["checkpoint"], config["step"]) == (True, "last.pt", 4)
     model, x = averaged(program), torch.randn(4, 3)
     again = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 1)).eval()
@@ -169,7 +169,7 @@ def test_rows_of_a_csv_are_predicted_in_batches_and_written_whole(program, tmp_p
     assert list(found[0]) == ["a", "b", "c", "prediction"]
     expected = averaged(program)(rows).squeeze(-1).tolist()
     assert [float(one["prediction"]) for one in found] == pytest.approx(expected, abs=1e-6)
-    shown = invoke("predict", program, tmp_path / "data.csv", "run.accelerator=cpu", "--batch-size", 2).stdout
+    shown = invoke("predict", program, tmp_path / "data.csv", "program.rows=there", "--batch-size", 2).stdout
     assert shown == (tmp_path / "out.csv").read_text()
 
 

@@ -120,7 +120,8 @@ def _resumed() -> list[str]:
         *(f"| {what} | {may} |" for what, may in rows),
         "",
         "`hotloop eval` and `hotloop predict` refuse the same, but for `run.devices`, the optimizer and the goal.",
-        "Another `data.path` or `pictures.path` may be judged; `predict` takes `data.columns` and `data.delimiter`.",
+        "Another `data.path` or `pictures.path` may be judged, and a program's settings that are text, which may name",
+        "data, may change; `predict` takes `data.columns` and `data.delimiter`.",
         "",
     ]
 

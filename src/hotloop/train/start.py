@@ -209,6 +209,9 @@ def judged(document: Mapping[str, Any], changed: Sequence[str], also: Sequence[s
     if ":" in now.recipe.name and now.recipe.name == before.recipe.name:
         own = program.known(now.recipe.name)
         before, now = (one.model_copy(update={GROUP: own.filled(one.program)}) for one in (before, now))
+        # Text may name data, which lie elsewhere now.
+        text = {name: value for name, value in (now.program or {}).items() if isinstance(value, str)}
+        before = before.model_copy(update={GROUP: {**(before.program or {}), **text}})
     fixed = (name for names in FIXED.values() for name in names)
     if what := ", ".join(one for name in fixed for one in _changes(before, now, name, (*JUDGED, *also))):
         raise ConfigError(
