@@ -92,6 +92,7 @@ def test_what_cannot_run_there_is_told_and_nothing_trains(project, hotloop, head
     assert runs.known() == []
 
 
+@pytest.mark.long
 def test_a_run_is_stopped_with_a_checkpoint_and_goes_on(project, head, over):
     run, _ = submitted(head, *TRAIN, "program.steps=400", "program.slow=0.1")
     once(lambda: steps(run))
@@ -112,6 +113,7 @@ def test_a_run_is_stopped_with_a_checkpoint_and_goes_on(project, head, over):
     assert over(again) == "stopped"
 
 
+@pytest.mark.long
 def test_who_follows_may_be_killed(project, head, over):
     run, _ = submitted(head, *TRAIN, "program.steps=60", "program.slow=0.2")
     command = [sys.executable, "-m", "hotloop", "submit", "logs", "-f", run.name]
@@ -125,6 +127,7 @@ def test_who_follows_may_be_killed(project, head, over):
     assert len(losses(run.folder)) == 60
 
 
+@pytest.mark.long
 def test_what_the_runs_key_did_not_sign_is_refused(project, head, over):
     run, _ = submitted(head, *TRAIN)
     assert over(run) == "finished"
@@ -138,6 +141,7 @@ def test_what_the_runs_key_did_not_sign_is_refused(project, head, over):
         fetch.fetch(run, "none", print)
 
 
+@pytest.mark.long
 def test_compiled_code_comes_back_and_travels(project, head, over, tmp_path):
     from hotloop.cache.process_folder import compiled_store
 
@@ -167,6 +171,7 @@ def test_compiled_code_comes_back_and_travels(project, head, over, tmp_path):
     assert sum(one["cache_hits"] for one in components.values()) > 0
 
 
+@pytest.mark.long
 def test_a_head_that_is_killed_leaves_what_there_is_and_the_run_goes_on_with_a_new_one(project, head, over):
     run, _ = submitted(head, *TRAIN, "program.steps=40", "program.slow=0.25", "training.num_epochs=2")
     once((head.place / run.name / there.BACK / run.name / "checkpoints/last.pt").exists)
@@ -192,6 +197,7 @@ def test_a_head_that_is_killed_leaves_what_there_is_and_the_run_goes_on_with_a_n
             go(runs.find(run.name))
 
 
+@pytest.mark.long
 def test_a_run_whose_disk_is_gone_goes_on_from_its_storage(project, head, over, tmp_path):
     steps = ("program.steps=40", "program.slow=0.25", "training.num_epochs=2")
     run, _ = submitted(head, *TRAIN, *steps, f"run.storage={tmp_path}/storage")
@@ -210,6 +216,7 @@ def test_a_run_whose_disk_is_gone_goes_on_from_its_storage(project, head, over, 
     assert (Path(run.folder) / "checkpoints/last.pt").is_file()
 
 
+@pytest.mark.long
 def test_the_commands_of_the_page_run_as_they_stand(project, hotloop, head):
     page = (SOURCE.parent / "docs/how-to/submit.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -229,6 +236,7 @@ def test_the_commands_of_the_page_run_as_they_stand(project, hotloop, head):
         ("hpo", "recipe=digits", "hpo.n_trials=2", "hpo.sampler=random", "hpo.pruner=none", "training.num_epochs=1"),
     ],
 )
+@pytest.mark.long
 def test_a_cross_validation_and_a_search_come_back_with_their_members(project, head, over, command):
     run, _ = submitted(head, *command)
     assert over(run) == "finished"

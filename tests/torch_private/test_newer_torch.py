@@ -113,6 +113,7 @@ def test_nobody_is_told_to_install_a_name_that_torch_lacks(monkeypatch):
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_training_goes_on_without_each_name_of_the_ledger():
     assert_lives_without([path for path in PATHS if path.startswith("torch") and path not in NEEDED_MOST])
 

@@ -233,6 +233,7 @@ def test_a_fit_interrupted_and_resumed_is_the_one_that_was_not(named, tmp_path, 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("kill", [1, 3, 5, 8, 12])
+@pytest.mark.some_of(3)
 def test_a_fit_that_was_killed_is_resumed(named, tmp_path, monkeypatch, kill):
     import subprocess
     import sys

@@ -131,6 +131,7 @@ def test_a_resumed_epoch_is_shuffled_as_it_was():
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("strategy", "module"), [("ddp", "Module"), ("fsdp2", "Sharded")])
+@pytest.mark.some_of(2)
 def test_two_devices_are_one_with_the_doubled_batch(file, tmp_path, strategy, module):
     one, two = tmp_path / "one", tmp_path / "two"
     given = [*named(file, module), "training.num_epochs=8"]
@@ -149,6 +150,7 @@ def test_two_devices_are_one_with_the_doubled_batch(file, tmp_path, strategy, mo
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("strategy", "module"), [("ddp", "Module"), ("fsdp2", "Sharded")])
+@pytest.mark.long
 def test_a_fit_whose_process_was_killed_or_stopped_is_resumed_bit_for_bit(file, tmp_path, strategy, module):
     given = [
         *named(file, module), *BOTH, f"run.strategy={strategy}", "program.dropout=0.5", "program.norm=true",

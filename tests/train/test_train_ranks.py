@@ -178,6 +178,7 @@ def test_two_devices_are_one_with_the_doubled_batch(given, tmp_path):
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_a_run_whose_process_was_killed_or_stopped_is_resumed_bit_for_bit(given, tmp_path):
     both = [*given, "run.devices=2", "program.shuffle=true", "training.checkpoint_every_steps=2"]
     train(*both, f"run.folder={tmp_path / 'whole'}")
@@ -193,6 +194,7 @@ def test_a_run_whose_process_was_killed_or_stopped_is_resumed_bit_for_bit(given,
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_each_fold_is_of_two_processes(given, tmp_path):
     folds = [*given, "kfold.n_splits=2", "training.num_epochs=1"]
     hotloop_command("kfold", *folds, "program.batch=8", f"run.folder={tmp_path / 'one'}")
@@ -202,6 +204,7 @@ def test_each_fold_is_of_two_processes(given, tmp_path):
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_each_trial_is_of_two_processes_and_all_of_them_end_where_it_is_pruned(given, tmp_path):
     search = [
         "hpo.metric=error",

@@ -86,6 +86,7 @@ def test_a_fold_that_is_lost_goes_on_from_its_last_checkpoint(away, whole, tmp_p
 
 
 @campaign
+@pytest.mark.long
 def test_a_lost_head_is_told_and_a_new_one_goes_on(cross, own, whole, tmp_path):
     with nodes(1, 1) as made:
         given = [own, "recipe.goal=max:accuracy", "kfold.n_splits=3", "training.num_epochs=1"]

@@ -133,6 +133,7 @@ def test_a_cross_validation_is_started_again_as_a_whole(prepare):
 
 
 @pytest.mark.parametrize("name", ["plain-1.2", "a b,c", "it's", "back\\slash's", "ends\\", "ümlaut", "a=b", "$(x)"])
+@pytest.mark.some_of(4)
 def test_a_printed_command_gives_the_folder_back_whatever_its_name(tmp_path, name):
     verb, override = shlex.split(configure.again(tmp_path / name, "kfold"))[1:]
     assert verb == "kfold"

@@ -281,6 +281,7 @@ def test_two_sharded_devices_are_one_with_the_doubled_batch(given, tmp_path):
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_a_killed_sharded_run_is_resumed_bit_for_bit(given, tmp_path):
     program = ["program.apart=true", "program.shuffle=true", "program.norm=BatchNorm1d"]
     both = [*given, *SHARDED, *program, "training.checkpoint_every_steps=2"]
