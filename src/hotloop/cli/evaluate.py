@@ -37,7 +37,7 @@ def evaluate(
         return
     path, overrides = _checkpoint(arguments)
     document = checkpoint.load(path)
-    settings = start.judged(document, overrides)
+    settings = start.settings_to_judge(document, overrides)
     with contextlib.redirect_stdout(sys.stderr):  # what the program prints
         metrics = recipes.load(settings.recipe.name).evaluate(settings, checkpoint.judged(document))
     step = document["position"]["step"]

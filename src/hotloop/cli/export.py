@@ -88,7 +88,7 @@ def predict(  # noqa: PLR0913, PLR0917 - arguments and options of the command
         )
     document = export.of_run(run, checkpoint)[1]
     # How the file of rows is read is no matter of the run's own data.
-    settings = start.judged(document, changed or (), also=("data.columns", "data.delimiter"))
+    settings = start.settings_to_judge(document, changed or (), also=("data.columns", "data.delimiter"))
     delimiter = getattr(settings.data, "delimiter", ",")  # a program has no settings of data
     rows = predict.read(data, delimiter)
     recipe: Any = recipes.load(settings.recipe.name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 2
 FOLDER, BEST, LAST = "checkpoints", "best.pt", "last.pt"
 STATE = "state["
-"""How the names begin by which a checkpoint has what a program calls its state."""
+"""The names of a program's state in a checkpoint begin so: ``state[0]``, ``state[1]``."""
 
 
 @dataclasses.dataclass

@@ -400,7 +400,7 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Setti
 
 
 def _moved(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return settings that a run wrote down, with the decay of its average where all recipes have it now."""
+    """Return written settings with an earlier version's ``diffusion.ema_decay`` as ``training.ema_decay``."""
     by_run, own = isinstance(values.get("recipe"), dict), values.get("diffusion")
     if not by_run or not isinstance(own, dict) or "ema_decay" not in own:
         return values

@@ -355,7 +355,7 @@ def judge(folder: Path, fold: int | None, recipe: Recipe, overrides: Sequence[st
     found = []
     for one in wanted:
         document = checkpoint.load(paths[one])
-        settings = start.judged(document, overrides)
+        settings = start.settings_to_judge(document, overrides)
         metrics = recipe.evaluate(settings, checkpoint.judged(document))
         step = document["position"]["step"]
         found.append({"fold": one, "checkpoint": str(paths[one]), "step": step, "metrics": metrics})

@@ -51,9 +51,12 @@ FREE = (
     "diffusion.gradient_checkpointing",
 )
 """Of these, what may change anyhow: what is drawn and written of a model, and how much memory its step takes."""
-JUDGED = (*COMPARED[:-1], *FREE, GOAL, "run.devices", "training.optimizer", "training.optimizer_options")
-"""Of these, what may change when a run is judged: all that leaves its model, and what is held out of its data, as it
-was. Data at another path are other data."""
+JUDGED = (
+    "data.path", "data.on_bad_rows", "pictures.path", "pictures.skip_bad",
+    *FREE, GOAL, "run.devices", "training.optimizer", "training.optimizer_options",
+)  # fmt: skip
+"""Of `FIXED`, what `hotloop eval` and `hotloop predict` may change: it changes neither the model, nor which rows of the
+same data are held out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +194,7 @@ def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
     return Start(_with_run(now, folder=str(folder), resume=str(given)), folder, document)
 
 
-def judged(document: Mapping[str, Any], changed: Sequence[str], also: Sequence[str] = ()) -> Settings:
+def settings_to_judge(document: Mapping[str, Any], changed: Sequence[str], also: Sequence[str] = ()) -> Settings:
     """Return the settings of a checkpoint that is judged, with changed ones.
 
     Args:

@@ -74,7 +74,7 @@ class Away:
         """Answer a trial's reports until it has ended, and say how; None where its process has died.
 
         Raises:
-            KeyboardInterrupt: somebody interrupted before the trial had a node, or twice, or its process died of it.
+            KeyboardInterrupt: an interrupt came before the trial had a node, came twice, or ended its process.
         """
         owed = stopping = False
         while True:
