@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from hotloop import record, report
+from hotloop.report.text import seconds
 from hotloop.train import checkpoint
 from hotloop.train.compiling import PREFIX
 from hotloop.train.display import Display, figures
@@ -76,7 +77,7 @@ def tell(outcome: Outcome, display: Display) -> None:
         display.say(f"Ran: {name} {_ran(status)}")
     for line in outcome.notes:
         display.say(f"{PREFIX} {line}")
-    display.say(f"Trained for {outcome.seconds:.0f} s. Checkpoints: {outcome.folder / checkpoint.FOLDER}")
+    display.say(f"Trained for {seconds(outcome.seconds)}. Checkpoints: {outcome.folder / checkpoint.FOLDER}")
 
 
 def _ran(status: dict[str, object]) -> str:
