@@ -52,7 +52,8 @@ def test_ten_minutes(tmp_path):
     assert "eager stays" in python
     assert (tmp_path / "run.html").is_file()
     assert "passes" in verify
-    assert "slower_optimizer" in doctor
+    # Counted, not timed, so each machine finds it; whether the optimizer is slower depends on the machine and its load.
+    assert "[eager_part]" in doctor
 
 
 @pytest.mark.campaign
