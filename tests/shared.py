@@ -1,4 +1,4 @@
-"""What tests of several processes share: waiting until something is so, and a port for a server."""
+"""What tests of several processes share: waiting until something is so, whether a process ended, and a port for a server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import random
 import socket
 import time
+from pathlib import Path
 
 
 def once(condition, seconds=300):
@@ -15,6 +16,14 @@ def once(condition, seconds=300):
         assert time.monotonic() < until, f"not so after {seconds} s"
         time.sleep(0.05)
     return found
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended; what nobody waits for stays in /proc, as a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def free_port() -> int:

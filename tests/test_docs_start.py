@@ -52,8 +52,8 @@ def test_ten_minutes(tmp_path):
     assert "eager stays" in python
     assert (tmp_path / "run.html").is_file()
     assert "passes" in verify
-    # Counted, not timed, so each machine finds it; whether the optimizer is slower depends on the machine and its load.
-    assert "[eager_part]" in doctor
+    # What it finds depends on times: on a busy machine the loss, left eager, is next to nothing of a step.
+    assert re.search(r"^default: \S+x eager", doctor, re.MULTILINE)
 
 
 @pytest.mark.campaign

@@ -46,7 +46,8 @@ def test_a_loader_that_is_slower_than_the_step_is_told_with_its_workers():
     found = waited(workload(DataLoader(Slow(), batch_size=4)))
     assert found["data_wait_ms"] >= 16
     assert found["data_workers"] == 0
-    (advice,) = diagnose.diagnose({"measurements": found})
+    assert found["data_step_ms"] > 0
+    (advice,) = diagnose.diagnose({"measurements": found | {"data_step_ms": 1.0}})
     assert advice.rule == "data_wait"
     assert "the training's own process" in advice.what
     assert "num_workers" in advice.change
