@@ -61,8 +61,8 @@ PLAIN = {
 def train(tmp_path):
     """Train a program into ``folder``; ``changed`` parts of its text, and settings."""
 
-    def run(*settings, folder="run", within=None, **changed):
-        text = PROGRAM
+    def run(*settings, folder="run", within=None, text=None, **changed):
+        text = text or PROGRAM
         for name, part in {**PLAIN, **changed}.items():
             text = text.replace(f"{{{name}}}", part)
         (tmp_path / "program.py").write_text(textwrap.dedent(text))
@@ -106,6 +106,34 @@ def test_a_program_is_trained_judged_and_recorded(tmp_path, train):
     settings = start.prepare([f"run.resume={tmp_path / 'run'}"]).settings
     judged = recipes.load(settings.recipe.name).evaluate(settings, load(tmp_path / "run", "best.pt")["model"])
     assert judged == pytest.approx(outcome.best)
+
+
+RATE = "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 99)"
+
+
+@pytest.mark.parametrize("state", [RATE, f"(average, {RATE})", "[average, torch.optim.swa_utils.AveragedModel(model)]"])
+def test_a_schedule_or_an_average_that_nobody_can_step_is_refused(train, state):
+    with pytest.raises(ConfigError, match=r"state\[[01]\] \((CosineAnnealingLR|AveragedModel)\) is in nothing but"):
+        train(state=state)
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (
+            "state[0].get_last_lr()",
+            ["(CosineAnnealingLR) was not stepped in 5", "(AveragedModel) was not stepped in 15"],
+        ),
+        ("[one.step() for one in state[:1]]; state[1].update_parameters(model)", []),
+    ],
+)
+def test_a_schedule_that_a_program_does_not_step_is_told_after_an_epoch(train, capsys, use, said):
+    made = f"state = [{RATE}, torch.optim.swa_utils.AveragedModel(model)]\n    def step(a, b):"
+    text = PROGRAM.replace("def step(a, b):", made).replace("average.update_parameters(model)", use)
+    train(text=text, state="state")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "stepped" in line]
+    assert len(lines) == len(said)
+    assert all(one in line for one, line in zip(said, lines, strict=True))
 
 
 FUNCTION = "lambda: DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True, generator=generator)"

@@ -22,6 +22,7 @@ from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, arguments
 from hotloop.train.feed import NO_MORE, Feed
 from hotloop.train.interrupt import Interrupt
+from hotloop.train.optimizing import progress, unstepped
 from hotloop.train.outcome import Live, Outcome
 from hotloop.train.ranks import check_shares
 from hotloop.train.rehearse import unsafe
@@ -128,6 +129,8 @@ class _Fitting:
         self.ready_seconds: deque[float] = deque(maxlen=_TIMED)
         self.optimizers = list(task.workload.holdings().optimizers.values())
         self.untouched, self.began_at = task.weights(), 0
+        self.state = task.workload.holdings().state
+        self.unstepped = progress(self.state)
 
     def make_automatic(self, between: Compiling) -> Automatic:
         """Hand the step to a hot loop that counts earlier starts too; ``between`` has what needs no gradients."""
@@ -292,6 +295,12 @@ class _Fitting:
             )
         self.untouched = []
         metrics = self.metrics()
+        for name in unstepped(self.unstepped, self.state, last=at.step >= self.total) if at.step > 1 else ():
+            del self.unstepped[name]
+            self.display.say(
+                f"{name} was not stepped in {at.step} steps: hotloop keeps it in checkpoints, and calls neither its "
+                "step() nor its update_parameters(). Call it in the program's step, before or metrics"
+            )
         best = goal is not None and goal.better(metrics, at.best)
         at.validated_step, at.stale = at.step, 0 if best else at.stale + 1
         if best:
@@ -380,6 +389,7 @@ class _Fitting:
         self.feed.load_state_dict(own)
         self.compiling.resumed(self.position.step, document.get("loop"))
         self.untouched, self.began_at = self.task.weights(), self.position.step
+        self.unstepped = {}  # an earlier start may have stepped them
         checkpoint.restore_random_state(own["random"])
 
     def settle(self) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import inspect
 import math
+import types
 import weakref
 from collections.abc import Mapping  # noqa: TC003 - read as settings
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hotloop.errors import ConfigError
@@ -18,6 +21,8 @@ from hotloop.train.parameters import Optimizer, Range, ScheduleName
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from hotloop.step import Workload
+    from hotloop.step.state.holdings import Holdings
     from hotloop.train.settings import TrainingSettings
 
 
@@ -197,6 +202,8 @@ class Training:
             torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
 
 
+_LATE = ("(SWALR)", "(AveragedModel)")
+"""What may begin in a later epoch."""
 _MADE_FOR: weakref.WeakKeyDictionary[object, type] = weakref.WeakKeyDictionary()
 """What `Training` has made for an optimizer or a model: a schedule or an average."""
 
@@ -207,3 +214,40 @@ def forgotten(held: Iterable[object], state: Sequence[object]) -> Iterator[str]:
     for kind, method in ((Rate, "make_rate"), (AveragedModel, "make_average")):
         if made.count(kind) > sum(isinstance(one, kind) for one in state):
             yield method
+
+
+def out_of_reach(workload: Workload, holdings: Holdings) -> str | None:
+    """Return the name of a schedule or average of torch in a program's state that nobody can step; None without one.
+
+    Nothing but the state refers to it.
+
+    Args:
+        workload: the program.
+        holdings: its holdings, of which there are no others.
+    """
+    ours = {id(one) for one in (workload, vars(workload), workload.state, holdings, vars(holdings), holdings.state)}
+
+    def others_hold(value: object) -> bool:  # a frame is of a call that is over, or that waits for this one
+        return any(id(one) not in ours and not isinstance(one, types.FrameType) for one in gc.get_referrers(value))
+
+    reachable = others_hold(workload.state)  # a list that the step may go through
+    for place in range(0 if reachable else len(holdings.state)):  # enumerate() would hold what it yields
+        kind = type(holdings.state[place])
+        if issubclass(kind, LRScheduler | AveragedModel) and not others_hold(holdings.state[place]):
+            return f"state[{place}] ({kind.__name__})"
+    return None
+
+
+def progress(state: Sequence[object]) -> dict[str, str]:
+    """Return how far each of torch's schedules and averages in a program's state has come, by its name."""
+    return {
+        f"state[{place}] ({type(one).__name__})": repr(getattr(one, "n_averaged", one.state_dict()))
+        for place, one in enumerate(state)
+        if isinstance(one, LRScheduler | AveragedModel)
+    }
+
+
+def unstepped(began: Mapping[str, str], state: Sequence[object], *, last: bool) -> list[str]:
+    """Return the names of schedules and averages that are as they began; of those that may begin late, at the end."""
+    now = progress(state)
+    return [name for name, was in began.items() if now[name] == was and (last or not name.endswith(_LATE))]
