@@ -32,6 +32,7 @@ def test_both_ways_are_measured(found):
     assert "eager+graph" in out
 
 
+@pytest.mark.campaign
 def test_the_captured_step_is_right_and_no_speed(found):
     captured = found[0]["rows"][1]
     assert captured["emulated"]

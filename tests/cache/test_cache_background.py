@@ -391,6 +391,7 @@ def test_the_child_dies_with_its_parent(parent, way, how):
     assert gone(child)
 
 
+@pytest.mark.campaign
 def test_a_fork_of_the_parent_that_ends_leaves_the_child_alone(parent):
     process, _ = parent("exit in a fork")
     assert "running" in process.stdout.read()
@@ -462,6 +463,7 @@ def in_main(tmp_path, source):
     return ran.stdout
 
 
+@pytest.mark.campaign
 def test_classes_of_the_main_script_are_compiled(tmp_path):
     said = in_main(tmp_path, 'main("aot_eager")')
     assert "state='compiled', causes=()" in said
@@ -492,6 +494,7 @@ for number, cell in enumerate(cells):
 """
 
 
+@pytest.mark.campaign
 def test_classes_of_a_notebooks_cells_are_compiled(tmp_path):
     """They are of `__main__`, which has no file, so that nothing could import them."""
     said = in_main(tmp_path, CELLS)
@@ -516,6 +519,7 @@ print(child.poll())
 """
 
 
+@pytest.mark.campaign
 def test_an_operator_of_the_main_script_is_not_in_the_child_which_says_nothing_of_the_compile(tmp_path):
     (tmp_path / "a_library.py").write_text(
         "import torch\n\nclass Twice(torch.nn.Linear):\n"
@@ -541,17 +545,20 @@ def recorded(net, *args, **settings):
     return recorder.request(settings)
 
 
+@pytest.mark.campaign
 def test_what_the_model_raises_in_the_child_is_the_reason():
     child = BackgroundCompile.start(recorded(Fails(2, 2), torch.ones(1, 2), preset="aot_eager"))
     assert wait(child) == Failed("ValueError: two lines", unable=True)
 
 
+@pytest.mark.campaign
 def test_caches_that_are_off_are_the_reason(monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     outcome = wait(BackgroundCompile.start(recorded(Net(), torch.randint(40, (8, 4)))))
     assert "force_disable_caches" in outcome.reason
 
 
+@pytest.mark.campaign
 def test_a_preset_that_fails_in_the_child_is_a_reason_though_a_lower_one_would_do(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -561,6 +568,7 @@ def test_a_preset_that_fails_in_the_child_is_a_reason_though_a_lower_one_would_d
     assert not outcome.unable
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("factory", ["cache_models:make", f"{Path(__file__).parent / 'cache_models.py'}:make"])
 def test_a_workload_is_made_and_stepped(factory):
     outcome = wait(BackgroundCompile.start(Request.of_factory(factory, {"preset": "aot_eager"})))
@@ -568,6 +576,7 @@ def test_a_workload_is_made_and_stepped(factory):
     assert (outcome.state, outcome.graphs) == ("compiled", 1)
 
 
+@pytest.mark.campaign
 def test_a_workload_that_is_not_there_is_a_reason():
     outcome = wait(BackgroundCompile.start(Request.of_factory("cache_models:nothing", {"preset": "aot_eager"})))
     assert "has no function 'nothing'" in outcome.reason

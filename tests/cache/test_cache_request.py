@@ -196,6 +196,7 @@ def test_a_factory_must_have_a_place_of_its_own(name):
         Request.of_factory(name, {})
 
 
+@pytest.mark.campaign
 def test_another_process_gets_the_settings_of_this_one():
     changes = """
 import torch, torch._inductor.config

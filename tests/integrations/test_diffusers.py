@@ -91,6 +91,7 @@ def test_what_the_user_compiled_by_torchs_own_means_is_refused_or_told():
     assert [one._compiled_call_impl for one in unet.modules()] == own
 
 
+@pytest.mark.campaign
 def test_a_real_pipeline_its_denoiser_or_the_parts_that_are_named(tmp_path):
     torch.manual_seed(0)
     text = CLIPTextModel(
@@ -128,6 +129,7 @@ def test_a_real_pipeline_its_denoiser_or_the_parts_that_are_named(tmp_path):
     assert list(again.state_dict()) == list(small_unet().state_dict())
 
 
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
 def test_adapters_that_come_and_are_switched_and_merged_leave_the_status_true():
     unet = small_unet(up="UpBlock2D").requires_grad_(requires_grad=False)
@@ -147,6 +149,7 @@ def test_adapters_that_come_and_are_switched_and_merged_leave_the_status_true():
     assert not merged.causes
 
 
+@pytest.mark.campaign
 def test_peft_around_a_compiled_model_runs_what_was_compiled():
     unet = small_unet()
     compile(Parts(unet=unet), "aot_eager")
@@ -156,6 +159,7 @@ def test_peft_around_a_compiled_model_runs_what_was_compiled():
     assert (part.state, part.frames_compiled, part.causes) == ("compiled", 1, ())
 
 
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 def test_gradient_checkpointing():
     unet = small_unet()
@@ -227,6 +231,7 @@ def test_a_model_that_is_offloaded_layer_by_layer_is_left_alone_and_said(caplog)
     assert hotloop.status(parts).components["unet"].requested == "none"
 
 
+@pytest.mark.campaign
 def test_a_model_that_is_offloaded_layer_by_layer_after_its_compile_runs_eager_and_says_so_once(caplog):
     unet = small_unet()
     parts = compile(Parts(unet=unet), "aot_eager")
@@ -246,6 +251,7 @@ def test_a_model_that_is_offloaded_layer_by_layer_after_its_compile_runs_eager_a
         torch.testing.assert_close(ours, gradients(unet))
 
 
+@pytest.mark.campaign
 def test_a_model_that_is_offloaded_as_a_whole_after_its_compile_still_runs_compiled():
     unet = small_unet()
     parts = compile(Parts(unet=unet), "aot_eager")

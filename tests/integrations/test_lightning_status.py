@@ -57,6 +57,7 @@ def test_a_short_last_batch_leaves_the_tier_in_force(run):
     assert f"hotloop: {run} at step 10" in str(told)
 
 
+@pytest.mark.campaign
 def test_validate_after_a_fit_compiles_nothing_anew_and_keeps_the_fits_status():
     hot = HotLoop("aot_eager")
     with hotloop.watch() as fitted:
@@ -155,6 +156,7 @@ class TakesItOut(pl.Callback):
             trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, HotLoop)]
 
 
+@pytest.mark.campaign
 def test_a_callback_that_was_taken_out_says_when_and_what_is_left():
     hot = HotLoop("aot_eager")
     trained(hot, TakesItOut())
@@ -186,6 +188,7 @@ class Joins(pl.Callback):
         trainer.callbacks.append(self.hot)
 
 
+@pytest.mark.campaign
 def test_a_callback_that_joins_late_owns_the_step_from_there():
     hot = HotLoop("aot_eager")
     same(fit(), fit(Sgd, Joins(hot)))
@@ -225,6 +228,7 @@ def run_fast(*callbacks):
     return trained(*callbacks, fast_dev_run=6)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("program", [found_by_a_tuner, stopped_early, overfitted, run_fast])
 def test_what_people_ask_of_a_trainer_ends_as_without_the_callback(program, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a Tuner writes its checkpoint here
@@ -235,6 +239,7 @@ def test_what_people_ask_of_a_trainer_ends_as_without_the_callback(program, tmp_
     assert hot.status().running == "aot_eager"
 
 
+@pytest.mark.campaign
 def test_a_fit_goes_on_from_a_checkpoint_in_the_middle_of_an_epoch(tmp_path):
     left = []
     for callbacks in ((), (HotLoop("aot_eager"),)):

@@ -63,6 +63,7 @@ def test_a_step_that_logs_is_one_graph_compiled_before_fit_or_by_it():
     assert part.causes == ()
 
 
+@pytest.mark.campaign
 def test_a_preset_of_ones_own_is_asked_for_and_runs():
     eager, hot = fit(Logs), HotLoop(run=hotloop.Preset(name="mine", backend="aot_eager"))
     same(eager, fit(Logs, hot))
@@ -114,6 +115,7 @@ class HidesTheCounter(Logs):
         return logits.square().mean() / (4 + getattr(self, "global_" + "step"))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("module", [ReadsTheCounter, HidesTheCounter])
 def test_a_step_that_reads_a_counter_is_left_to_its_modules(module, caplog):
     eager = fit(module, batches=12)

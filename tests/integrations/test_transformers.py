@@ -74,6 +74,7 @@ def same(one, other):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", [Trainer, HotTrainer])
 def test_mixed_precision_clipping_and_a_second_model_compile_once(kind, tmp_path):
     """Accelerate gives each model its own autocast object, whose identity would guard compiled code."""
@@ -110,6 +111,7 @@ def test_a_captured_step_accumulates_and_clips_as_eager(tmp_path):
     assert not hot.status().dropped
 
 
+@pytest.mark.campaign
 def test_a_collator_that_pads_to_the_longest_is_counted_and_compiled_for_any_length(tmp_path):
     lengths = (4, 5, 6, 7, 8, 9, 10, 11, 12)
     data = [one for at in range(10) for one in samples(4, (lengths[at % 9],))]
@@ -151,6 +153,7 @@ def test_a_compile_that_the_trainer_has_applied_is_recognised(tmp_path):
     assert "Trainer(..., callbacks=[HotLoop()])" in decision["reason"]
 
 
+@pytest.mark.campaign
 def test_trials_of_a_search_share_compiled_code(tmp_path):
     hot = HotLoop("aot_eager")
     trainer = trainer_of(
@@ -172,6 +175,7 @@ def test_trials_of_a_search_share_compiled_code(tmp_path):
     assert compiles[-1] == compiles[0], "later trials compile nothing"
 
 
+@pytest.mark.campaign
 def test_an_exception_leaves_the_model_as_it_was_and_the_record_failed(tmp_path):
     hot = HotLoop("aot_eager")
     trainer = trainer_of(HotTrainer, tmp_path, hot)
@@ -233,6 +237,7 @@ def test_trainers_that_share_arguments_are_each_given_the_compile_that_these_ask
         assert hot.status().components["model"].running == "aot_eager"
 
 
+@pytest.mark.campaign
 def test_a_callback_that_is_added_takes_the_place_of_the_first(tmp_path):
     trainer = trainer_of(HotTrainer, tmp_path)
     hot = HotLoop("aot_eager")
@@ -243,6 +248,7 @@ def test_a_callback_that_is_added_takes_the_place_of_the_first(tmp_path):
     assert [type(one) for one in trainer.callback_handler.callbacks].count(HotLoop) == 1
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("run", ["eager", "aot_eager"])
 def test_a_callback_of_two_trainers_trains_the_model_of_each(tmp_path, run):
     """Folds are made like this: all Trainers first, with the same list of callbacks."""
@@ -257,6 +263,7 @@ def test_a_callback_of_two_trainers_trains_the_model_of_each(tmp_path, run):
         same(alone, trainer)
 
 
+@pytest.mark.campaign
 def test_a_callback_that_a_plain_trainer_shares_compiles_in_place_there(tmp_path):
     hot = HotLoop("aot_eager")
     plain = trainer_of(Trainer, tmp_path / "plain", hot)
@@ -395,6 +402,7 @@ def test_what_a_librarys_trainer_reads_is_never_frozen(tmp_path, monkeypatch):
     assert "trainer.state.epoch" in told["eager+graph"], told
 
 
+@pytest.mark.campaign
 def test_a_model_that_the_user_wrapped_trains_as_it_was_given(tmp_path):
     torch.manual_seed(0)
     args = TrainingArguments(
@@ -425,6 +433,7 @@ def test_a_model_that_the_user_wrapped_is_told_why_the_trainer_finds_no_columns(
     assert "remove_unused_columns=False" in cause.hint
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", [Trainer, HotTrainer])
 def test_a_part_that_the_user_compiled_is_taken_as_given_and_told(kind, tmp_path):
     model, hot = small_bert(), HotLoop("aot_eager")

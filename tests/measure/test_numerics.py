@@ -349,6 +349,7 @@ def compiled_against_eager(backend, factor, *, autocast=False, dtype=torch.float
     return compare(step(eager, eager, x, autocast), step(other, run, x, autocast), BFLOAT16 if low else FLOAT32)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "backend", ["aot_eager_decomp_partition", pytest.param("inductor", marks=pytest.mark.inductor)]
 )

@@ -87,6 +87,7 @@ def test_three_lines_are_compiled_in_an_empty_cache_of_their_own(monkeypatch, tm
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.campaign
 def test_a_trial_that_fails_says_why(monkeypatch):
     monkeypatch.setenv("CXX", "a-compiler-that-is-not-there")
     trial = gathering.try_compile("cpu")

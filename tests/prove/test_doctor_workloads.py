@@ -30,6 +30,7 @@ def test_ways_are_timed_apart_and_what_ran_is_on_record(program):
     assert {step["running"] for step in document["steps"]} == {"eager", "aot_eager"}
 
 
+@pytest.mark.campaign
 def test_a_condition_that_is_trained_is_timed_both_ways(program):
     """Run with every compile off, ``torch.cond`` raised in the first eager step: it compiles itself, in eager, too."""
     ways = examine(program("branched"), preset="aot_eager", steps=4)["measurements"]["ways"]

@@ -82,7 +82,9 @@ def test_the_proof_declines_a_planted_one_and_the_run_is_eagers(part):
     assert same(run, Trained(part, steps=steps))
 
 
+@pytest.mark.campaign
 @of_threads(PLANTED)
+@pytest.mark.some_of(2)
 def test_the_sentinel_finds_a_planted_one_that_comes_later(part):
     faults, start = faults_of(part), proven_by(part)
 

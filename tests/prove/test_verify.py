@@ -44,6 +44,7 @@ def found():
     return verdict
 
 
+@pytest.mark.campaign
 def test_a_backward_that_is_wrong_by_a_thousandth_of_a_percent_is_found_and_named(found):
     verdict = found
     assert not verdict.passes

@@ -74,6 +74,7 @@ def test_a_graph_break_is_told_once_in_hotloops_words(program):
     assert "torch/_dynamo" not in told.stderr
 
 
+@pytest.mark.campaign
 def test_a_wrong_one_exits_with_1_and_json_names_the_region(program, capsys):
     with wrong("aten.gelu_backward", 1.001):
         assert run(f"{program}:make", "--preset", "aot_eager", "--json") == 1

@@ -52,6 +52,7 @@ def test_what_a_person_should_know_of_a_cluster_is_shown(project, facts):
     assert "Compiled code: none is needed" in said
 
 
+@pytest.mark.campaign
 def test_compiled_code_that_fits_is_told_from_code_that_does_not(project, facts):
     here = facts()["fits"]
     assert "it fits there; 1 bundle travels" in shown(facts(), *COMPILED)
@@ -97,6 +98,7 @@ def answers(monkeypatch, project):
     return made
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("first", [None, "0"])
 def test_where_the_cluster_has_no_hotloop_or_another_this_one_is_installed(answers, facts, first, capsys):
     failed = "Job failed, last logs:\nTraceback\nModuleNotFoundError: No module named 'torch'\n"
@@ -108,6 +110,7 @@ def test_where_the_cluster_has_no_hotloop_or_another_this_one_is_installed(answe
     assert f"has {'another hotloop' if first else why}: hotloop {__version__} is installed" in capsys.readouterr().out
 
 
+@pytest.mark.campaign
 def test_a_job_that_fails_otherwise_is_told_with_what_it_said(answers, facts):
     with pytest.raises(ConfigError, match="could not: Failed to set up runtime environment"):
         answers(Answer(None, "Failed to set up runtime environment", "n", started=False))()
@@ -115,6 +118,7 @@ def test_a_job_that_fails_otherwise_is_told_with_what_it_said(answers, facts):
         answers(*2 * [Answer(None, "exit code 1", "n")])()
 
 
+@pytest.mark.campaign
 def test_pip_gets_the_versions_of_here_a_wheel_and_the_users_requirements():
     asked = environment.pip(requirements=True)["packages"]
     place = "${RAY_RUNTIME_ENV_CREATE_WORKING_DIR}"

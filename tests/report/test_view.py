@@ -353,6 +353,7 @@ KEYS = st.sampled_from(
 ENTRY = st.dictionaries(KEYS | st.text(max_size=5), JSON, max_size=6)
 
 
+@pytest.mark.campaign
 @settings(max_examples=200, deadline=None)
 @given(
     lists=st.fixed_dictionaries({name: st.lists(ENTRY, max_size=4) for name in record.LISTS}),

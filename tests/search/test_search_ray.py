@@ -189,6 +189,7 @@ def test_trials_over_three_nodes_are_those_of_one_worker_here(search, away, tmp_
         ("kills_its_node_once", "its process or its node on the cluster was lost"),
     ],
 )
+@pytest.mark.some_of(2)
 def test_a_trial_that_is_lost_is_run_again_with_its_values_and_once(search, away, tmp_path, objective, cause):
     ended, _ = away(objective, hpo__n_trials=12)
     assert ended.status == "finished"
@@ -199,6 +200,7 @@ def test_a_trial_that_is_lost_is_run_again_with_its_values_and_once(search, away
 
 
 @campaign
+@pytest.mark.long
 def test_trials_need_no_shared_folder_where_runs_are_stored(search, away, tmp_path):
     ended, _ = away("kills_its_node_once", hpo__n_trials=12, run__storage=f"file://{tmp_path}/there")
     assert attempts(ended, 1) == ["died", "complete"]
@@ -310,6 +312,7 @@ def test_two_hundred_trials_outlive_a_process_a_worker_a_node_the_storage_and_th
 
 
 @campaign
+@pytest.mark.long
 def test_a_cluster_is_reached_from_outside_by_rays_client(search, tmp_path):
     port = free_port()
     with nodes(1, 1, client=port):

@@ -515,6 +515,7 @@ def about(compose, tmp_path, **named):
     return {"settings": settings, "folder": tmp_path / "study", "path": sys.path}
 
 
+@pytest.mark.campaign
 def test_no_trial_is_taken_twice_by_processes(compose, tmp_path):
     context = multiprocessing.get_context("spawn")
     numbers, given = context.Queue(), about(compose, tmp_path)

@@ -97,6 +97,7 @@ def assert_lives_without(paths):
         assert ["\n" in one for one in told["lines"] if "was tested on torch" in one] == [False], told["lines"]
 
 
+@pytest.mark.campaign
 def test_training_goes_on_without_the_names_that_it_needs_most():
     assert_lives_without(NEEDED_MOST)
 

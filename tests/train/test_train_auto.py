@@ -208,6 +208,7 @@ def test_a_launch_bound_run_goes_on_captured_to_the_same_result(tmp_path, train,
     assert "eager+graph agrees with its reference on 3 steps" in page
 
 
+@pytest.mark.campaign
 def test_a_captured_run_interrupted_and_resumed_is_the_run_that_was_not(tmp_path, train, monkeypatch):
     train(**OFF, **LONG, run__folder=tmp_path / "off")
     with monkeypatch.context() as patch, launch_bound():

@@ -401,6 +401,7 @@ def test_a_document_that_cannot_be_read_is_refused(tmp_path, content):
         kfold.prepare([f"run.resume={tmp_path}"])
 
 
+@pytest.mark.campaign
 def test_a_fold_leaves_no_model_behind(run, monkeypatch):
     alive, counts = [], []
     whole = criteria.load_model

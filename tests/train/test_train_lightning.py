@@ -348,6 +348,7 @@ def test_folds_are_those_that_the_data_splits(named, tmp_path):
     assert len({one[-1]["error"] for one in held_out}) == 4
 
 
+@pytest.mark.campaign
 def test_a_search_varies_the_settings_of_both(tmp_path):
     folder = tmp_path / "search"
     said(

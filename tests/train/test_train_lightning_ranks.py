@@ -178,6 +178,7 @@ def test_a_fit_whose_process_was_killed_or_stopped_is_resumed_bit_for_bit(file, 
         (["program.data.same=true"], "all devices have the same first batch", 2),
     ],
 )
+@pytest.mark.some_of(3)
 def test_a_fit_that_several_devices_would_make_wrong_is_refused(file, tmp_path, settings, message, code):
     said = train(*named(file), *BOTH, *settings, "training.num_epochs=6", f"run.folder={tmp_path / 'run'}", code=code)
     assert message in " ".join(said.split())

@@ -46,6 +46,7 @@ def away(cross, two):
 
 
 @campaign
+@pytest.mark.long
 def test_folds_over_two_nodes_are_those_of_one_process(away, whole):
     ended = away("study")
     assert ended.status == "finished"

@@ -50,6 +50,7 @@ def test_what_a_run_is_within_is_told_from_the_outside_in():
     assert Within(study="s", fold=1).levels("run") == (("study", "s"), ("fold", "fold-1"))
 
 
+@pytest.mark.campaign
 def test_compile_facts_are_logged_with_the_metrics(tmp_path, run):
     run(
         run__logger="csv",

@@ -71,6 +71,7 @@ def test_a_wrong_token_opens_nothing(chromium, served):
     page.close()
 
 
+@pytest.mark.campaign
 def test_a_curve_grows_while_it_is_watched_and_what_a_person_opened_stays(person, runs):
     written = RunRecord(runs / "a")
     for step in range(1, 11):
@@ -184,6 +185,7 @@ BROKEN = r"""
 """The words that stand on two lines, and the cells that are narrower than what is in them; a long path may be broken."""
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("width", [390, 1300])
 def test_no_page_is_wider_than_its_window_and_no_word_is_broken(chromium, served, runs, width):
     a_run(runs / "a-run-with-a-name-that-is-longer-than-most-people-would-choose-for-their-runs" / "and-more")

@@ -19,6 +19,7 @@ from playwright.sync_api import expect  # noqa: E402
 expect.set_options(timeout=SECONDS)
 
 
+@pytest.mark.campaign
 def test_a_run_is_queued_behind_the_one_that_trains_and_taken_out_again(person, runs):
     with training(runs / "busy"):
         for name in ("first", "second"):
@@ -41,6 +42,7 @@ def test_a_run_is_queued_behind_the_one_that_trains_and_taken_out_again(person, 
         expect(person.locator("#queue")).to_be_empty()
 
 
+@pytest.mark.campaign
 def test_settings_are_kept_by_name_loaded_and_compared(person, runs):
     size, saved = "[name='training.batch_size']", "#presets .callout"
     person.goto(at(person.base, "/training?recipe=digits"))
@@ -112,6 +114,7 @@ def test_a_run_is_asked_to_save_and_to_sample_and_its_weights_are_exported(perso
     assert load_file(got.value.path())["w"].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.campaign
 def test_a_bundle_is_imported_once_a_person_agreed_and_what_is_wrong_with_it_is_said(person, tmp_path):
     (tmp_path / "bundle.zip").write_text("no bundle")
     person.goto(at(person.base, "/machine"))

@@ -16,6 +16,7 @@ def open_form(person, *groups):
         person.click(f"#{group} > summary")
 
 
+@pytest.mark.campaign
 def test_what_the_mode_does_not_read_is_reached_by_the_keyboard_and_not_changed(person):
     open_form(person)
     regions, options = person.locator("[id='f-compile.regions']"), person.locator("[id='f-compile.options']")
@@ -49,6 +50,7 @@ def test_what_the_mode_does_not_read_is_reached_by_the_keyboard_and_not_changed(
     expect(person.locator("#command")).to_contain_text("compile.options={shape_padding:true}")
 
 
+@pytest.mark.campaign
 def test_ranges_are_added_taken_out_and_brought_back(person):
     open_form(person)
     person.select_option("#verb", "hpo")
@@ -86,6 +88,7 @@ def test_ranges_are_added_taken_out_and_brought_back(person):
     expect(person.locator("#range-0-setting")).to_have_value("training.learning_rate")
 
 
+@pytest.mark.campaign
 def test_a_refused_form_comes_back_with_its_ranges(person):
     open_form(person)
     person.select_option("#verb", "hpo")
@@ -99,6 +102,7 @@ def test_a_refused_form_comes_back_with_its_ranges(person):
     expect(person.locator("#range-0-setting")).to_be_focused()
 
 
+@pytest.mark.campaign
 def test_a_link_to_a_field_works_while_it_is_pressed_slowly_or_before_the_scripts_came(person):
     open_form(person)
     person.select_option("#verb", "hpo")

@@ -23,6 +23,7 @@ def hold(page, address):
     return held
 
 
+@pytest.mark.campaign
 def test_a_check_that_takes_long_says_so_is_asked_once_and_leaves_the_keyboard_where_it_was(person, runs):
     person.goto(at(person.base, "/training?recipe=digits"))
     held = hold(person, "**/training/check")
@@ -59,6 +60,7 @@ def test_what_is_pressed_twice_starts_one_run(person, button):
     assert person.evaluate("window.sent") == 2
 
 
+@pytest.mark.campaign
 def test_a_page_says_that_its_server_is_gone_and_that_another_took_its_place(chromium, tmp_path):
     runs = tmp_path / "runs"
     a_run(runs / "a")
@@ -75,6 +77,7 @@ def test_a_page_says_that_its_server_is_gone_and_that_another_took_its_place(chr
             expect(training.locator("#name")).to_have_value("kept")
 
 
+@pytest.mark.campaign
 def test_runs_that_are_compared_are_followed(person, runs):
     written = {name: RunRecord(runs / name) for name in ("a", "b")}
     for name, one in written.items():
@@ -105,6 +108,7 @@ def test_the_legend_counts_what_happens(person, runs):
     written.finish()
 
 
+@pytest.mark.campaign
 def test_a_search_is_followed_without_losing_what_was_typed(person, runs):
     folder = runs / "search"
     folder.mkdir()

@@ -395,6 +395,7 @@ def test_a_range_of_another_kind_of_file_is_kept_as_it_is_written():
     ]
 
 
+@pytest.mark.campaign
 def test_the_ranges_that_a_program_declares_are_rows(client, tmp_path):
     (tmp_path / "train.py").write_text(SEARCHED)
     name = f"{tmp_path}/train.py:make"
@@ -531,6 +532,7 @@ def test_start_begins_a_process_in_a_folder_below_the_runs_and_shows_it(client, 
     assert "is there already" in client.post("/training/start", data={"recipe": "digits", "name": "first"}).text
 
 
+@pytest.mark.campaign
 def test_the_command_the_check_and_the_start_name_one_folder(client, root, tmp_path, monkeypatch):
     asked, began = [], []
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -618,6 +620,7 @@ def test_a_program_that_cannot_be_named_is_said(client, program, said):
     assert f'value="{program}"' in answer.text
 
 
+@pytest.mark.campaign
 def test_a_program_that_raises_is_shown_and_does_not_harm_the_server(client, tmp_path):
     (tmp_path / "train.py").write_text("raise SystemExit('<b>no')")
     answer = client.get("/training", params={"program": f"{tmp_path}/train.py:make"})

@@ -67,6 +67,7 @@ def test_a_value_outside_of_what_the_space_tells_is_a_choice(about):
     assert found.choices[-1] == 7
 
 
+@pytest.mark.campaign
 def test_the_figures_are_made_by_a_process_and_asked_for_once_for_each_state(client, root, monkeypatch):
     a_whole_study(root / "search")
     text = client.get("/run?run=search").text

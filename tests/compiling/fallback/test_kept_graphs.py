@@ -111,6 +111,7 @@ def assert_trains_as(model, reference, way):
         torch.testing.assert_close(mine.grad, its.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("kind", "ways"), [(Lone, [twice]), (Waves, WAYS), (Strided, WAYS)])
 def test_a_kept_graph_is_gone_through_as_in_eager(kind, ways, cache):
     reference = kind()
@@ -147,6 +148,7 @@ def test_a_graph_is_kept_whose_outputs_are_views(cache):
     assert_trains_as(hotloop.compile(copy.deepcopy(reference), "default"), reference, way)
 
 
+@pytest.mark.campaign
 def test_a_graph_is_kept_that_writes_what_it_makes_into_an_input(cache):
     class Writing(nn.Module):
         def __init__(self, inner):

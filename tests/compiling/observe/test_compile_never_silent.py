@@ -395,6 +395,7 @@ def test_threads_are_counted_each_for_its_own_component():
         assert status.compiles == len(mine) == 3, name
 
 
+@pytest.mark.campaign
 def test_events_after_a_reset_and_of_many_compiles_are_all_seen():
     model = hotloop.compile(nn.Linear(8, 1), "aot_eager", dynamic=False)
     limits = torch._dynamo.config.patch(recompile_limit=100, accumulated_recompile_limit=1000)

@@ -240,6 +240,7 @@ def test_a_compile_that_hangs_within_python_is_told_once_with_its_place(compiler
     assert one(model).running == "aot_eager"
 
 
+@pytest.mark.campaign
 def test_those_that_waited_are_ended_after_the_compile_and_sooner(compiler, monkeypatch):
     program = compiler("sleep 1000")
     monkeypatch.setenv("HOTLOOP_COMPILE_TIMEOUT", "5")

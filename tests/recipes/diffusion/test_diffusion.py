@@ -168,6 +168,7 @@ def interrupted(train, monkeypatch, at, *settings):
         assert train(*settings).status == "interrupted"
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("how", ["full", "text", "lora", "uncached"])
 def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_path, train, model, monkeypatch, how):
     """Bit for bit: weights, averages, optimizer, and validation."""
@@ -188,6 +189,7 @@ def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_pa
     assert all(same(one, theirs["others"]["optimizer"]["state"][key]) for key, one in steps.items())
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("size", "step", "said"), [(64, 8, False), (80, 16, True)])
 def test_pictures_that_are_too_large_for_the_small_networks_are_said_with_what_to_set(
     tmp_path, train, size, step, said
@@ -200,6 +202,7 @@ def test_pictures_that_are_too_large_for_the_small_networks_are_said_with_what_t
     assert all("diffusion.model=FOLDER" in one and "set pictures.size=64 pictures.step=8" in one for one in found)
 
 
+@pytest.mark.campaign
 def test_adapters_are_what_a_checkpoint_of_lora_holds_and_what_diffusers_loads(tmp_path, train, model, capsys):
     base = model[0] / "pipeline"
     lora = [f"diffusion.model={base}", "diffusion.lora_rank=2", "diffusion.lora_alpha=4", "diffusion.output=true"]
@@ -252,6 +255,7 @@ recipes.load("diffusion").train(start.prepare(sys.argv[2:]))
 """
 
 
+@pytest.mark.campaign
 def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(tmp_path, model):
     settings = [*SMALL, "training.checkpoint_every_steps=2", f"run.folder={tmp_path / 'run'}"]
     done = subprocess.run(
@@ -266,6 +270,7 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(tmp_
     assert same(ours["others"]["model.average"], theirs["others"]["model.average"])
 
 
+@pytest.mark.campaign
 def test_float16_leaves_out_the_steps_that_overflow_and_keeps_its_scale(tmp_path, train, monkeypatch):
     outcome = train("training.optimization.use_fp16=true", "training.max_steps=4")
     assert outcome.status == "finished"
@@ -294,6 +299,7 @@ def test_only_the_unet_is_compiled_unless_settings_say_otherwise():
     assert list(chosen) == ["unet", "text_encoder", "vae"]
 
 
+@pytest.mark.campaign
 def test_each_component_is_compiled_as_its_setting_says_and_the_report_shows_all_three(tmp_path, train):
     """Text encoder and VAE run in each step here, and without gradients: their presets are those of inference."""
     outcome = train(
@@ -386,6 +392,7 @@ def test_a_hub_that_does_not_answer_is_said(train, monkeypatch):
         train("diffusion.model=someone/model")
 
 
+@pytest.mark.campaign
 def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_path, train, capsys):
     """A hot loop is told of the sizes; there are no classes, so captions are sampled and nothing is judged."""
     folder = tmp_path / "pictures"
@@ -424,6 +431,7 @@ def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_pat
     assert (tmp_path / "run" / "pipeline" / "model_index.json").is_file()
 
 
+@pytest.mark.campaign
 def test_a_resumed_run_takes_its_pictures_from_elsewhere_as_long_as_they_are_the_same(tmp_path, train):
     folder, moved = tmp_path / "pictures", tmp_path / "moved"
     folder.mkdir()
@@ -453,6 +461,7 @@ def test_a_resumed_run_takes_its_pictures_from_elsewhere_as_long_as_they_are_the
         RECIPE.train(start.prepare(again))
 
 
+@pytest.mark.campaign
 def test_sample_now_makes_a_sheet_after_the_step_and_changes_nothing_of_the_training(train, tmp_path, monkeypatch):
     monkeypatch.setattr(requests, "EVERY_SECONDS", 0.0)
     train(folder="usual")

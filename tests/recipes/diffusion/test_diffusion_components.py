@@ -91,6 +91,7 @@ def train(denoiser, pixels, batch, steps=2):
     return [step(denoiser, optimizer, pixels, batch) for _ in range(steps)]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("stage", ["forward compile", "backward compile"])
 @pytest.mark.parametrize("component", NAMES)
 @pytest.mark.some_of(2)
@@ -113,6 +114,7 @@ def test_a_component_that_cannot_be_compiled_runs_eager_and_the_others_compiled(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("stage", ["forward run", "backward run"])
 @pytest.mark.parametrize("component", NAMES)
 @pytest.mark.some_of(2)
@@ -138,8 +140,10 @@ def test_a_component_whose_compiled_code_fails_as_it_runs_is_named_and_taken_off
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("stage", ["forward run", "backward run"])
 @pytest.mark.parametrize("component", NAMES)
+@pytest.mark.some_of(2)
 def test_what_fails_as_it_runs_in_a_loop_is_undone_and_the_result_is_eagers(plant, component, stage):
     """A loop owns the step, and compiles its models by one tier, so it leaves that tier with all of them."""
     denoiser, pixels, batch = everything_trains()

@@ -117,6 +117,7 @@ def test_its_losses_are_those_of_a_bare_loop_of_diffusers_bit_for_bit(tmp_path, 
     assert len(set(ours)) == 3
 
 
+@pytest.mark.campaign
 def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_drew(tmp_path, train):
     outcome = train("diffusion.output=true", "diffusion.train_text_encoder_2=true", "diffusion.caption_dropout=0.5")
     pipe = StableDiffusionXLPipeline.from_pretrained(tmp_path / "run" / "pipeline", use_safetensors=True)
@@ -140,6 +141,7 @@ def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_dr
     assert judged == pytest.approx(outcome.best, rel=1e-6)
 
 
+@pytest.mark.campaign
 def test_adapters_of_all_three_networks_are_what_diffusers_loads(tmp_path, train, folder):
     texts = [f"diffusion.train_{name}=true" for name in TEXTS]
     train("diffusion.lora_rank=2", "diffusion.lora_alpha=4", "diffusion.output=true", *texts)
@@ -155,6 +157,7 @@ def test_adapters_of_all_three_networks_are_what_diffusers_loads(tmp_path, train
         assert any(bool(one.any()) for key, one in ours.items() if "lora_B" in key), f"{name}'s were trained"
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("how", ["cached", "texts"])
 def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_path, train, how):
     settings = {"cached": [], "texts": [f"diffusion.train_{name}=true" for name in TEXTS]}[how]
@@ -241,7 +244,9 @@ def test_the_unet_alone_is_compiled_by_default():
     assert list(chosen) == ["unet"]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.some_of(2)
 def test_each_component_is_switched_on_its_own(train, name):
     """Encoders run in each step here, the second one with gradients."""
     off = [f"compile.components.{one}.{mode}=none" for one in NAMES for mode in ("training", "inference")]
@@ -280,6 +285,7 @@ def test_auto_owns_the_step_of_an_sdxl_whose_encoders_are_trained(train):
     assert list(outcome.components) == [*NAMES, "loss"]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("texts", [(), TEXTS])
 def test_a_captured_step_of_an_sdxl_trains_as_eager_does(folder, texts):
     """The noise, the captions that are left out, and both encoders where they train, are in the recording."""

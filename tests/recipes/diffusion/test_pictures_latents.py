@@ -175,6 +175,7 @@ latents.encode_pictures(pictures.load(configure.load(["recipe=diffusion", "data.
 """
 
 
+@pytest.mark.campaign
 def test_a_killed_encode_leaves_whole_parts_that_are_reused(digits, cache, tmp_path):
     folder = tmp_path / "cache"
     child = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)])

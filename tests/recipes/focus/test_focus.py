@@ -73,6 +73,7 @@ def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_path, tra
     assert judged == pytest.approx(outcome.best, rel=1e-5)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("stop", [2, 4])
 def test_interrupted_and_resumed_it_is_the_run_that_was_not(tmp_path, train, monkeypatch, stop):
     more = ["training.num_epochs=2", "training.max_steps=10"]
@@ -117,6 +118,7 @@ def test_a_run_is_not_resumed_on_other_documents_or_with_another_budget(tmp_path
         focus.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
 
 
+@pytest.mark.campaign
 def test_each_network_is_compiled_for_training_and_for_inference_apart(tmp_path, train, capsys):
     train(folder="eager")
     outcome = train(
@@ -374,6 +376,7 @@ def test_the_recipe_is_known_and_its_record_is_plain(tmp_path, train):
 AUTO = "training.optimization.use_torch_compile=auto"
 
 
+@pytest.mark.campaign
 def test_with_auto_the_allocators_networks_have_presets_of_their_own(tmp_path, train, capsys):
     train(folder="eager")
     graphs = [f"compile.components.{name}.inference=reduce-overhead" for name in ("gist", "lens")]
@@ -423,6 +426,7 @@ def test_with_auto_the_steps_find_nothing_of_the_code_between_them(train, monkey
     assert all(one is None for each in entries for one in each)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("tier", ["eager+graph", "aot_eager", "aot_eager+graph"])
 @pytest.mark.some_of(2)
 def test_a_captured_step_and_the_allocators_compiled_networks_go_together(tier):

@@ -121,6 +121,7 @@ def test_compiled_code_that_draws_random_numbers_is_not_compared(caplog):
     assert not warnings(caplog)
 
 
+@pytest.mark.campaign
 def test_a_condition_within_it_is_no_fault(caplog):
     loop, _ = with_a_loss(
         "aot_eager",

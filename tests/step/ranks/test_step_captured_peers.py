@@ -35,6 +35,7 @@ def both(trained, name):
 
 
 @pytest.mark.parametrize("name", ["plain", "views", "no buffers", "small buckets"])
+@pytest.mark.some_of(2)
 def test_a_step_with_collectives_is_replayed_in_all_processes(trained, name):
     for one in both(trained, name):
         assert (one["tier"], one["replays"]) == ("eager+graph", STEPS - WAY)

@@ -43,6 +43,7 @@ def both(trained, name):
 
 
 @pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.some_of(2)
 def test_a_sharded_step_is_replayed_in_all_processes(captured, name):
     """Losses, shards and optimizer state are equal to eager's bit for bit, where the optimizer's kernel is the same."""
     for one in both(captured, name):
