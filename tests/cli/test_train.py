@@ -180,8 +180,15 @@ def failed(capfd, *arguments):
 )
 def test_a_function_of_one_argument_is_told_that_a_tuple_is_several(tmp_path, run, program, was, now):
     (tmp_path / "program.py").write_text(PROGRAM.replace(was, now))
-    with pytest.raises(ConfigError, match=r"takes 1 positional .*expected def (step|before)\(x, y\) for a tuple of 2$"):
+    told = r"too many positional arguments in .*expected def (step|before)\(x, y\) for a tuple of 2$"
+    dry = run("train", *program, "--dry-run")
+    assert dry.exit_code == 2
+    assert re.search(told, dry.stderr.strip())
+    with pytest.raises(ConfigError, match=told):
         run("train", *program)
+    for command in ("verify", "bench", "doctor", "harness"):
+        with pytest.raises(ConfigError, match=told):
+            run(command, program[0])
 
 
 def test_an_error_of_the_program_is_shown_from_its_own_lines_on_with_its_settings(tmp_path, capfd, program):

@@ -109,9 +109,16 @@ class Workload:
         return ready
 
     def epoch(self) -> Iterator[Any]:
-        """Yield the batches of one pass, each made ready when it is asked for."""
-        for batch in self.read():
-            yield self.ready(batch)
+        """Yield the batches of one pass, each made ready when it is asked for.
+
+        Raises:
+            ConfigError: as `ready`, or the step does not take the first batch.
+        """
+        for place, batch in enumerate(self.read()):
+            ready = self.ready(batch)
+            if not place:
+                check_takes("step", self.step, ready)
+            yield ready
 
     def endless(self) -> Iterator[Any]:
         """Yield batches for as long as they are asked for, from the first again after the last.
@@ -156,30 +163,33 @@ def call(name: str, function: Callable[..., Any], batch: Any, run: Callable[...,
     Raises:
         ConfigError: the function does not take so many arguments.
     """
-    given = arguments(batch)
     try:
-        return (run or function)(*given)
-    except TypeError as error:
-        if _takes(function, given):
-            raise
-        names = {1: "batch", 2: "x, y"}.get(len(given), "*batch")
-        raise ConfigError(
-            f"Workload {name}: {error}. A batch that is a tuple or list is passed as several arguments, any other as "
-            f"one: expected def {name}({names}) for a {type(batch).__name__}"
-            + (f" of {len(given)}" if isinstance(batch, list | tuple) else "")
-        ) from error
+        return (run or function)(*arguments(batch))
+    except TypeError:
+        check_takes(name, function, batch)
+        raise
 
 
-def _takes(function: Callable[..., Any], given: tuple[Any, ...]) -> bool:
+def check_takes(name: str, function: Callable[..., Any], batch: Any) -> None:
+    """Check that a Workload's function of this name takes a batch, by its signature.
+
+    Raises:
+        ConfigError: it does not take so many arguments.
+    """
+    given = arguments(batch)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function of C
-        return True
+        return
     try:
         signature.bind(*given)
-    except TypeError:
-        return False
-    return True
+    except TypeError as error:
+        names = {1: "batch", 2: "x, y"}.get(len(given), "*batch")
+        raise ConfigError(
+            f"Workload {name}: {error} in {name}{signature}. A batch that is a tuple or list is passed as several "
+            f"arguments, any other as one: expected def {name}({names}) for a {type(batch).__name__}"
+            + (f" of {len(given)}" if isinstance(batch, list | tuple) else "")
+        ) from error
 
 
 def load_factory(name: str) -> Callable[[], Workload]:

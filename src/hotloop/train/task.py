@@ -14,7 +14,7 @@ import torch
 from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.presets import Preset
 from hotloop.step.calls.preview import generators_of
-from hotloop.step.workload import call
+from hotloop.step.workload import call, check_takes
 from hotloop.train import checkpoint, sharding
 from hotloop.train.goal import stated
 from hotloop.train.optimizing import Rate, forgotten, out_of_reach
@@ -173,7 +173,13 @@ class Task:
         return judge(self.workload)
 
     def probe(self, batch: Any) -> Any:
-        """Try what a dry run can: the metrics, where one of them is the goal. Returns the tensors of a batch."""
+        """Try what a dry run can: whether the program takes a batch, and the metrics. Returns the tensors of a batch.
+
+        Raises:
+            ConfigError: it does not take it, or the goal is none of the metrics.
+        """
+        first = "before" if self.workload.before else "step"
+        check_takes(first, getattr(self.workload, first), batch)
         if self.goal is not None:
             self.goal.check(self.judged(), self.name)
         return batch
