@@ -99,8 +99,10 @@ def make(rows: int = 8, broken: bool = False):
         if rows == 9:
             raise KeyError("a row")
         return loss
+    def metrics():
+        return {"bias": float(model.bias.detach())} if rows != 7 else {}["bias"]
     batches = [(torch.ones(rows, 3), torch.ones(rows))] * 2
-    return hotloop.Workload(model, optimizer, step, batches, metrics=lambda: {"bias": float(model.bias.detach())})
+    return hotloop.Workload(model, optimizer, step, batches, metrics=metrics)
 """
 
 
@@ -136,6 +138,7 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path, run, program
         (["program.rows=x"], "expected an integer"),
         (["recipe.goal=max:accuracy"], "the metrics of .* are bias"),
         (["program.broken=true"], "RuntimeError: the data base is away"),
+        (["program.rows=7"], "KeyError: 'bias'\nmetrics failed before the first step, where a dry run calls it"),
         (["training.num_epoch=3"], "did you mean training.num_epochs"),
     ],
 )

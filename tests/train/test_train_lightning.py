@@ -330,7 +330,7 @@ def test_layout_and_sentinel_are_of_the_loop_that_owns_the_step(named, tmp_path,
     assert (found[0].context.layout, found[0]._sentinel_share) == (layout, 0.25)
 
 
-def test_a_dry_run_checks_and_writes_nothing(named, tmp_path):
+def test_a_dry_run_checks_and_writes_nothing(named, file, tmp_path):
     shown = said("train", *named, "recipe.goal=min:error", f"run.folder={tmp_path / 'run'}", "--dry-run")
     assert "Batch: [0] float32 (4, 4), [1] float32 (4, 1)" in shown
     assert "Steps: 12" in shown
@@ -338,6 +338,10 @@ def test_a_dry_run_checks_and_writes_nothing(named, tmp_path):
     assert "are error. Set: recipe.goal=max:error" in said(
         "train", *named, "recipe.goal=max:accuracy", "--dry-run", code=2
     )
+    file.write_text(file.read_text().replace('self.log("error"', 'self.logged("error"'))
+    assert "no attribute 'logged'" in said("train", *named, "--dry-run", code=2)
+    file.write_text(file.read_text().replace("def val_dataloader", "def other_dataloader"))
+    assert "Dry run: all but" in said("train", *named, "--dry-run")
 
 
 def test_folds_are_those_that_the_data_splits(named, tmp_path):

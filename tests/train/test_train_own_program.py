@@ -255,6 +255,19 @@ def test_a_goal_that_only_a_validation_shows_to_be_wrong_costs_no_epoch(tmp_path
         start.prepare([f"run.resume={tmp_path / 'run'}", "recipe.goal=min:accuracy"])
 
 
+def test_metrics_that_fail_cost_no_epoch(tmp_path, train):
+    with pytest.raises(ZeroDivisionError) as caught:
+        train(metrics='{"drawn": torch.rand(()) / 1, "accuracy": 1 / 0}')
+    assert caught.value.__notes__ == [
+        f"Saved before this validation, at step 5. Go on with: hotloop train run.resume={tmp_path / 'run'}"
+    ]
+    train(folder="whole", metrics='{"drawn": torch.rand(()) / 1}')
+    begun = start.prepare([f"run.resume={tmp_path / 'run'}"])
+    recipes.load(begun.settings.recipe.name).train(begun)
+    assert_same(load(tmp_path / "run"), load(tmp_path / "whole"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
 def counted(function):
     @functools.wraps(function)
     def more():

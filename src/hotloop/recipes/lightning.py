@@ -90,10 +90,14 @@ class Lightning(OwnProgram):
         return fit(given, start, chosen, display)
 
     def _dry(self, start: Start, made: Made, device: Any, display: Display) -> Outcome:
-        """Set the data up, read one batch, and compute the metrics once where one of them is the goal."""
+        """Set the data up, read one batch, and validate one where the module does that."""
+        from lightning.pytorch.utilities.model_helpers import is_overridden  # noqa: PLC0415 - loads Lightning
+
         goal = goal_of(start)
+        validates = is_overridden("validation_step", made.module) and is_overridden("val_dataloader", made.data)
+        found = self._judged(start.settings, made, limit_val_batches=1) if validates else {}
         if goal is not None:
-            goal.check(self._judged(start.settings, made), self.name)
+            goal.check(found, self.name)
         made.data.prepare_data()
         made.data.setup("fit")
         loader = made.data.train_dataloader()
@@ -122,7 +126,12 @@ class Lightning(OwnProgram):
         Raises:
             ConfigError: the weights are of another module, or it has no validation.
         """
-        return self._judged(settings, self._loaded(settings, weights))
+        metrics = self._judged(settings, self._loaded(settings, weights))
+        if not metrics:
+            raise ConfigError(
+                f"recipe={self.name} has no metrics: log some by self.log in the module's validation_step"
+            )
+        return metrics
 
     def made(self, settings: Settings, weights: dict[str, Any]) -> Exported:
         """Make the module again with a checkpoint's weights, for `hotloop export`.
@@ -142,18 +151,13 @@ class Lightning(OwnProgram):
 
         return Exported({"model": module}, example)
 
-    def _judged(self, settings: Settings, made: Made) -> dict[str, float]:
+    def _judged(self, settings: Settings, made: Made, **more: Any) -> dict[str, float]:
         from hotloop.train.lightning_trainer import make_trainer, numbers, quiet  # noqa: PLC0415 - loads Lightning
 
         with quiet():
-            fitter = make_trainer(settings, environment.device_of(settings.run), enable_checkpointing=False)
+            fitter = make_trainer(settings, environment.device_of(settings.run), enable_checkpointing=False, **more)
             found = fitter.validate(made.module, datamodule=made.data, verbose=False)
-        metrics = numbers({name: value for one in found for name, value in one.items()})
-        if not metrics:
-            raise ConfigError(
-                f"recipe={self.name} has no metrics: log some by self.log in the module's validation_step"
-            )
-        return metrics
+        return numbers({name: value for one in found for name, value in one.items()})
 
     def _loaded(self, settings: Settings, weights: dict[str, Any]) -> Made:
         made: Made = seeded(settings).call(settings.program, fold_of(settings))

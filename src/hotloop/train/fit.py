@@ -321,8 +321,19 @@ class _Fitting:
         """Return the task's metrics, none where it has none."""
         if self.task.workload.metrics is None:
             return {}
-        with self.judging():
-            found = self.ranks.mean(self.task.judged())
+        random = checkpoint.random_state()
+        try:
+            with self.judging():
+                judged = self.task.judged()
+        except Exception as error:
+            # Not where another process may wait within its metrics, or of a trial that nobody resumes.
+            if self.ranks.size == 1 and self.within.keeps is None:
+                checkpoint.restore_random_state(random)
+                self.save(checkpoint.LAST)  # a mistake in metrics costs no epoch
+                again = self.within.resume or configure.again(self.folder)
+                error.add_note(f"Saved before this validation, at step {self.position.step}. Go on with: {again}")
+            raise
+        found = self.ranks.mean(judged)
         if self.task.goal is not None and self.task.goal.metric not in found:
             self.save(checkpoint.LAST)  # a wrong name costs no epoch
             self.task.goal.check(found, self.task.name, None if self.within.resume else self.folder)

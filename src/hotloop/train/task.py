@@ -180,8 +180,14 @@ class Task:
         """
         first = "before" if self.workload.before else "step"
         check_takes(first, getattr(self.workload, first), batch)
-        if self.goal is not None:
-            self.goal.check(self.judged(), self.name)
+        if self.workload.metrics is not None:
+            try:
+                found = self.judged()
+            except Exception as error:
+                error.add_note("metrics failed before the first step, where a dry run calls it")
+                raise
+            if self.goal is not None:
+                self.goal.check(found, self.name)
         return batch
 
     def trial(self, names: Sequence[str]) -> Workload:  # noqa: ARG002 - others copy these components
