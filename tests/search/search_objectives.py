@@ -22,9 +22,22 @@ def quadratic(asked):
     return value
 
 
-def slow(asked):
-    time.sleep(0.5)
+def meets_another(asked):
+    """The first two trials wait for each other: each worker has one of them, however late it began."""
+    _begin(asked, 2)
     return quadratic(asked)
+
+
+def meets_two_others(asked):
+    _begin(asked, 3)
+    return quadratic(asked)
+
+
+def _begin(asked, together):
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    (asked.folder / "began").touch()
+    while sum(1 for _ in asked.folder.parent.glob("*/began")) < together:
+        time.sleep(0.05)
 
 
 def fails(asked):
@@ -51,23 +64,23 @@ def always_kills(asked):
 
 
 def swallows_the_first_interrupt(asked):
-    """Trial 0 waits for Ctrl-C, and something in it takes that for its own; the others take a while."""
+    """Trial 0 waits for Ctrl-C, and something in it takes that for its own; the others wait for one as well."""
     try:
         if asked.number == 0:
             asked.folder.mkdir(parents=True, exist_ok=True)
             (asked.folder / "waits").touch()
-            time.sleep(60)
+            time.sleep(600)
     except KeyboardInterrupt:
         return quadratic(asked)
-    time.sleep(1)
+    time.sleep(600)
     return quadratic(asked)
 
 
 def sees(asked):
-    """Leaves the GPUs that its worker sees."""
-    time.sleep(0.5)
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    (asked.folder / "gpus").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    """Leaves the GPUs that its worker sees; of several workers each has a trial."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    _begin(asked, 1 if seen == "all" else 2)
+    (asked.folder / "gpus").write_text(seen)
     return 1.0
 
 
@@ -89,7 +102,7 @@ def loses_much(asked):
         worker = os.getppid()
         node = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(worker if asked.number == 40 else node, signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(600)
     return quadratic(asked)
 
 
@@ -101,14 +114,13 @@ def _is_first(asked):
 def _without(asked, victim):
     if asked.number == 1 and _is_first(asked):
         os.kill(victim(), signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(600)
     return quadratic(asked)
 
 
 def waits_for_a_kill(asked):
     """Trials from the third on wait until the test says so."""
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    (asked.folder / "began").touch()
+    _begin(asked, 1)
     while asked.number > 1 and not (asked.folder.parents[1] / "go").exists():
         time.sleep(0.05)
     return quadratic(asked)

@@ -33,14 +33,15 @@ class Server:
 
     def start(self):
         options = f"-k {self.folder} -c listen_addresses= -c fsync=off"
-        self._run(find("pg_ctl"), "-D", self.folder / "data", "-o", options, "-l", self.folder / "log", "-w", "start")
+        how = ["-o", options, "-l", self.folder / "log", "-w", "-t", "300"]
+        self._run(find("pg_ctl"), "-D", self.folder / "data", *how, "start")
 
     def stop(self):
-        self._run(find("pg_ctl"), "-D", self.folder / "data", "-m", "immediate", "-w", "stop")
+        self._run(find("pg_ctl"), "-D", self.folder / "data", "-m", "immediate", "-w", "-t", "300", "stop")
 
     def _run(self, *command):
         done = subprocess.run(
-            [*self.user, *map(str, command)], capture_output=True, text=True, timeout=60, cwd=self.folder, check=False
+            [*self.user, *map(str, command)], capture_output=True, text=True, timeout=900, cwd=self.folder, check=False
         )
         if done.returncode:
             raise RuntimeError(f"{command[0]}: {done.stderr or done.stdout}")

@@ -457,7 +457,7 @@ def test_whoever_died_while_taking_leaves_the_trial_open(open_study):
 
 
 def test_a_silent_worker_of_another_machine_loses_its_trial(open_study, monkeypatch):
-    study = open_study(hpo__n_trials=1, hpo__heartbeat_seconds=1)
+    study = open_study(hpo__n_trials=1, hpo__heartbeat_seconds=600)
     slow = study.take()
     slow.trial.set_user_attr(WORKER, {"host": "elsewhere", "pid": 1, "process_started": 1})
     assert study.take() is None, "it may live"
@@ -503,8 +503,8 @@ def all_taken_once(numbers, processes):
     for one in processes:
         one.start()
     for one in processes:
-        one.join(120)
-    assert sorted(numbers.get(timeout=120) for _ in range(30)) == list(range(30))
+        one.join(900)
+    assert sorted(numbers.get(timeout=900) for _ in range(30)) == list(range(30))
     assert numbers.empty()
 
 
