@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 import torch
@@ -163,10 +162,12 @@ def test_a_command_that_is_stopped_or_killed_goes_on_and_comes_to_the_same(cross
     once(lambda: all((tmp_path / f"waits-{fold}").exists() for fold in range(2)))
     process.send_signal(number)
     if number == signal.SIGKILL:
-        process.wait(60)
-    time.sleep(0.5)
+        process.wait(300)
+    else:  # each worker has heard of it
+        logs = [folder / "workers" / f"{worker}.log" for worker in (1, 2)]
+        once(lambda: all("finishing this step" in log.read_text() for log in logs))
     (tmp_path / "go").touch()
-    code = process.wait(120)
+    code = process.wait(300)
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
     if number == signal.SIGINT:
         left = report.load(folder)
