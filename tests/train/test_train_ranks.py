@@ -1,16 +1,14 @@
 """A program that takes fabric runs on several devices: as one device with the doubled batch, and it ends as one."""
 
 import dataclasses
-import os
 import signal
-import socket
 import textwrap
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
+from shared import free_port, is_gone, once
 from training_fixtures import hotloop_command
 
 from hotloop import Workload, recipes, record
@@ -153,6 +151,17 @@ def test_processes_with_the_same_first_batch_are_refused():
     check_shares(Ranks(), (torch.ones(3),), "Do so.")
 
 
+def test_the_end_of_another_process_is_heard_of_long_after_that_of_its_connection(monkeypatch):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(ranks, "time", clock)
+    several = object.__new__(ranks.Several)
+    several._lost = lambda: "rank 1 of 2 ended" if now[0] > 20 else ""
+    assert several.explain(ValueError("this process's own")) is None
+    assert now[0] < 3
+    assert str(several.explain(RuntimeError("Connection closed by peer [127.0.0.1]:1"))) == "rank 1 of 2 ended"
+
+
 @pytest.mark.parametrize("holds", [False, True])
 def test_what_scales_the_losses_is_kept_in_checkpoints(given, holds):
     scaler = torch.amp.GradScaler("cpu")
@@ -229,21 +238,13 @@ def test_the_others_end_with_the_first_process(given, tmp_path):
         *given, "run.devices=2", f"run.folder={tmp_path / 'run'}", code=-signal.SIGKILL, KILL="0:6", PIDS=str(tmp_path)
     )
     other = int((tmp_path / "rank-1").read_text())
-    for _ in range(100):
-        try:
-            os.kill(other, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    pytest.fail("the other process lives on")
+    once(lambda: is_gone(other))
 
 
 @pytest.mark.campaign
 def test_a_process_ends_where_the_first_one_cannot_take_what_is_shared(given, tmp_path):
     (tmp_path / "share").mkdir(mode=0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        met = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    met = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     shared = ["run.devices=2", f"cache.share={tmp_path / 'share'}", "training.optimization.use_torch_compile=true"]
 
     def process(rank, code):  # started by no other one, which would kill it at its own end

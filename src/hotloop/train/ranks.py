@@ -12,6 +12,7 @@ import datetime as dt
 import gc
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -143,7 +144,8 @@ class Several(Ranks):
         """Say that another process was lost, if that is why this one has an error."""
         if isinstance(error, HotloopError):  # all processes have come to it
             return None
-        until = time.monotonic() + 2.0  # its end may be heard of a moment later than that of its connection
+        # Its end is heard of later than that of its connection: on a busy machine by many seconds.
+        until = time.monotonic() + (GRACE_SECONDS if "Connection" in str(error) else 2.0)
         while not self._lost() and time.monotonic() < until:
             time.sleep(0.05)
         return TrainingFailedError(self._lost()) if self._lost() else None
@@ -313,10 +315,8 @@ def _fabric(settings: Settings) -> Any:
 def _others(start: Start) -> Iterator[Callable[[], str]]:
     """Start the other processes, and end them with the block; yields what says which of them was lost."""
     many = start.settings.run.devices
-    with tempfile.TemporaryDirectory(prefix="hotloop-ranks-") as folder, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(many)}
-        free.close()
+    with tempfile.TemporaryDirectory(prefix="hotloop-ranks-") as folder:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(many)}
         job = Path(folder) / "job.json"
         job.write_text(json.dumps({"settings": configure.to_dict(start.settings), "folder": str(start.folder)}))
         if start.resume is not None:
@@ -336,6 +336,18 @@ def _others(start: Start) -> Iterator[Callable[[], str]]:
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
+
+
+def _free_port() -> int:
+    """Return a port at which the processes can meet once all of them have started, which takes seconds.
+
+    It is below those that the system gives to connections, of which any program may get one meanwhile.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):  # the program's own stream stays as it is
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise ConfigError("run.devices: its processes meet at a port from 20000 to 32000, and none of these is free")
 
 
 class _Child:
