@@ -35,7 +35,7 @@ class Server:
                 outer.headers.append(dict(self.headers))
                 found = outer.answers.get(path, (404, "none"))
                 if found is None:
-                    outer.ending.wait(60)
+                    outer.ending.wait(600)
                     return
                 code, text, *more = found
                 self.send_response(code)
@@ -61,8 +61,7 @@ class Server:
 
 
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(asking, "_ANSWER_SECONDS", 0.3)
+def server():
     made = Server()
     try:
         yield made
@@ -73,6 +72,7 @@ def server(monkeypatch):
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # of aiohttp, for what Ray gives it
 def test_a_tunnel_whose_other_end_is_gone_ends_every_question(server, monkeypatch):
     client = Client(server.address)
+    monkeypatch.setattr(asking, "_ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(asking, "_SILENT_SECONDS", 0.3)
     for path in ("/api/jobs/job", "/api/jobs/job/logs", "/api/jobs/job/stop", "/api/jobs/job/logs/tail", NODES):
         server.answers[path] = None
@@ -147,6 +147,8 @@ def test_a_token_that_is_missing_is_asked_for(server):
 )
 def test_a_refusal_is_told_from_an_answer_that_was_lost(server, monkeypatch, upload, start, refused):
     client = Client(server.address)
+    if start is None:
+        monkeypatch.setattr(asking, "_ANSWER_SECONDS", 2.0)
 
     class Packages(dict):
         def get(self, path, other):

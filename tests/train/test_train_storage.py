@@ -189,10 +189,10 @@ def test_what_comes_after_its_time_was_up_replaces_nothing(storage, folder, tmp_
     one = mirror.of(storage, folder)
     one.push()
     held = Held(monkeypatch, folder, "last.pt")
-    (folder / "checkpoints/last.pt").write_text("step 1")
+    large = "step 1".ljust(10_000)
+    (folder / "checkpoints/last.pt").write_text(large)
     with monkeypatch.context() as patch:
-        patch.setattr(places, "MOVE_SECONDS", 0.01)
-        patch.setattr(places, "_LEAST_BYTES_A_SECOND", 2**40)
+        patch.setattr(places, "_seconds", lambda size: 0.01 if size == len(large) else places.MOVE_SECONDS)
         with pytest.raises(mirror.StorageError, match="no answer in 0 s"):
             one.push()
         (folder / "checkpoints/last.pt").write_text("step 2")

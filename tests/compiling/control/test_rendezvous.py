@@ -54,11 +54,12 @@ def two(monkeypatch):
 
 
 def ended(one):
-    one._thread.join(20)
+    one._thread.join(300)
     assert not one._thread.is_alive()
 
 
-def test_both_answer(two):
+def test_both_answer(two, monkeypatch):
+    monkeypatch.setattr(Rendezvous, "_BEHIND_SECONDS", 300.0)
     assert [one.leave() for one in two] == ["", ""]
 
 
@@ -103,6 +104,7 @@ def test_a_store_that_has_ended_is_the_end_of_the_run(two, monkeypatch, caplog):
 
 def test_a_fork_leaves_the_connections_of_its_parent_alone(two, monkeypatch):
     first, _ = two
+    monkeypatch.setattr(Rendezvous, "_BEHIND_SECONDS", 300.0)
     monkeypatch.setattr(rendezvous.current, "rendezvous", first)
     monkeypatch.setattr(rendezvous.current, "follow", lambda: None)
     used = []
