@@ -70,7 +70,7 @@ class Forks:
             pid = int(self.said.readline())
         except (OSError, ValueError) as error:
             self._errors.seek(0)
-            code = self._server.wait(60)
+            code = self._server.wait(900)
             raise RuntimeError(f"the process that imports ended ({code}): {self._errors.read()[-4000:]}") from error
         os.close(writes)
         return Process(self, pid, reads)
@@ -79,7 +79,7 @@ class Forks:
         """End the process that imported."""
         self.said.close()
         self._line.close()
-        self._server.wait(60)
+        self._server.wait(900)
         self._errors.close()
 
 
@@ -96,7 +96,7 @@ class Process:
             self.wait(0)
         return self.returncode
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = 900) -> int:
         """Wait for its end, and give its exit code: negative for a signal."""
         if self.returncode is None:
             if not select.select([self._forks.said], [], [], timeout)[0]:
@@ -113,7 +113,7 @@ class Process:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self, timeout: float = 60) -> tuple[str, None]:
+    def communicate(self, timeout: float = 900) -> tuple[str, None]:
         """Read all that it still writes, and wait for its end."""
         out = self.stdout.read()
         self.wait(timeout)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 
-def once(condition, seconds=300):
+def once(condition, seconds=900):
     """Wait until something is so, and return it; a busy machine is slow at whatever it does."""
     until = time.monotonic() + seconds
     while not (found := condition()):

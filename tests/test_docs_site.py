@@ -94,6 +94,6 @@ def test_the_program_of_several_processes_runs_as_written(tmp_path):
     page = (DOCS / "how-to" / "distributed.md").read_text(encoding="utf-8")
     (tmp_path / "train.py").write_text(page.partition("```python\n")[2].partition("```")[0])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, check=False, timeout=300, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, check=False, timeout=900, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("hotloop: eager") == 2, done.stdout

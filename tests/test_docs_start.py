@@ -38,7 +38,7 @@ def run_page(name, folder):
 
 def ran(arguments, folder):
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
@@ -89,7 +89,7 @@ def test_a_notebook(name, tmp_path):
     pytest.importorskip("ipykernel", reason="to run notebooks needs pip install 'hotloop[dev]'")
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(START / f"{name}.ipynb", as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("text/html" in output.get("data", ()) for output in outputs), "a result is drawn"
     printed = "".join(output.get("text", "") for output in outputs)

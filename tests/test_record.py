@@ -473,7 +473,9 @@ def load_or_record_error(path):
     assert all(isinstance(document[name], dict) for name in record.MAPPINGS)
 
 
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @QUICK

@@ -97,7 +97,7 @@ def bare(built, tmp_path_factory):
 
 
 def ran(bare, *arguments):
-    return subprocess.run([bare, *arguments], cwd=bare.parent, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run([bare, *arguments], cwd=bare.parent, capture_output=True, text=True, timeout=900, check=False)
 
 
 def test_the_core_alone_imports_every_module_or_says_what_to_install(bare):

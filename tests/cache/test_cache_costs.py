@@ -272,7 +272,7 @@ for i in range(60):
     assert CostStore(sys.argv[1]).get(key)
 """
     running = [subprocess.Popen([sys.executable, "-c", program, str(store.folder), str(n)]) for n in range(2)]
-    assert [process.wait(120) for process in running] == [0, 0]
+    assert [process.wait(900) for process in running] == [0, 0]
     assert [path.suffix for path in store.folder.iterdir()] == [".json"]
 
 

@@ -26,7 +26,7 @@ def told_by(folder, program):
         for rank in range(2)
     ]  # fmt: skip
     try:
-        done = [one.communicate(timeout=400) for one in running]
+        done = [one.communicate(timeout=900) for one in running]
     finally:
         for one in running:
             one.kill()

@@ -90,7 +90,7 @@ def hotloop():
     def run(*arguments, code=0):
         environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")}
         command = [sys.executable, "-m", "hotloop", *map(str, arguments)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
         return done
 
@@ -102,7 +102,7 @@ def over():
     """Wait until a run is over on its cluster, and return how it ended."""
     from hotloop.remote import fetch
 
-    def wait(run, seconds=240):
+    def wait(run, seconds=600):
         until = time.monotonic() + seconds
         while (status := fetch.status_of(run)) in ("waiting", "running"):
             assert time.monotonic() < until

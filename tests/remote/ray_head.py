@@ -76,15 +76,15 @@ class Head:
         with (self.home / "ray.log").open("a") as log:
             subprocess.run(
                 [self.python, "-m", "ray.scripts.scripts", "start", *always, *asked],
-                env=environment, cwd=self.home, check=True, timeout=120, stdout=log, stderr=log,
+                env=environment, cwd=self.home, check=True, timeout=900, stdout=log, stderr=log,
                 **who,
             )  # fmt: skip
 
     def _wait(self) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while True:
             with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{self.address}/api/jobs/", timeout=5).read()
+                urllib.request.urlopen(f"{self.address}/api/jobs/", timeout=30).read()
                 return
             assert time.monotonic() < until, (self.home / "ray.log").read_text()
             time.sleep(0.2)

@@ -53,7 +53,7 @@ def skypilot(tmp_path):
     def run(program, *arguments):
         known = {"HOME": str(home), "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(tools)}
         return subprocess.run(
-            [str(OWN), "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False,
+            [str(OWN), "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=900, check=False,
             cwd=ROOT, env={**known, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
         )  # fmt: skip
 

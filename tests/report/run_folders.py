@@ -60,7 +60,7 @@ def a_cross_validation(folder, status="finished"):
 @contextmanager
 def training(folder):
     """Let a process work in a run's folder that does nothing."""
-    process = subprocess.Popen([sys.executable, "-c", "hotloop = __import__('time').sleep(600)"])
+    process = subprocess.Popen([sys.executable, "-c", "hotloop = __import__('time').sleep(100_000)"])
     try:
         a_run(folder, status="running")
         told = {**record.this_process(), "pid": process.pid, "process_started": record.process.started(process.pid)}

@@ -127,12 +127,12 @@ def test_two_threads_that_end_as_they_began_leave_compiled_code_compiled():
     def second():
         with other:
             began.set()
-            first_ended.wait(20)
+            first_ended.wait(300)
             seen.append(runs_compiled())
 
     thread = threading.Thread(target=second)
     thread.start()
-    began.wait(20)
+    began.wait(300)
     one.__exit__(None, None, None)
     first_ended.set()
     thread.join()

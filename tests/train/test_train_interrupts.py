@@ -56,7 +56,7 @@ def running(tmp_path, runs):
 @pytest.mark.parametrize("wish", [signal.SIGINT, signal.SIGTERM])
 def test_a_wish_to_stop_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, running, wish):
     running.send_signal(wish)
-    out, _ = running.communicate(timeout=300)
+    out, _ = running.communicate(timeout=900)
     assert running.returncode == 130, out
     assert f"{wish.name}: finishing this step" in out
     assert f"Resume with: hotloop train run.resume={tmp_path / 'run'}" in out
@@ -84,7 +84,7 @@ def test_sigterm_at_any_moment_leaves_a_run_that_goes_on_to_the_same_result(tmp_
     settings = overrides(tmp_path, training__num_epochs=15, training__early_stopping_patience="null")
     began = time.monotonic()
     process = runs.start("train", *settings, f"run.folder={tmp_path / 'whole'}", errors=True)
-    out, _ = process.communicate(timeout=300)
+    out, _ = process.communicate(timeout=900)
     assert process.returncode == 0, out
     process.end()
     takes, moments = time.monotonic() - began, random.Random(0)
@@ -93,7 +93,7 @@ def test_sigterm_at_any_moment_leaves_a_run_that_goes_on_to_the_same_result(tmp_
         process = runs.start(*command, errors=True)
         time.sleep(moments.uniform(0, takes / 3))
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=300)
+        out, _ = process.communicate(timeout=900)
         # Before a run has begun, SIGTERM ends the process as it ends any other.
         assert process.returncode in {0, 130, -signal.SIGTERM}, out
         assert "Traceback" not in out, out
@@ -101,7 +101,7 @@ def test_sigterm_at_any_moment_leaves_a_run_that_goes_on_to_the_same_result(tmp_
         if (folder / "settings.yaml").exists():
             command = ["train", f"run.resume={folder}"]
     process = runs.start(*command, errors=True)
-    out, _ = process.communicate(timeout=300)
+    out, _ = process.communicate(timeout=900)
     assert process.returncode == 0, out
     process.end()
     ours, theirs = (record.load(one) for one in (folder, tmp_path / "whole"))

@@ -221,7 +221,7 @@ def test_a_kill_loses_what_is_behind_the_last_checkpoint_and_nothing_else(tmp_pa
     more = {"kfold__n_splits": 3, "training__num_epochs": 1, "training__checkpoint_every_steps": 3}
     arguments = overrides(tmp_path, **more, run__folder=tmp_path / "study")
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     folder = tmp_path / "study"

@@ -250,7 +250,7 @@ def test_a_fit_that_was_killed_is_resumed(named, tmp_path, monkeypatch, kill):
         f"run.folder={parts}",
         "training.checkpoint_every_steps=2",
     ]
-    assert subprocess.run(command, check=False, timeout=120, capture_output=True).returncode == 9
+    assert subprocess.run(command, check=False, timeout=900, capture_output=True).returncode == 9
     monkeypatch.delenv("KILL_AT")
     train(f"run.resume={parts}")
     _same(whole, parts)

@@ -97,7 +97,7 @@ def test_a_lost_head_is_told_and_a_new_one_goes_on(cross, own, whole, tmp_path):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         once((tmp_path / "waits-1").exists)
         os.kill(made.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
-        said = " ".join(process.communicate(timeout=200)[0].split())
+        said = " ".join(process.communicate(timeout=900)[0].split())
     assert process.returncode == 1, said
     assert re.search(r"the head of the Ray cluster, .* is lost\. Each fold is kept at its last checkpoint", said)
     (tmp_path / "go").touch()

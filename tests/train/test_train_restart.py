@@ -41,7 +41,7 @@ def train_in_a_process(folder, lost, settings):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return subprocess.run(
         [sys.executable, "-m", "hotloop", "train", *settings],
-        capture_output=True, text=True, check=False, timeout=300, env=environment,
+        capture_output=True, text=True, check=False, timeout=900, env=environment,
     )  # fmt: skip
 
 

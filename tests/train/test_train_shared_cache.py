@@ -46,7 +46,7 @@ def test_a_second_machine_takes_what_the_first_one_compiled(tmp_path):
             "training.optimization.use_torch_compile=true", "cache.share=share", f"run.folder={machine}",
         ]  # fmt: skip
         own = {**os.environ, "HOTLOOP_CACHE_DIR": str(tmp_path / f"{machine}-cache")}
-        done = subprocess.run(command, cwd=tmp_path, env=own, check=True, timeout=300, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=tmp_path, env=own, check=True, timeout=900, capture_output=True, text=True)
         lines = [line for line in done.stdout.splitlines() if "the shared cache share" in line]
         said.append([line.partition(": ")[2].partition(",")[0] for line in lines])
     assert said == [["nothing", "1 bundle"], ["1 bundle", "nothing"]]

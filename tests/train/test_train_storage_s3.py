@@ -25,7 +25,7 @@ def python(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", place], check=True)
     (folder,) = place.glob("lib/python*/site-packages")
     pip = [place / "bin/python", "-m", "pip", "install", "-q", "s3fs", "moto[server]"]
-    done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=900)
     if done.returncode:
         pytest.skip(f"s3fs and moto cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
     source = Path(__file__).parents[2] / "src"
@@ -43,7 +43,7 @@ def s3(python):
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while True:
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT")).close()

@@ -87,7 +87,7 @@ def test_a_slow_logger_holds_up_no_step_and_gets_all(tmp_path, run, monkeypatch)
 
     class Slow:
         def log_metrics(self, figures, step):
-            assert may_go_on.wait(60)
+            assert may_go_on.wait(600)
             heard.append(step)
 
         def finalize(self, how):
@@ -114,7 +114,7 @@ def test_an_interrupted_run_leaves_a_logger_that_hangs_also_where_no_more_may_wa
 
     class Hanging:
         def log_metrics(self, *_, **__):
-            may_go_on.wait(60)
+            may_go_on.wait(600)
 
         def finalize(self, how):
             pass
@@ -252,7 +252,7 @@ def test_two_workers_may_open_a_fresh_store_of_mlflows_at_once(tmp_path):
         )
         for _ in range(2)
     ]  # fmt: skip
-    said = [one.communicate(timeout=300)[1] for one in both]
+    said = [one.communicate(timeout=900)[1] for one in both]
     assert [one.returncode for one in both] == [0, 0], said
 
 
@@ -334,7 +334,7 @@ def test_weights_and_biases_groups_by_study(tmp_path, prepare):
     given = overrides(tmp_path, run__logger="wandb", training__max_steps=3)
     environment = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOTLOOP_CACHE_DIR": ""}
     ended = subprocess.run(
-        [sys.executable, "-c", WANDB, *given], capture_output=True, text=True, check=False, timeout=300,
+        [sys.executable, "-c", WANDB, *given], capture_output=True, text=True, check=False, timeout=900,
         env={**os.environ, **environment},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

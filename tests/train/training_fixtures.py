@@ -18,7 +18,7 @@ def hotloop_command(*arguments: str, code: int = 0, **environment: str) -> str:
     """Run the command in a process of its own, and return what it printed; it has to end with ``code``."""
     command = [sys.executable, "-W", "ignore", "-m", "hotloop", *arguments]
     said = subprocess.run(
-        command, check=False, timeout=240, capture_output=True, text=True, env={**os.environ, **environment}
+        command, check=False, timeout=900, capture_output=True, text=True, env={**os.environ, **environment}
     )
     assert said.returncode == code, said.stdout + said.stderr
     return said.stdout + said.stderr

@@ -9,7 +9,7 @@ import sys
 import urllib.parse
 
 CHROMIUM = os.environ.get("HOTLOOP_TEST_BROWSER") or shutil.which("chromium") or shutil.which("chromium-browser")
-SECONDS = 60_000
+SECONDS = 180_000
 """Milliseconds, for a machine that does other things."""
 
 
@@ -37,7 +37,7 @@ def server(root, *, port=None, environment=()):
         yield process, url
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
         process.stdout.close()
 
 

@@ -91,7 +91,7 @@ def test_the_list_hears_of_a_run_that_was_looked_at_too_soon(root, access, monke
 
 def test_a_record_whose_process_is_gone_is_heard_of_although_no_file_changes(root, access):
     """A program with a `Loop` of its own holds no lock of the folder: its record alone names its process."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100_000)"])
     try:
         folder = a_run(root / "a", status="running")
         told = {"pid": process.pid, "process_started": record.process.started(process.pid)}

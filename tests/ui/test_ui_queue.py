@@ -188,7 +188,7 @@ def test_many_launchers_at_once_start_each_run_once(root, waiting):
 
     def launch():
         while waiting.entries():
-            subprocess.run(command, check=True, timeout=120)
+            subprocess.run(command, check=True, timeout=600)
 
     threads = [threading.Thread(target=launch) for _ in range(3)]
     for one in threads:
@@ -220,7 +220,7 @@ def test_why_a_launcher_failed_is_shown(root, tmp_path, waiting, monkeypatch):
     waiting.add(root / "a", ["train"])
     monkeypatch.setattr(queue.sys, "executable", str(broken))
     waiting.look()
-    waiting._launcher.wait(60)
+    waiting._launcher.wait(300)
     waiting.look()
     assert waiting.problem == "this Python is broken"
     assert names(waiting) == ["a"]

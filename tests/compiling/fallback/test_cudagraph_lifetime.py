@@ -239,14 +239,14 @@ def test_a_forward_that_waits_in_one_thread_keeps_another_from_marking(emulation
     def train():
         first = model(x(0))
         pending.set()
-        ready.wait(30)
+        ready.wait(300)
         second = model(x(1))
         (first.sum() * second.sum()).backward()
         found.append(grads(model))
 
     other = threading.Thread(target=train)
     other.start()
-    pending.wait(30)
+    pending.wait(300)
     before = cudagraphs.marked()
     with torch.no_grad():
         model(x(2))

@@ -70,7 +70,7 @@ for program in PROGRAMS:
 def told(program, **environment):
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=300, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.strip().splitlines() if line.startswith("{")]

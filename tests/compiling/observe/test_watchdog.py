@@ -126,7 +126,7 @@ def test_what_inductor_waits_for_is_a_compiler_whatever_it_has_become(module, kn
         while not (mine := [n for n, it in watchdog.processes().items() if (it.parent, it.name) == (ME, "sleep")]):
             time.sleep(0.01)
         (child,) = mine
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while known and backends.compilers_awaited() != {child}:
             assert time.monotonic() < until
         assert backends.compilers_awaited() == ({child} if known else set())
@@ -155,7 +155,7 @@ def test_a_process_that_got_the_number_of_another_is_left_alone(monkeypatch):
         watchdog._end({child.pid: dataclasses.replace(found, started=found.started - 1)})
         assert child.poll() is None
         watchdog._end({child.pid: found})
-        assert child.wait(60) == -signal.SIGTERM
+        assert child.wait(300) == -signal.SIGTERM
     finally:
         child.kill()
         child.wait()
@@ -181,7 +181,7 @@ def compiler(tmp_path, monkeypatch):
         return path
 
     yield plant
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while any(thread.name == "hotloop-watchdog" for thread in threading.enumerate()):
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -220,7 +220,7 @@ def test_a_compile_that_hangs_within_python_is_told_once_with_its_place(compiler
             said.set()
 
     def stuck_in_a_compile(graph, inputs):
-        assert said.wait(60)
+        assert said.wait(300)
         time.sleep(1.5)  # as long again
         return real_aot_eager()(graph, inputs)
 
@@ -259,7 +259,7 @@ def test_those_that_waited_are_ended_after_the_compile_and_sooner(compiler, monk
     model = Net()
     hotloop.compile(model, "aot_eager")
     model(rows())
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not waited:
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -294,7 +294,7 @@ def test_the_watchdog_of_an_earlier_compile_leaves_the_next_one_to_its_own(monke
     before = len(looked)
     for thread in threading.enumerate():
         if thread.name == "hotloop-watchdog":
-            thread.join(60)
+            thread.join(300)
     assert len(looked) <= before + 1
 
 
@@ -341,7 +341,7 @@ def run(tmp_path, preset, **environment):
     program.write_text(PROGRAM)
     chosen = {**os.environ, "HOTLOOP_COMPILE_TIMEOUT": "3", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), **environment}
     command = [sys.executable, "-W", "ignore", program, preset]
-    done = subprocess.run(command, env=chosen, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, env=chosen, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -389,7 +389,7 @@ def test_a_compiler_that_hangs_in_the_background_is_the_reason_of_its_failure(tm
         net(torch.randn(5, 37)).sum()
         child = BackgroundCompile.start(recorder.request({"preset": "default"}))
     try:
-        until = time.monotonic() + 300
+        until = time.monotonic() + 900
         while (outcome := child.poll()) == "running":
             assert time.monotonic() < until
             time.sleep(0.05)

@@ -259,7 +259,7 @@ recipes.load("diffusion").train(start.prepare(sys.argv[2:]))
 def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(tmp_path, model):
     settings = [*SMALL, "training.checkpoint_every_steps=2", f"run.folder={tmp_path / 'run'}"]
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, "4", *settings], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", KILLED, "4", *settings], capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert load(tmp_path / "run")["position"]["step"] == 2
@@ -485,7 +485,7 @@ def test_two_devices_share_the_pictures_and_one_makes_what_all_read(tmp_path):
     settings = ["run.devices=2", "training.max_steps=4", "diffusion.output=true", "diffusion.sample_every=2"]
     folders = {"HOTLOOP_CACHE_DIR": str(tmp_path / "cache")}
     subprocess.run(
-        [*command, *settings, f"run.folder={tmp_path / 'run'}"], check=True, timeout=240, env={**os.environ, **folders}
+        [*command, *settings, f"run.folder={tmp_path / 'run'}"], check=True, timeout=900, env={**os.environ, **folders}
     )
     assert (tmp_path / "run" / "checkpoints" / "best.pt").is_file()
     assert {len(list((tmp_path / "cache" / "pictures").glob(f"{kind}-*"))) for kind in ("autoencoder", "latents")} == {

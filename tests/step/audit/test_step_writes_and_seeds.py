@@ -567,7 +567,7 @@ def test_another_process_is_handed_what_each_step_puts(asked):
         return 0
 
     status, _ = training(extra, asked, steps=8)
-    assert [queue.get(timeout=60) for _ in range(8)] == ["a step"] * 8
+    assert [queue.get(timeout=300) for _ in range(8)] == ["a step"] * 8
     with pytest.raises(Empty):
         queue.get(timeout=0.1)
     told = why(status, asked)

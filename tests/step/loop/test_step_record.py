@@ -53,7 +53,7 @@ def program(folder, run, ending, **kwargs):
 @pytest.mark.parametrize(("ending", "status"), [("end", "finished"), ("raise", "failed")])
 def test_a_program_that_never_closes_its_loop_has_a_settled_record(tmp_path, ending, status):
     running = program(tmp_path / "run", "auto", ending)
-    _, errors = running.communicate(timeout=120)
+    _, errors = running.communicate(timeout=900)
     assert (running.returncode == 0) == (ending == "end"), errors
     document = record.load(tmp_path / "run")
     assert document["status"] == status

@@ -23,13 +23,13 @@ def not_capturing(monkeypatch):
 
 def test_two_threads_that_overlap_leave_the_real_function():
     real = torch.cuda.is_current_stream_capturing
-    inside, first_left, heard = threading.Barrier(3, timeout=120), threading.Event(), {}
+    inside, first_left, heard = threading.Barrier(3, timeout=900), threading.Event(), {}
 
     def ask(name, waits):
         with engines.reporting_capture(True):
             inside.wait()
             if waits:
-                first_left.wait(20)
+                first_left.wait(300)
             heard[name] = torch.cuda.is_current_stream_capturing()
         if not waits:
             first_left.set()
@@ -48,7 +48,7 @@ def test_two_threads_that_overlap_leave_the_real_function():
 def test_surveys_in_two_threads_leave_torch_as_it_was():
     names = ("__repr__", "tolist", "numpy", "__array__")
     before = {name: vars(torch.Tensor).get(name) for name in names}, torch.random.fork_rng
-    inside, found = threading.Barrier(2, timeout=120), {}
+    inside, found = threading.Barrier(2, timeout=900), {}
 
     def look(name, reads):
         model = nn.Linear(2, 2)

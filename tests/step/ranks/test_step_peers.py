@@ -26,7 +26,7 @@ def started(folder, *scenarios, program=PROGRAM, **more):
 
 def two_processes(folder, *scenarios, ends=0, **more):
     running = started(folder, *scenarios, **more)
-    done = [one.communicate(timeout=400) for one in running]
+    done = [one.communicate(timeout=900) for one in running]
     assert [one.returncode for one in running] == [ends, ends], "\n".join(error for _, error in done)
     return [json.loads(out.strip().splitlines()[-1]) for out, _ in done]
 

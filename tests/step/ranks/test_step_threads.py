@@ -70,7 +70,7 @@ def drawing(draw):
     thread = threading.Thread(target=draws)
     thread.start()
     try:
-        began.wait(60)
+        began.wait(300)
         yield
     finally:
         ends.set()
@@ -131,7 +131,7 @@ def test_two_loops_in_two_threads_train_as_eager_say_why_and_go_on_once_alone(ru
     monkeypatch.setattr(threads, "_RECENTLY", 60.0)
     expected = [Program(seed=seed).train(60) for seed in range(2)]
     programs = [Program(run, seed=seed) for seed in range(2)]
-    together = threading.Barrier(2, timeout=60)
+    together = threading.Barrier(2, timeout=900)
 
     def train(program):
         for _ in range(60):
@@ -166,7 +166,7 @@ def test_a_plain_training_in_another_thread_is_noticed_by_its_optimizer(monkeypa
             pass
         found = looking_at(*args)
         for _ in range(2):  # a whole one since: the first that ends may have stepped its optimizer before
-            stepped.acquire(timeout=60)
+            stepped.acquire(timeout=900)
         return found
 
     looking_at = auditor.trace_step
