@@ -94,6 +94,7 @@ def test_a_run_is_asked_to_save_and_to_sample_and_its_weights_are_exported(perso
         person.click("text=Save now")
         expect(person.locator("#actions")).to_contain_text("Save now: after this step")
         person.click("text=Sample now")
+        expect(person.locator("#actions")).to_contain_text("Sample now: after this step")
         assert requests.is_asked(runs / "a", SAVE)
         assert requests.is_asked(runs / "a", SAMPLE)
         asked._next = 0.0

@@ -111,12 +111,13 @@ def test_a_link_to_a_field_works_while_it_is_pressed_slowly_or_before_the_script
     expect(person.locator("[id='note-range.0']")).to_contain_text("write numbers with a point")
     with person.expect_response("**/training/preview"):  # what is the same then stays under the person's finger
         person.click("#start")
+        expect(person.locator("#setup")).to_have_attribute("data-sent", "typed")  # and no more the page before
         person.click("#to-mend a", delay=2000)
     expect(person.locator("#range-0-setting")).to_be_focused()
     waiting = []
     person.route("**/app*.js*", lambda one: waiting.append(one))  # noqa: PLW0108 (playwright sets attributes on it)
-    person.click("#start", no_wait_after=True)
-    expect(person.locator("#range-0-setting")).not_to_be_focused()
+    with person.expect_request("**/app*.js*"):  # of the next page
+        person.click("#start", no_wait_after=True)
     person.click("#to-mend a", no_wait_after=True)
     assert waiting
     for one in waiting:
