@@ -6,7 +6,7 @@ import io
 import os
 import re
 import struct
-import time
+import threading
 import warnings
 import zlib
 
@@ -181,17 +181,23 @@ def test_bad_pictures_can_be_left_out_and_that_is_said(tmp_path):
 def test_an_interrupt_does_not_wait_for_all_the_others(tmp_path, monkeypatch):
     for index in range(40):
         put(tmp_path, f"{index:02}.png")
-    looked_at, examine = [], folder._examine
+    looked_at, examine, over = [], folder._examine, threading.Event()
+
+    class Pool(decode.ThreadPoolExecutor):
+        def shutdown(self, *args, **kwargs):
+            over.set()
+            super().shutdown(*args, **kwargs)
 
     def slowly(root, one, min_size):
         looked_at.append(one)
-        time.sleep(0.02)
+        assert one.image.name == "00.png" or over.wait(300)
         return examine(root, one, min_size)
 
     def interrupt(done, total):
         assert total == 40
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(decode, "ThreadPoolExecutor", Pool)
     monkeypatch.setattr(folder, "_examine", slowly)
     with pytest.raises(KeyboardInterrupt):
         folder.load(str(tmp_path), 32, skip_bad=False, progress=interrupt)
