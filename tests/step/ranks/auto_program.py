@@ -15,8 +15,9 @@ from captured_program import (
     RANK,
     SIZE,
     STEPS,
-    VOTE_SECONDS,
     Net,
+    comes_late,
+    impatient,
     main,
     no_sync_but_each,
     train,
@@ -35,8 +36,8 @@ from hotloop.step.prove.agreed_sentinel import AgreedSentinel
 from hotloop.step.state import trial_run
 from hotloop.testing.captured import Tape, TapeRecording
 
-TOTAL = 100_000
-"""Steps that the loop is told of: a capture then pays."""
+TOTAL = 1_000_000
+"""Steps that the loop is told of: a capture then pays, and may take minutes on a busy machine, as that is no planted time."""
 FASTER = {"eager": 10.0, "eager+graph": 5.0}
 
 
@@ -155,20 +156,15 @@ def ends(at, *, hangs=False):
     return {"raised": ""}
 
 
+def hangs():
+    with impatient("hangs"):
+        return ends(60, hangs=True)
+
+
 def ends_in_a_check():
     """One process ends before the second step of a check."""
     with checked_after(10):
         return ends(34)
-
-
-def late(at):
-    """One process comes to no vote for longer than a vote waits."""
-
-    def between(number, model):
-        if (number, RANK) == (at, 1):
-            time.sleep(VOTE_SECONDS + 1.0)
-
-    return chosen(wrap={"broadcast_buffers": False}, between=between)
 
 
 def short_batches():
@@ -372,8 +368,8 @@ WAYS = {
     "slowed": slowed,
     "two steps": two_steps,
     "unused": lambda: chosen(wrap={"find_unused_parameters": True}),
-    "late at first": lambda: late(8),
-    "late": lambda: late(50),
+    "late at first": lambda: comes_late("late at first", 8, chosen),
+    "late": lambda: comes_late("late", 50, chosen),
     "uneven": lambda: chosen(joined=True, steps=STEPS if RANK else STEPS - 30),
     "without a wrapper": without_a_wrapper,
     "resumed": resumed,
@@ -387,7 +383,7 @@ WAYS = {
     "ends in a trial": lambda: ends(22),
     "ends in force": lambda: ends(60),
     "ends in a check": ends_in_a_check,
-    "hangs": lambda: ends(60, hangs=True),
+    "hangs": hangs,
 }
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import os
 import sys
 import time
 import warnings
+from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import distributed as dist
@@ -29,12 +31,44 @@ from hotloop.testing.captured import Tape, TapeRecording
 
 warnings.simplefilter("ignore")
 STORE, RANK, SIZE, SCENARIOS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
-STEPS, VOTE_SECONDS = 80, 8.0
+STEPS = 80
 _USUAL = 0.005
 """Python's switch interval, in seconds."""
 BACKEND = os.environ.get("PEERS_BACKEND", "gloo")
 DEVICE = torch.device("cpu") if BACKEND == "gloo" else torch.device("cuda", RANK)
 CAPTURES = captured_step_emulation if BACKEND == "gloo" else contextlib.nullcontext
+
+
+@contextlib.contextmanager
+def impatient(scenario):
+    """Let votes wait for 8 s only; yields a function that waits until another process has given one up."""
+    mark, not_answered = Path(f"{STORE}.{scenario}"), votes.Peers._not_answered
+
+    def noted(self, error):
+        why = not_answered(self, error)
+        mark.touch()
+        return why
+
+    def wait():
+        while not mark.exists():
+            time.sleep(0.05)
+
+    with mock.patch.object(votes, "VOTE_SECONDS", 8.0), mock.patch.object(votes.Peers, "_not_answered", noted):
+        yield wait
+
+
+def comes_late(scenario, at, trains):
+    """Train eagerly and captured; in the second training one process waits before a step until the others gave it up."""
+    trainings = []
+
+    def between(number, model):
+        if (number, RANK) == (at, 1):
+            trainings.append(number)
+            if len(trainings) == 2:
+                wait()
+
+    with impatient(scenario) as wait:
+        return trains(wrap={"broadcast_buffers": False}, between=between)
 
 
 class FlakyError(Exception):
@@ -414,12 +448,7 @@ def ends_between():
 
 def alone():
     """One process comes to no step any more: the others leave the tier within the time of a vote."""
-
-    def between(number, model):
-        if (number, RANK) == (40, 1):
-            time.sleep(VOTE_SECONDS + 1.0)
-
-    return beside_eager(wrap={"broadcast_buffers": False}, between=between)
+    return comes_late("alone", 40, beside_eager)
 
 
 def ends_in_a_capture():
@@ -500,15 +529,16 @@ def grouped_anew():
 def made_alone():
     """One process makes a loop that the other does not make."""
     model = DistributedDataParallel(Net().to(DEVICE))
-    told = ""
-    with CAPTURES():
+    told, mark = "", Path(f"{STORE}.told")
+    with CAPTURES(), impatient("made alone"):
         if RANK == 0:
             try:
                 hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=0.05), run="eager+graph", total_steps=9)
             except ConfigError as error:
                 told = str(error)
-        else:
-            time.sleep(VOTE_SECONDS + 1.0)
+            mark.touch()
+        while not mark.exists():
+            time.sleep(0.05)
     return {"told": told, "raised": ""}
 
 
@@ -550,8 +580,7 @@ WAYS = {
 def main(ways):
     """Live through the scenarios that were named, and print what they tell."""
     torch.set_num_threads(1)
-    votes.VOTE_SECONDS = VOTE_SECONDS
-    patience = dt.timedelta(seconds=30)
+    patience = dt.timedelta(seconds=30 if "hangs" in SCENARIOS else 600)
     if DEVICE.type == "cuda":
         torch.cuda.set_device(DEVICE)
     dist.init_process_group(BACKEND, init_method=f"file://{STORE}", rank=RANK, world_size=SIZE, timeout=patience)

@@ -9,7 +9,7 @@ import sys
 import warnings
 
 import torch
-from auto_program import FASTER, paced
+from auto_program import FASTER, TOTAL, paced
 from captured_program import CAPTURES, DEVICE, RANK, SIZE, main
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -73,6 +73,7 @@ def train(  # a scenario each
     times=1,
     steps=STEPS,
     syncs=None,
+    total=1000,
     **settings,
 ):
     """Train; return the losses, the state, and the loop's status.
@@ -89,11 +90,12 @@ def train(  # a scenario each
         times: backwards in each step.
         steps: how many.
         syncs: says whether a call reduces gradients, which the step itself switches off and on.
+        total: steps that the loop is told of.
         settings: of the loop.
     """
     model = made()
     optimizer = by(model.parameters())
-    loop = hotloop.Loop(model, optimizer, run=run, total_steps=1000, **settings)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total, **settings)
     clear = clear or (lambda one: one.zero_grad())
 
     @loop.step
@@ -170,7 +172,7 @@ def beside_eager(run="eager+graph", *, exactly=True, **how):
 def chosen():
     """Auto chooses; on a CPU by planted times, as a replay is as slow as eager there."""
     with paced(FASTER) if DEVICE.type == "cpu" else contextlib.nullcontext():
-        return beside_eager("auto", steps=120)
+        return beside_eager("auto", steps=120, total=TOTAL)
 
 
 def evaluations():

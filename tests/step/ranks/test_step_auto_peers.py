@@ -67,7 +67,7 @@ def test_a_resumed_run_decides_alike_where_the_processes_count_other_steps(train
     first, second = both(trained, "resumed")
     assert first["graph"] == second["graph"] == WAY + "g" * (60 - len(WAY))
     assert first["decided"] == second["decided"]
-    assert "of the 99,492 steps left" in first["decided"][0]
+    assert "of the 999,492 steps left" in first["decided"][0]
 
 
 def test_the_shortest_run_that_a_process_was_told_of_counts(trained):
