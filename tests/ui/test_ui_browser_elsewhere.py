@@ -16,6 +16,7 @@ pytestmark = [
 sys.path.insert(0, str(Path(__file__).parents[1] / "remote"))
 from playwright.sync_api import expect  # noqa: E402
 from ray_head import Head, git  # noqa: E402
+from shared import once  # noqa: E402
 
 from hotloop import record  # noqa: E402
 
@@ -92,4 +93,4 @@ def test_a_run_on_a_cluster_is_started_watched_and_stopped(chromium, head, tmp_p
         expect(page.locator("table.runs")).to_contain_text(head.address)
     assert record.load(folder)["status"] == "interrupted"
     assert 0 < record.load(folder)["steps"][-1]["step"] < 10_000
-    assert (folder / "checkpoints" / "last.pt").is_file()
+    assert once((folder / "checkpoints" / "last.pt").is_file)  # whoever follows the run fetches it last
