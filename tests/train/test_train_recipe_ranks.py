@@ -143,6 +143,9 @@ def test_a_compiled_recipe_on_two_devices_is_the_eager_one(tmp_path):
     hotloop_command("train", *settings, f"run.folder={tmp_path / 'eager'}")
     hotloop_command("train", *settings, *compiled, f"run.folder={tmp_path / 'compiled'}")
     both = [record.load(tmp_path / name) for name in ("eager", "compiled")]
-    assert both[1]["components"]["model"]["state"] == "compiled"
+    model = both[1]["components"]["model"]
+    assert model["compiles"] >= 1
+    # On a busy machine one process may come late to the first compile, and that call runs eager in both.
+    assert model["state"] == "compiled" or "rank 1" in str(model["causes"]), model
     losses = [[step["loss"] for step in one["steps"]] for one in both]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
