@@ -3,6 +3,7 @@
 import csv
 import json
 import pickle
+import shutil
 import sys
 from pathlib import Path
 
@@ -235,6 +236,38 @@ def test_what_cannot_be_exported_or_predicted_is_told(program, tmp_path):
 class Evil:
     def __reduce__(self):
         return (print, ("executed",))
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "message"),
+    [
+        ("def make(", "def build(", "has no function 'make'; it defines build"),
+        ("width", "hidden", r"unknown setting program\.width: expected one of program\.hidden"),
+        ("Linear(width, 1)", "Linear(width, 12)", "weights do not fit .*size mismatch for 2.weight"),
+        ("SGD(", "AdamW(", "optimizer does not fit the AdamW .*KeyError: 'betas'"),
+    ],
+)
+def test_a_program_that_has_changed_since_its_run_is_told_with_what_no_longer_fits(
+    program, tmp_path, was, now, message
+):
+    file, rows, run = program.parent / "program.py", tmp_path / "rows.jsonl", tmp_path / "run"
+    shutil.copytree(program, run)
+    rows.write_text('{"a": 1, "b": 2, "c": 3}\n')
+    commands = [
+        ("train", f"run.resume={run}", "training.num_epochs=9"),
+        ("eval", f"run={run}"),
+        ("predict", run, rows),
+        ("export", run, tmp_path / "out", "--format", "torch-export"),
+    ]
+    file.write_text(PROGRAM.replace(was, now))
+    try:
+        for one in commands[: 1 if was == "SGD(" else None]:
+            with pytest.raises(
+                ConfigError, match=f"program.py:make has changed since this run; put it back.*{message}"
+            ):
+                invoke(*one)
+    finally:
+        file.write_text(PROGRAM)
 
 
 def test_what_is_a_file_or_a_search_is_answered_with_what_to_name_instead(program, tmp_path):

@@ -15,6 +15,7 @@ from hotloop.recipes.own_program import OwnProgram, fold_of, goal_of, say_settin
 from hotloop.train import checkpoint, compiling, dry, environment, opening, ranks
 from hotloop.train.display import Display
 from hotloop.train.export import Made as Exported
+from hotloop.train.program import as_trained
 
 if TYPE_CHECKING:
     import torch
@@ -160,8 +161,12 @@ class Lightning(OwnProgram):
         return numbers({name: value for one in found for name, value in one.items()})
 
     def _loaded(self, settings: Settings, weights: dict[str, Any]) -> Made:
-        made: Made = seeded(settings).call(settings.program, fold_of(settings))
-        checkpoint.fit_weights(made.module, weights["model"], self.name, "recipe")
+        with as_trained(self.name):
+            found = seeded(settings)
+            found.filled(settings.program)
+        made: Made = found.call(settings.program, fold_of(settings))
+        with as_trained(self.name):
+            checkpoint.fit_weights(made.module, weights["model"], self.name, "recipe")
         return made
 
 

@@ -20,6 +20,7 @@ from hotloop.train import compiling, configure, environment, opening, ranks, sha
 from hotloop.train.display import Display
 from hotloop.train.export import Made, example_of
 from hotloop.train.fit import fit
+from hotloop.train.program import as_trained
 from hotloop.train.start import SETTINGS, Start
 from hotloop.train.task import Task, components, judge
 
@@ -183,10 +184,13 @@ class Program(OwnProgram):
         Raises:
             ConfigError: the weights are of another program, or the run's accelerator is not here.
         """
-        found = seeded(settings)
+        with as_trained(self.name):
+            found = seeded(settings)
+            found.filled(settings.program)
         fabric = ranks.alone(settings) if judges and found.takes_fabric else None
         workload = found.make(settings.program, fold_of(settings), fabric)
-        Task(name=self.name, workload=workload, device=device_of(workload.holdings())).load_judged(weights)
+        with as_trained(self.name):
+            Task(name=self.name, workload=workload, device=device_of(workload.holdings())).load_judged(weights)
         return workload
 
 

@@ -24,6 +24,7 @@ from hotloop.train.feed import NO_MORE, Feed
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.optimizing import progress, unstepped
 from hotloop.train.outcome import Live, Outcome
+from hotloop.train.program import as_trained
 from hotloop.train.ranks import check_shares
 from hotloop.train.rehearse import unsafe
 from hotloop.train.requests import SAMPLE, SAVE, Requests
@@ -97,7 +98,8 @@ def _fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         stack.callback(fitting.compiling.close)
         stack.callback(fitting.requests.close)
         if start.resume:
-            fitting.restore(start.resume)
+            with as_trained(task.name):
+                fitting.restore(start.resume)
         outcome = fitting.run()
         if outcome.status == "interrupted":
             record.finish("interrupted", f"{interrupt.signal} at step {outcome.step}")
@@ -390,7 +392,7 @@ class _Fitting:
         if set(others) ^ set(kept) - _OF_PRECISION:
             raise ConfigError(
                 f"the checkpoint holds {', '.join(kept)} beside the models; recipe={self.task.name} makes "
-                f"{', '.join(others)}: its program has changed since, or another run.precision makes it keep others"
+                f"{', '.join(others)} (another run.precision makes it keep others)"
             )
         for name in others.keys() & kept.keys():
             self.task.load_other(name, others[name], kept[name])

@@ -282,6 +282,21 @@ def _known(name: str, changed: tuple[int, ...]) -> Program:  # noqa: ARG001 - a 
         return load(name)
 
 
+@contextlib.contextmanager
+def as_trained(name: str) -> Iterator[None]:
+    """Say of what does not fit a run that its program has changed since.
+
+    Raises:
+        ConfigError: an error of the block, with what to do.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(
+            f"{name} has changed since this run; put it back as it was, or start a new run: {error}"
+        ) from error
+
+
 def filled(settings: Settings) -> Settings:
     """Return settings with all of their program's own, checked; those of a recipe as they are.
 

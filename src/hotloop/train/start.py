@@ -178,7 +178,9 @@ def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
     path = given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
     folder = path.parent.parent
     document = checkpoint.load(path)
-    before = program.filled(configure.from_dict(document["settings"]))
+    before = configure.from_dict(document["settings"])
+    with program.as_trained(before.recipe.name):
+        before = program.filled(before)
     _check_recipe(folder, path, before)
     now = program.filled(configure.from_dict(document["settings"], changed))
     for why, names in FIXED.items():
@@ -210,8 +212,10 @@ def settings_to_judge(document: Mapping[str, Any], changed: Sequence[str], also:
         return before
     now = configure.from_dict(document["settings"], changed)
     if ":" in now.recipe.name and now.recipe.name == before.recipe.name:
-        own = program.known(now.recipe.name)
-        before, now = (one.model_copy(update={GROUP: own.filled(one.program)}) for one in (before, now))
+        with program.as_trained(now.recipe.name):
+            own = program.known(now.recipe.name)
+            before = before.model_copy(update={GROUP: own.filled(before.program)})
+        now = now.model_copy(update={GROUP: own.filled(now.program)})
         # Text may name data, which lie elsewhere now.
         text = {name: value for name, value in (now.program or {}).items() if isinstance(value, str)}
         before = before.model_copy(update={GROUP: {**(before.program or {}), **text}})

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import io
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -306,11 +307,10 @@ class Task:
         models = self.workload.models()
         if set(weights) != set(models):
             raise ConfigError(
-                f"the checkpoint holds {', '.join(weights)}; recipe={self.name} makes {', '.join(models)}: its program "
-                "has changed since"
+                f"the checkpoint holds {', '.join(weights)}; recipe={self.name} makes {', '.join(models)}"
             )
         for name, model in models.items():
-            checkpoint.fit_weights(model, sharding.shares_of(model, weights[name]), f"{self.name} ({name})")
+            checkpoint.fit_weights(model, sharding.shares_of(model, weights[name]), f"{self.name} ({name})", "recipe")
 
     def load_judged(self, held: Mapping[str, Any]) -> None:
         """Load what a checkpoint's validation judged (`checkpoint.judged`): models, and the state that is there.
@@ -330,14 +330,16 @@ class Task:
         Raises:
             ConfigError: it is of another program.
         """
+        keys = [tuple(each) for each in one.param_groups] if isinstance(one, torch.optim.Optimizer) else []
         try:
             one.load_state_dict(sharding.shares_of(one, held))
+            for needed, group in zip(keys, one.param_groups if keys else (), strict=True):
+                operator.itemgetter(*needed)(group)  # torch takes the state of another class, which lacks some
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"the checkpoint's {name} does not fit the {type(one).__name__} that recipe={self.name} makes: its "
-                f"program has changed since ({type(error).__name__}: {reason}). Put it back as it was, or start a new "
-                "run without run.resume"
+                f"the checkpoint's {name} does not fit the {type(one).__name__} that recipe={self.name} makes "
+                f"({type(error).__name__}: {reason})"
             ) from error
 
 
