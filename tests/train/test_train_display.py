@@ -25,8 +25,7 @@ def test_a_terminal_gets_a_bar_with_loss_rate_and_what_is_running():
 
 
 def test_a_compile_is_shown_as_such_with_its_seconds(monkeypatch):
-    began = time.monotonic() - 12
-    monkeypatch.setattr(observe, "compiling_since", lambda: began)
+    monkeypatch.setattr(observe, "compiling_since", lambda: time.monotonic() - 12)  # whenever it is asked
     assert words("none") == "compiling 12 s"
     assert "compiling 12 s" in shown(True, lambda display: display.running("inductor"))
 
