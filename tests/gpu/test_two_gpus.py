@@ -17,6 +17,7 @@ from test_captured_ranks import (
     test_fabric_captures_in_two_processes,
     test_lightning_captures_in_two_processes,
     test_transformers_captures_in_two_processes,
+    test_what_a_framework_shards_is_captured_in_two_processes,
 )
 from test_lightning_strategies import test_two_processes_train_as_eager_with_their_steps_compiled
 from test_step_peers import (
@@ -42,6 +43,7 @@ __all__ = [
     "test_shapes_that_vary_end_the_votes_and_groups_made_later_count",
     "test_transformers_captures_in_two_processes",
     "test_two_processes_train_as_eager_with_their_steps_compiled",
+    "test_what_a_framework_shards_is_captured_in_two_processes",
 ]
 NCCL = {"PEERS_BACKEND": "nccl"}
 TWO = 2

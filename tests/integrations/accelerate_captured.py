@@ -3,8 +3,23 @@
 import contextlib
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
-from captured_ranks import CAPTURES, DEVICE, FOLDER, Net, batches, listening, state_of, streams_noted, tell, told_of
+from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
+from accelerate.utils import GradientAccumulationPlugin
+from captured_ranks import (
+    CAPTURES,
+    DEVICE,
+    FOLDER,
+    Net,
+    batches,
+    listening,
+    paced,
+    shards_of,
+    state_of,
+    streams_noted,
+    tell,
+    told_of,
+)
+from sharding_accelerators import as_accelerators
 from torch.nn import functional as F
 
 import hotloop
@@ -13,16 +28,40 @@ from hotloop.integrations import accelerate
 STEPS = 40
 
 
-def train(run, *, every=1, resumes=False, **wrap):
+def replicated(every, **wrap):
+    return Accelerator(cpu=DEVICE == "cpu", kwargs_handlers=[DistributedDataParallelKwargs(**wrap)])
+
+
+def sharded(every, *, each=False, **how):
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Linear"],
+        state_dict_type="SHARDED_STATE_DICT", **how,
+    )  # fmt: skip
+    accumulation = GradientAccumulationPlugin(every, sync_each_batch=each)
+    return Accelerator(cpu=DEVICE == "cpu", fsdp_plugin=plugin, gradient_accumulation_plugin=accumulation)
+
+
+def momentum(parameters):
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+
+
+def adamw(parameters):
+    """Make AdamW, which has a kernel for shards, and rates that are float32: equal to the bit."""
+    optimizer = torch.optim.AdamW(parameters, lr=2**-6, fused=True)
+    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
+
+
+def train(run, *, every=1, resumes=False, made=replicated, by=momentum, total=STEPS, **how):
     """Train; validate, log and save on the way, as programs do."""
-    accelerator = Accelerator(cpu=DEVICE == "cpu", kwargs_handlers=[DistributedDataParallelKwargs(**wrap)])
+    with as_accelerators() if made is sharded else contextlib.nullcontext():
+        accelerator = made(every, **how)
     torch.manual_seed(1)
     net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    optimizer, schedule = by(net.parameters())
     model, optimizer = accelerate.prepare(accelerator, net, optimizer, preset="none")
     accelerator.register_for_checkpointing(schedule)
-    loop = hotloop.Loop(model, optimizer, run=run, total_steps=STEPS)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total)
 
     @loop.step
     def step(x, y, update):
@@ -36,7 +75,7 @@ def train(run, *, every=1, resumes=False, **wrap):
 
     data, told, ran, begin = batches(STEPS * every), [], [], 0
     held = [value.to(accelerator.device) for value in batches(1)[0]]
-    folder = f"{FOLDER}/half-{run}"
+    folder = f"{FOLDER}/half-{run}-{made.__name__}"
     if resumes:
         accelerator.load_state(folder)
         begin = len(data) // 2
@@ -44,7 +83,7 @@ def train(run, *, every=1, resumes=False, **wrap):
         if number == len(data) // 2 and not resumes:
             accelerator.save_state(folder)
         update = (number + 1) % every == 0
-        with contextlib.nullcontext() if update else accelerator.no_sync(model):
+        with contextlib.nullcontext() if update or how.get("each") else accelerator.no_sync(model):
             loss = step(*(value.to(accelerator.device) for value in data[number]), update)
         ran.append(loop.last_ran())
         told.append(float(accelerator.reduce(loss)))
@@ -57,14 +96,14 @@ def train(run, *, every=1, resumes=False, **wrap):
             model.train()
     status = loop.status()
     loop.close()
-    numbers = [*told, *state_of(model)]
+    numbers = [*told, *state_of(model), *shards_of(optimizer)]
     accelerator.free_memory()
     return numbers, ran, status
 
 
 def beside_eager(run="eager+graph", **how):
     eager, *_ = train("eager", **how)
-    with CAPTURES(), listening() as log, streams_noted(accelerate) as streams:
+    with CAPTURES(), paced(), listening() as log, streams_noted(accelerate) as streams:
         ours, ran, status = train(run, **how)
     return {**told_of(eager, ours, ran, run, log), "tier": status.tier, "streams": streams}
 
@@ -75,5 +114,11 @@ tell(
         "resumed": lambda: beside_eager(resumes=True),
         "accumulated": lambda: beside_eager(every=2),
         "unused": lambda: beside_eager(find_unused_parameters=True),
+        "sharded": lambda: beside_eager(made=sharded, by=adamw),
+        "sharded, resumed": lambda: beside_eager(made=sharded, by=adamw, resumes=True),
+        "sharded, auto": lambda: beside_eager("auto", made=sharded, by=adamw, total=10_000),
+        "sharded, accumulated": lambda: beside_eager(made=sharded, by=adamw, every=2),
+        "sharded, each reduced": lambda: beside_eager(made=sharded, by=adamw, every=2, each=True),
+        "sharded, momentum": lambda: beside_eager(made=sharded),
     }
 )

@@ -105,6 +105,12 @@ def state_of(module):
     return [value.clone() for name, value in values.items() if RANK == 0 or "running" not in name]
 
 
+def shards_of(optimizer):
+    """Return copies of an optimizer's state, of which each process holds its own shards."""
+    held = [value for state in optimizer.state.values() for value in state.values()]
+    return [getattr(value, "to_local", value.clone)().clone() for value in held]
+
+
 def told_of(eager, ours, ran, run, log):
     """Return what a test looks at.
 
@@ -117,7 +123,8 @@ def told_of(eager, ours, ran, run, log):
     """
     tier = "eager+graph" if run == "auto" else run
     replays = [number for number, one in enumerate(ran) if one == (tier, "run")]
-    return {"same": same(eager, ours), "replays": replays, "log": log}
+    exact = all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(eager, ours, strict=True))
+    return {"same": same(eager, ours), "exact": exact, "replays": replays, "log": log}
 
 
 @contextlib.contextmanager

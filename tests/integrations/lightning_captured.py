@@ -1,11 +1,28 @@
 """Lightning's Trainer in two processes, whose steps a loop captures; see `captured_ranks`."""
 
+import os
+import signal
+
 import lightning.pytorch as pl
 import torch
-from captured_ranks import BACKEND, CAPTURES, DEVICE, FOLDER, Net, batches, listening, paced, state_of, tell, told_of
+from captured_ranks import (
+    BACKEND,
+    CAPTURES,
+    DEVICE,
+    FOLDER,
+    Net,
+    batches,
+    listening,
+    paced,
+    shards_of,
+    state_of,
+    tell,
+    told_of,
+)
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -37,9 +54,12 @@ class Task(pl.LightningModule):
         self.log("val_loss", F.cross_entropy(self(x), y), batch_size=len(x), sync_dist=True)
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * STEPS)
+        optimizer, schedule = self.rates()
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def rates(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * STEPS)
 
 
 class Reading(Task):
@@ -51,39 +71,56 @@ class Reading(Task):
 
 
 class Sharded(Task):
+    """A module that is sharded, by an optimizer with a kernel for shards and rates that are float32: equal to the bit."""
+
     def configure_model(self):
-        fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+        for part in (self.net.first, self.net):
+            fully_shard(part, mesh=self.device_mesh["data_parallel"])
+
+    def rates(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=2**-6, fused=True)
+        return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
+
+
+class Hybrid(Sharded):
+    """A module of which one process might have a copy of what others shard."""
+
+    def configure_model(self):
+        fully_shard(self.net, mesh=init_device_mesh(DEVICE, (1, 2), mesh_dim_names=("copies", "shards")))
 
 
 class Watched(pl.Callback):
     """Notes the losses, and what ran."""
 
-    def __init__(self, hot):
-        self.losses, self.ran, self.hot = [], [], hot
+    def __init__(self, hot, dies):
+        self.losses, self.ran, self.hot, self.dies = [], [], hot, dies
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.losses += [float(outputs["loss"]), float(trainer.callback_metrics["train_loss_step"])]
         if self.hot is not None and self.hot.loop is not None:
             self.ran.append(self.hot.loop.last_ran())
+        if trainer.global_step == self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fit(run, task=Task, strategy=None, resumes=None, **settings):
+def fit(run, task=Task, strategy=None, resumes=None, dies=None, **settings):
     pl.seed_everything(1, verbose=False)
     told = {"total_steps": 10_000} if run == "auto" else {}
     hot = HotLoop(run, record=f"{FOLDER}/record", **told) if run else None
-    watched, module = Watched(hot), task()
-    folder = f"{FOLDER}/{run}"
+    watched, module = Watched(hot, dies), task()
+    folder = f"{FOLDER}/{run}{'-sharded' if strategy is two else ''}"
     trainer = pl.Trainer(
         accelerator=DEVICE, devices=2, strategy=strategy() if strategy else DDPStrategy(process_group_backend=BACKEND),
         max_epochs=2, callbacks=[watched, *([hot] if hot else []), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)],
-        logger=CSVLogger(folder), log_every_n_steps=1, gradient_clip_val=0.5, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False, **settings,
+        logger=CSVLogger(folder), log_every_n_steps=1, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False, **{"gradient_clip_val": 0.5, **settings},
     )  # fmt: skip
     loader = DataLoader(batches(STEPS), batch_size=None)
     trainer.fit(
         module, loader, DataLoader(batches(2), batch_size=None), ckpt_path=f"{folder}/epoch=0.ckpt" if resumes else None
     )
-    numbers = [*watched.losses, *map(float, trainer.callback_metrics.values()), *state_of(module)]
+    metrics = [float(value) for value in trainer.callback_metrics.values()]
+    numbers = [*watched.losses, *metrics, *state_of(module), *shards_of(trainer.optimizers[0])]
     return numbers, watched.ran, hot
 
 
@@ -100,6 +137,13 @@ def two():
     return ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, process_group_backend=BACKEND)
 
 
+def killed():
+    """Train eagerly to the end, and with replays until nobody is asked."""
+    fit(None, task=Sharded, strategy=two)
+    with CAPTURES():
+        fit("eager+graph", task=Sharded, strategy=two, dies=STEPS + 8)
+
+
 tell(
     {
         "plain": beside_eager,
@@ -112,5 +156,14 @@ tell(
             strategy=lambda: DDPStrategy(process_group_backend=BACKEND, find_unused_parameters=True)
         ),
         "sharded": lambda: beside_eager(task=Sharded, strategy=two),
+        "sharded, resumed": lambda: beside_eager(task=Sharded, strategy=two, resumes=True),
+        "sharded, auto": lambda: beside_eager("auto", task=Sharded, strategy=two),
+        "sharded, precise to 16 bits": lambda: beside_eager(
+            task=Sharded, strategy=two, precision="bf16-mixed", gradient_clip_val=None
+        ),
+        "sharded, compiled": lambda: beside_eager("aot_eager+graph", task=Sharded, strategy=two),
+        "sharded, accumulated": lambda: beside_eager(task=Sharded, strategy=two, accumulate_grad_batches=2),
+        "sharded, killed": killed,
+        "sharded in two ways": lambda: beside_eager(task=Hybrid, strategy=two),
     }
 )

@@ -80,11 +80,16 @@ class Sliced(DDPStrategy):
 @pytest.mark.parametrize(
     ("strategy", "run", "why"),
     [
-        (FSDPStrategy, "eager+graph", f"FSDPStrategy: {several.SHARDED}"),
-        (ModelParallelStrategy, "eager+graph", f"ModelParallelStrategy: {several.SHARDED}"),
+        (FSDPStrategy, "eager+graph", f"FSDPStrategy: {several.FLAT}, by ModelParallelStrategy"),
+        (ModelParallelStrategy, "inductor+graph", f"ModelParallelStrategy: {several.UNCOMPILED}"),
+        (
+            ModelParallelStrategy,
+            "full",
+            "ModelParallelStrategy runs the step on several devices, or in a way of its own",
+        ),
         (FSDPStrategy, "full", "FSDPStrategy runs the step on several devices, or in a way of its own"),
         (DDPStrategy, "full", "DDPStrategy runs the step on several devices, or in a way of its own"),
-        (FSDPStrategy, "auto", f"FSDPStrategy: {several.SHARDED}"),
+        (FSDPStrategy, "auto", f"FSDPStrategy: {several.FLAT}, by ModelParallelStrategy"),
         (Sliced, "eager+graph", "Sliced runs the step on several devices, or in a way of its own"),
     ],
 )

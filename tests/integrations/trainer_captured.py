@@ -1,7 +1,22 @@
 """transformers' Trainer in two processes, whose steps a loop captures; see `captured_ranks`."""
 
+import contextlib
+
 import torch
-from captured_ranks import CAPTURES, DEVICE, FOLDER, Net, listening, paced, state_of, streams_noted, tell, told_of
+from captured_ranks import (
+    CAPTURES,
+    DEVICE,
+    FOLDER,
+    Net,
+    listening,
+    paced,
+    shards_of,
+    state_of,
+    streams_noted,
+    tell,
+    told_of,
+)
+from sharding_accelerators import as_accelerators
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -41,11 +56,20 @@ class Watched(TrainerCallback):
     on_substep_end = on_step_end
 
 
-def train(run, *, every=1, told=STEPS, resumes=False, **settings):
+def sharded(each):
+    """Return settings that shard the model; the Trainer changes what it is given."""
+    wrap = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": ["Linear"]}
+    shards = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", **wrap}
+    reduced = {"gradient_accumulation_kwargs": {"sync_each_batch": each}}
+    return {"fsdp": True, "fsdp_config": shards, "accelerator_config": reduced}
+
+
+def train(run, *, every=1, told=STEPS, resumes=False, shards=False, each=False, **settings):
     """Train; validate, log and save on the way; without a tier by a plain Trainer."""
     torch.manual_seed(1)
     watched = Watched()
-    folder = f"{FOLDER}/trainer-{run}-{every}"
+    settings |= sharded(each) if shards else {}
+    folder = f"{FOLDER}/trainer-{run}-{every}{'-sharded' if shards else ''}"
     args = TrainingArguments(
         folder, max_steps=told, per_device_train_batch_size=6, gradient_accumulation_steps=every, seed=3,
         learning_rate=0.05, logging_steps=1, eval_strategy="steps", eval_steps=STEPS // 2, save_steps=STEPS // 2,
@@ -57,9 +81,10 @@ def train(run, *, every=1, told=STEPS, resumes=False, **settings):
     if run is not None:
         callbacks.append(HotLoop(run, record=f"{FOLDER}/record"))
     model = Model()
-    ours = (HotTrainer if run else Trainer)(
-        model, args, train_dataset=rows(12 * STEPS * every), eval_dataset=rows(24), callbacks=callbacks
-    )
+    with as_accelerators() if shards else contextlib.nullcontext():
+        ours = (HotTrainer if run else Trainer)(
+            model, args, train_dataset=rows(12 * STEPS * every), eval_dataset=rows(24), callbacks=callbacks
+        )
     if run is not None:
         watched.hot = ours.hot
     ours.train(resume_from_checkpoint=f"{folder}/checkpoint-{STEPS // 2}" if resumes else None)
@@ -69,7 +94,7 @@ def train(run, *, every=1, told=STEPS, resumes=False, **settings):
         for name, value in line.items()
         if name in ("loss", "eval_loss", "grad_norm")
     ]
-    return [*history, *state_of(model)], watched.ran, ours.hot if run else None
+    return [*history, *state_of(ours.model), *shards_of(ours.optimizer)], watched.ran, ours.hot if run else None
 
 
 def beside_eager(run="eager+graph", **how):
@@ -87,5 +112,11 @@ tell(
         "auto": lambda: beside_eager("auto", told=10_000),
         "accumulated": lambda: beside_eager(every=2),
         "unused": lambda: beside_eager(ddp_find_unused_parameters=None),
+        "sharded": lambda: beside_eager(shards=True),
+        "sharded, resumed": lambda: beside_eager(shards=True, resumes=True),
+        "sharded, auto": lambda: beside_eager("auto", shards=True, told=10_000),
+        "sharded, compiled": lambda: beside_eager("aot_eager+graph", shards=True),
+        "sharded, accumulated": lambda: beside_eager(shards=True, every=2),
+        "sharded, each reduced": lambda: beside_eager(shards=True, every=2, each=True),
     }
 )

@@ -17,7 +17,7 @@ from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import compiled_by_user, validate
 from hotloop.errors import ConfigError, missing_extra
 from hotloop.integrations.setting_names import OF_LOOP, check_names
-from hotloop.integrations.several import SHARDED, first_speaks, level_of
+from hotloop.integrations.several import FLAT, first_speaks, level_of
 from hotloop.step import Loop
 from hotloop.step.tiers import tier_of_setting
 
@@ -139,7 +139,7 @@ def loop(
         logging.getLogger("hotloop").log(
             level_of(logging.WARNING),
             "fabric.loop(run=%r): %s: %s; hotloop.compile(model) compiles it in place",
-            settings["run"], type(fabric.strategy).__name__, SHARDED,
+            settings["run"], type(fabric.strategy).__name__, FLAT,
         )  # fmt: skip
     scaler = getattr(fabric.strategy.precision, "scaler", None)
     others = tuple(state) if isinstance(state, list | tuple) else (state,)

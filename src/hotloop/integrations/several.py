@@ -12,7 +12,8 @@ from torch import distributed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SHARDED = "the parameters are sharded: their steps are captured in a loop of your own or Fabric's alone, under FSDP2"
+FLAT = "FSDP1 keeps parameters flat, and no step of such is captured: those of FSDP2 (fully_shard) are"
+UNCOMPILED = "parameters are sharded (FSDP2), and uncompiled steps alone are captured then: run='eager+graph'"
 
 
 def is_first() -> bool:

@@ -35,9 +35,10 @@ class HotLoop(pl.Callback):
 
     Where Lightning's hooks leave the training step to the module (automatic optimization on one device, no code of the
     program between forward, backward and optimizer), a `hotloop.Loop` owns it: it chooses the tier, proves it, captures
-    whole steps, undoes what fails. So it does in several processes under `DDPStrategy` with ``"auto"`` or a tier that
-    has a graph. Elsewhere the module is compiled in place, as far as it was asked for, and `status` says why it is not
-    more. When the Trainer has ended, the module is as it was.
+    whole steps, undoes what fails. So it does in several processes with ``"auto"`` or a tier that has a graph, under
+    `DDPStrategy` and, where ``fully_shard`` has sharded the module, `ModelParallelStrategy`. Elsewhere the module is
+    compiled in place, as far as it was asked for, and `status` says why it is not more. When the Trainer has ended, the
+    module is as it was.
 
     Args:
         run: ``"auto"``, a tier, or a preset (a name or a `hotloop.Preset`), as for `hotloop.Loop`. Where no loop owns

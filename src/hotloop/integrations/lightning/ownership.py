@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from hotloop._torch.wrappers import why_not_at_first
 from hotloop.compiling.apply import metric_updated_by
-from hotloop.integrations.several import SHARDED
+from hotloop.integrations.several import FLAT, UNCOMPILED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,19 +43,21 @@ def obstacles(trainer: pl.Trainer, module: pl.LightningModule, tier: Tier | None
         for name in between
         if is_overridden(name, owner)
     ]
-    agrees = tier is None or tier.graph  # processes of DDP agree on no other tier
-    of_strategy = _of_strategy(trainer.strategy, agrees=agrees)
-    return [*of_strategy, *_of_trainer(trainer, callbacks), *_of_module(module), *hooks]
+    return [*_of_strategy(trainer.strategy, tier), *_of_trainer(trainer, callbacks), *_of_module(module), *hooks]
 
 
-def _of_strategy(strategy: Any, *, agrees: bool) -> Iterator[str]:
+def _of_strategy(strategy: Any, tier: Tier | None) -> Iterator[str]:
     name = type(strategy).__name__
+    agrees = tier is None or tier.graph  # several processes agree on no other tier
     if agrees and type(strategy) is DDPStrategy:
         wrapper: Any = strategy.model
         if why := why_not_at_first(wrapper):
             yield f"{why} ({name}(...) takes the arguments of DistributedDataParallel)"
-    elif agrees and isinstance(strategy, FSDPStrategy | ModelParallelStrategy):
-        yield f"{name}: {SHARDED}"
+    elif agrees and type(strategy) is ModelParallelStrategy:
+        if tier is not None and tier.compiles:  # in place the module is compiled at least
+            yield f"{name}: {UNCOMPILED}"
+    elif agrees and isinstance(strategy, FSDPStrategy):
+        yield f"{name}: {FLAT}, by ModelParallelStrategy"
     elif type(strategy) is not SingleDeviceStrategy:
         yield f"{name} runs the step on several devices, or in a way of its own"
 

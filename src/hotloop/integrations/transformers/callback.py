@@ -14,17 +14,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
 
+from hotloop._torch.sharded import is_sharded
 from hotloop._torch.wrappers import why_not_at_first
 from hotloop.compiling.control import Status, precompiled
 from hotloop.errors import ConfigError
 from hotloop.integrations.accelerate_state import report_tf32, share_autocast, take_over, wants_compile
 from hotloop.integrations.in_place import InPlace
 from hotloop.integrations.setting_names import check_names
-from hotloop.integrations.several import SHARDED, first_speaks
+from hotloop.integrations.several import FLAT, UNCOMPILED, first_speaks
 from hotloop.report import write_html
 from hotloop.step import Loop
 from hotloop.step.prove.sentinel import SHARE
-from hotloop.step.tiers import tier_of_setting
+from hotloop.step.tiers import Tier, tier_of_setting
 
 if TYPE_CHECKING:
     import os
@@ -48,6 +49,7 @@ class StepOwner(Protocol):
     """A Trainer that hands its training step over: what `HotLoop` uses of it."""
 
     accelerator: Any
+    args: Any
     state: Any
     model_wrapped: Any
 
@@ -255,7 +257,7 @@ class HotLoop(TrainerCallback):
             return "several processes run, whose steps stay the Trainer's own", hint
         if owner is None:
             return _PLAIN
-        return _why_not_together(owner.model_wrapped) if _has_several_processes() else None
+        return _why_not_together(owner, self.tier) if _has_several_processes() else None
 
     def _compile(self, model: torch.nn.Module, why: str, hint: str) -> None:
         """Compile in place, for a Trainer that runs its steps itself.
@@ -342,21 +344,37 @@ def _has_several_processes() -> bool:
     return bool(AcceleratorState().distributed_type != DistributedType.NO)
 
 
-def _why_not_together(wrapped: Any) -> tuple[str, str] | None:
-    """Return why several processes cannot capture the steps of a model, and what to change; None where they can.
+def _why_not_together(trainer: StepOwner, tier: Tier | None) -> tuple[str, str] | None:
+    """Return why several processes cannot capture a Trainer's steps, and what to change; None where they can.
 
     Args:
-        wrapped: what Accelerate has made of the model.
+        trainer: the Trainer, whose model Accelerate has wrapped or sharded.
+        tier: what was asked for; None for ``"auto"``.
     """
+    wrapped, kind = trainer.model_wrapped, AcceleratorState().distributed_type
+    if kind == DistributedType.FSDP and is_sharded(wrapped):  # a model that transformers shards at loading has hooks
+        return _why_not_sharded(trainer, tier)
     if not isinstance(wrapped, DistributedDataParallel):
-        kind = AcceleratorState().distributed_type
-        why = SHARDED if kind == DistributedType.FSDP else f"{kind.value} runs the step in a way of its own"
-        return why, "HotLoop(run='default') compiles the model in place"
+        if kind == DistributedType.FSDP:
+            return FLAT, "TrainingArguments(fsdp_config={'version': 2}) shards by it"
+        return f"{kind.value} runs the step in a way of its own", "HotLoop(run='default') compiles the model in place"
     if not (why := why_not_at_first(wrapped)):
         return None
     if wrapped.find_unused_parameters:
         return why, "TrainingArguments(ddp_find_unused_parameters=False) leaves it out; unset, the Trainer sets it"
     return why, "without that, the processes capture the step together"
+
+
+def _why_not_sharded(trainer: StepOwner, tier: Tier | None) -> tuple[str, str] | None:
+    """Return why steps of a model that FSDP2 has sharded are not captured, and what to change; None where they are."""
+    if tier is not None and tier.compiles:
+        return UNCOMPILED, "HotLoop(run='eager+graph') captures them"
+    each = trainer.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+    if trainer.args.gradient_accumulation_steps > 1 and not each:
+        settings = "TrainingArguments(accelerator_config={'gradient_accumulation_kwargs': {'sync_each_batch': True}})"
+        why = "gradients are accumulated, and FSDP2 keeps whole ones between two calls then, which no recording knows"
+        return why, f"{settings} reduces them in each call, which takes less memory and more communication"
+    return None
 
 
 def _restore_forward(model: torch.nn.Module, forward: Any) -> None:

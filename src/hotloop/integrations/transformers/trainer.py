@@ -6,6 +6,7 @@ import contextlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 from transformers import Trainer
 
 from hotloop.errors import ConfigError
@@ -24,11 +25,12 @@ class HotStep:
 
     Clipping, the optimizer's step and schedulers stay the Trainer's, so no captured step contains them. A Trainer
     without a `HotLoop` among its callbacks gets one with its defaults. Several processes agree on their steps under
-    DDP, with ``"auto"`` or a tier that has a graph; else their steps stay the Trainer's.
+    DDP and FSDP2, with ``"auto"`` or a tier that has a graph; else their steps stay the Trainer's.
     """
 
     hot: HotLoop
     accelerator: Any
+    args: Any
     state: Any
     model_wrapped: Any
 
@@ -66,7 +68,8 @@ class HotStep:
         trainer: Any = self
         callbacks = trainer.callback_handler.callbacks
         self.hot.begins(self, is_callback=any(callback is self.hot for callback in callbacks))
-        together = self.hot.agrees()
+        # What FSDP2 shards holds on to no stream, and is captured from the default one.
+        together = self.hot.agrees() and self.accelerator.distributed_type != DistributedType.FSDP
         try:
             with own_stream(self.accelerator.device) if together else contextlib.nullcontext():
                 result = below.train(*args, **kwargs)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from hotloop._torch.sharded import Sharded
 from hotloop.decide.horizon import MOST
 from hotloop.errors import ConfigError
 from hotloop.measure import flatten
@@ -241,9 +242,11 @@ def warn_of_strangers(holdings: Holdings) -> None:
     """Warn of optimizers none of whose parameters the loop's models or other state have: another model's, mostly."""
     known = {id(parameter) for module in holdings.modules.values() for parameter in module.parameters()}
     known |= {id(tensor) for tensor in holdings.other_tensors().values()}
+    sharded = Sharded(holdings.modules.values())  # after an evaluation its modules hold whole parameters, not shards
     models = ", ".join(f"{name} ({type(module).__name__})" for name, module in holdings.modules.items())
     for name, optimizer in holdings.optimizers.items():
-        if not any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"]):
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if not any(id(parameter) in known or sharded.holds(parameter) for parameter in held):
             _log.warning(
                 "%s (%s): none of its parameters is one of %s: give the optimizer that was made of model.parameters(), "
                 "or what has them as state=",
