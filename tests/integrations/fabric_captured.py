@@ -17,8 +17,8 @@ def momentum(parameters):
 
 
 def adamw(parameters):
-    """Make AdamW; its eps is far above the gradient of a bias before a BatchNorm, which is rounding alone."""
-    return torch.optim.AdamW(parameters, lr=0.01, eps=1e-3, fused=True)
+    """Make AdamW, which has a kernel for shards; its rates are float32: equal to the bit."""
+    return torch.optim.AdamW(parameters, lr=2**-6, fused=True)
 
 
 def train(run, *, every=1, resumes=False, strategy=None, by=momentum, **settings):
@@ -32,7 +32,7 @@ def train(run, *, every=1, resumes=False, strategy=None, by=momentum, **settings
     fabric.seed_everything(1, verbose=False)
     model = fabric.setup_module(Net())
     optimizer = fabric.setup_optimizers(by(model.parameters()))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
     loop = fabric_loop(fabric, model, optimizer, run=run, total_steps=STEPS)
 
     @loop.step
