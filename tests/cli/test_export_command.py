@@ -187,6 +187,19 @@ def test_an_average_that_is_not_begun_or_may_be_of_either_model_is_not_taken_for
     assert held("ab", (1, 3), (2, 3)) == ([1, 2], True)
 
 
+def test_an_average_of_a_programs_own_class_is_left_out_and_that_is_said(program, tmp_path):
+    shutil.copytree(program, tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    document = checkpoint.load(path)
+    assert "Exported: the average of the weights, of step 4\n" in invoke("export", program, tmp_path / "theirs").stderr
+    document["others"] = {"state[0]": {"shadow": [torch.zeros(3)]}, "state[1]": {"scale": torch.tensor(1.0)}}
+    checkpoint.save(path, document)
+    said = invoke("export", tmp_path / "run", tmp_path / "own").stderr
+    assert "Exported: the weights as trained, of step 4; not state[0] of state=: an average is exported if" in said
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    assert (config["average"], config["left_out"]) == (False, ["state[0]"])
+
+
 def test_a_program_that_judges_its_average_is_evaluated_by_it(program):
     judged = json.loads(invoke("eval", f"run={program}", "--json").stdout)["metrics"]
     assert judged["mean"] == pytest.approx(record.load(program)["metrics"][-1]["mean"])

@@ -52,7 +52,7 @@ def export(
 
     out = out or run / "export"
     with contextlib.redirect_stdout(sys.stderr):  # what the program prints
-        files = exporting.export(run, out, kind, checkpoint, make)
+        files = exporting.export(run, out, kind, checkpoint, make, lambda line: typer.echo(line, err=True))
     if as_json:
         echo_json({"folder": str(out), "format": kind, "files": list(map(str, files))})
         return

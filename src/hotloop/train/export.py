@@ -85,8 +85,26 @@ def weights(document: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], boo
     return found, averaged
 
 
-def export(
-    folder: Path, out: Path, kind: str, wanted: str | None, make: Callable[[Settings, dict[str, Any]], Made]
+def left_out(document: Mapping[str, Any], *, average: bool) -> list[str]:
+    """Return the names of what a program's state holds tensors in, but for averages that are exported."""
+    state = {name: one for name, one in document["others"].items() if name.startswith(checkpoint.STATE)}
+    taken = {name for name, one in state.items() if average and isinstance(one, dict) and "n_averaged" in one}
+    return [name for name, one in state.items() if name not in taken and _holds_tensors(one)]
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_holds_tensors, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, torch.Tensor) and value.numel() > 1
+
+
+def export(  # noqa: PLR0913, PLR0917 - arguments and options of the command
+    folder: Path,
+    out: Path,
+    kind: str,
+    wanted: str | None,
+    make: Callable[[Settings, dict[str, Any]], Made],
+    say: Callable[[str], None],
 ) -> list[Path]:
     """Write a run's weights into a new folder, whole or not at all, and return its files.
 
@@ -96,6 +114,7 @@ def export(
         kind: one of `FORMATS`.
         wanted: ``best`` or ``last``; None takes the best one where there is one.
         make: makes the run's models again, of its settings and weights.
+        say: prints whether the weights are averages, and what is left out.
 
     Raises:
         ConfigError: a folder, a checkpoint or a model that cannot be used so.
@@ -105,6 +124,7 @@ def export(
     path, document = of_run(folder, wanted)
     settings = configure.from_dict(document["settings"])
     found, average = weights(document)
+    left = left_out(document, average=average)
     for name in found:
         if not re.fullmatch(r"\w[\w.\[\]-]*", name):
             raise ConfigError(f"checkpoint {path} names a model {name[:80]!r}, which cannot be the name of a file")
@@ -124,6 +144,7 @@ def export(
             "step": document["position"].get("step"),
             "metrics": document["position"].get("best") or {},
             "average": average,
+            "left_out": left,
             "format": kind,
             "models": list(found),
             "settings": document["settings"],
@@ -137,6 +158,9 @@ def export(
         raise ConfigError(f"{out} cannot be written: {error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+    what = "the average of the weights" if average else "the weights as trained"
+    own = "an average is exported if it is torch's AveragedModel, which a step updates"
+    say(f"Exported: {what}, of step {about['step']}" + (f"; not {', '.join(left)} of state=: {own}" if left else ""))
     return sorted(one for one in out.rglob("*") if one.is_file())
 
 
