@@ -307,6 +307,7 @@ def test_a_run_is_ended_as_it_ended(tmp_path, run, monkeypatch, happens, ended):
     act = fit._Fitting.step
     monkeypatch.setattr(fit._Fitting, "step", lambda self, batches: [act(self, batches), happens()])
     monkeypatch.setattr(tracking, "_csv", lambda *_: Logger())
+    monkeypatch.setattr(tracking, "_PATIENCE_SECONDS", 300.0)
     with contextlib.suppress(RuntimeError, KeyboardInterrupt):
         run(run__logger="csv")
     assert (record.load(tmp_path / "run")["status"], *heard) == ended
