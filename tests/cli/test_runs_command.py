@@ -68,6 +68,18 @@ def test_compared_runs_show_the_settings_that_differ(tmp_path):
         invoke("compare", folders[0])
 
 
+def test_the_best_trial_of_a_search_is_compared(tmp_path):
+    run, search = a_run(tmp_path / "a"), a_study(tmp_path / "search")
+    with pytest.raises(ConfigError, match=r"its best trial was in .*0000, which is gone"):
+        invoke("compare", run, search)
+    trial = a_run(search / "trials" / "0000", accuracies=(0.1,))
+    found = json.loads(invoke("compare", run, search, "--json").stdout)
+    assert found["runs"] == [str(run), str(trial)]
+    assert found["figures"]["accuracy"] == [0.9, 0.1]
+    with pytest.raises(ConfigError, match="is a search without a complete trial"):
+        invoke("compare", run, a_study(tmp_path / "begun", state="running"))
+
+
 def test_a_run_is_deleted_once_it_is_confirmed(tmp_path):
     folder, other = a_run(tmp_path / "a"), a_study(tmp_path / "search")
     assert invoke("rm", folder, answer="n\n").exit_code == 1

@@ -89,9 +89,13 @@ def compare(
     names: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="The folders of two or more runs.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: the settings in which they differ, then their metrics and measurements side by side."""
+    """Compare runs: the settings in which they differ, then their metrics and measurements side by side.
+
+    Of a search, its best trial is compared.
+    """
     if len(names) < 2:  # noqa: PLR2004 - one run has nothing beside it
         raise ConfigError(f"hotloop runs compare {names[0]}: expected two or more runs")
+    names = [runs.best_of(name) for name in names]
     rows = [runs.known(name) for name in names]
     settings = _beside([row.settings for row in rows])
     differ = {name: values for name, values in settings.items() if any(one != values[0] for one in values)}

@@ -146,6 +146,31 @@ def known(folder: Path) -> Row:
     return found
 
 
+def best_of(folder: Path) -> Path:
+    """Return the folder of a search's best trial; of anything else the folder itself.
+
+    Raises:
+        ConfigError: the search has no complete trial, or the folder of its best one is gone.
+    """
+    if kind_of(folder) != SEARCH:
+        return folder
+    best = _best_trial(study.SCHEMA.load(folder))
+    if not best:
+        raise ConfigError(f"{folder} is a search without a complete trial: name one of its runs, {folder}/trials/0000")
+    attempt = best.get("attempt", 1)
+    found = folder / "trials" / (f"{best['number']:04d}" + (f"-{attempt}" if attempt != 1 else ""))
+    if not found.is_dir():
+        raise ConfigError(f"{folder}: its best trial was in {found}, which is gone; name another run")
+    return found
+
+
+def _best_trial(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the attempt of a search's best trial that is complete; empty where there is none."""
+    attempts = (one for one in document["trials"] if isinstance(one, dict))
+    whole = (one for one in attempts if one.get("number") == document.get("best") and one.get("state") == "complete")
+    return next(whole, {})
+
+
 def _folders(folder: Path) -> list[Path]:
     """List the folders in a folder, without links and hidden ones; none where it cannot be read."""
     try:
@@ -299,9 +324,7 @@ def _folds(folder: Path, document: Mapping[str, Any]) -> Row:
 
 def _search(folder: Path, document: Mapping[str, Any]) -> Row:
     attempts = [one for one in document["trials"] if isinstance(one, dict)]
-    number_of_best, metric = document.get("best"), line(document.get("metric") or "", 60)
-    complete = (one for one in attempts if one.get("number") == number_of_best and one.get("state") == "complete")
-    best = next(complete, {})
+    best, metric = _best_trial(document), line(document.get("metric") or "", 60)
     began = [at for one in attempts if (at := number(one.get("began"))) is not None]
     goes_on = [one for one in attempts if one.get("state") == "running"]
     inside = members(folder) if goes_on else []
