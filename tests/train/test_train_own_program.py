@@ -111,12 +111,6 @@ def test_a_program_is_trained_judged_and_recorded(tmp_path, train):
 RATE = "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 99)"
 
 
-@pytest.mark.parametrize("state", [RATE, f"(average, {RATE})", "[average, torch.optim.swa_utils.AveragedModel(model)]"])
-def test_a_schedule_or_an_average_that_nobody_can_step_is_refused(train, state):
-    with pytest.raises(ConfigError, match=r"state\[[01]\] \((CosineAnnealingLR|AveragedModel)\) is in nothing but"):
-        train(state=state)
-
-
 @pytest.mark.parametrize(
     ("use", "said"),
     [

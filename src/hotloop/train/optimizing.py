@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import inspect
 import math
-import types
 import weakref
 from collections.abc import Mapping  # noqa: TC003 - read as settings
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,8 +19,6 @@ from hotloop.train.parameters import Optimizer, Range, ScheduleName
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from hotloop.step import Workload
-    from hotloop.step.state.holdings import Holdings
     from hotloop.train.settings import TrainingSettings
 
 
@@ -214,28 +210,6 @@ def forgotten(held: Iterable[object], state: Sequence[object]) -> Iterator[str]:
     for kind, method in ((Rate, "make_rate"), (AveragedModel, "make_average")):
         if made.count(kind) > sum(isinstance(one, kind) for one in state):
             yield method
-
-
-def out_of_reach(workload: Workload, holdings: Holdings) -> str | None:
-    """Return the name of a schedule or average of torch in a program's state that nobody can step; None without one.
-
-    Nothing but the state refers to it.
-
-    Args:
-        workload: the program.
-        holdings: its holdings, of which there are no others.
-    """
-    ours = {id(one) for one in (workload, vars(workload), workload.state, holdings, vars(holdings), holdings.state)}
-
-    def others_hold(value: object) -> bool:  # a frame is of a call that is over, or that waits for this one
-        return any(id(one) not in ours and not isinstance(one, types.FrameType) for one in gc.get_referrers(value))
-
-    reachable = others_hold(workload.state)  # a list that the step may go through
-    for place in range(0 if reachable else len(holdings.state)):  # enumerate() would hold what it yields
-        kind = type(holdings.state[place])
-        if issubclass(kind, LRScheduler | AveragedModel) and not others_hold(holdings.state[place]):
-            return f"state[{place}] ({kind.__name__})"
-    return None
 
 
 def progress(state: Sequence[object]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import call, check_takes
 from hotloop.train import checkpoint, sharding
 from hotloop.train.goal import stated
-from hotloop.train.optimizing import Rate, forgotten, out_of_reach
+from hotloop.train.optimizing import Rate, forgotten
 from hotloop.train.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -213,8 +213,8 @@ class Task:
 
         Raises:
             ConfigError: its optimizers hold no parameter of its models, it has no metric for ``recipe.goal``, its
-                state cannot be kept in a checkpoint, lacks a schedule or an average, or has one that nobody can step,
-                or nothing says how many steps it takes.
+                state cannot be kept in a checkpoint, lacks a schedule or an average, or nothing says how many steps
+                it takes.
         """
         models, held = self.workload.models(), self.workload.holdings()
         trained = [one for model in models.values() for one in model.parameters() if one.requires_grad]
@@ -240,12 +240,6 @@ class Task:
             raise ConfigError(
                 f"recipe={self.name}: what {missing}() made is not in the Workload's state=, so no checkpoint would "
                 "have it, and a schedule would stay at its highest rate: Workload(..., state=[rate, average])"
-            )
-        if idle := out_of_reach(self.workload, held):
-            raise ConfigError(
-                f"recipe={self.name}: {idle} is in nothing but the Workload's state=, so nothing would step it: "
-                "hotloop keeps it in checkpoints alone. Call its step() in before=, from the second batch on, or an "
-                "average's update_parameters(model) in the step"
             )
         self.steps_per_epoch(training)
         numbers_ = sum(one.numel() for one in trained)
