@@ -307,10 +307,13 @@ def filled(settings: Settings) -> Settings:
         return settings
     program = known(settings.recipe.name)
     if settings.kfold.n_splits is not None and not program.takes_fold:
+        takes, split = "its function takes no fold. Give it", "split its rows by fold.split(n)"
+        if conf_files.pair(settings.recipe.name):
+            takes = "neither module nor data takes a fold. Give __init__ of the data"
+            split = "split the rows by self.fold.split(n) in setup, where __init__ kept it"
         raise ConfigError(
-            f"recipe={settings.recipe.name} cannot be cross-validated: its function takes no fold. Give it the "
-            "parameter `*, fold: hotloop.Fold | None = None`, and split its rows by fold.split(n); or train it once, "
-            "by hotloop train without kfold.n_splits"
+            f"recipe={settings.recipe.name} cannot be cross-validated: {takes} the parameter `*, fold: "
+            f"hotloop.Fold | None = None`, and {split}; or train it once, by hotloop train without kfold.n_splits"
         )
     run = settings.run
     if ":" in settings.recipe.name and not conf_files.pair(settings.recipe.name) and not program.takes_fabric:
