@@ -354,8 +354,9 @@ def test_folds_are_those_that_the_data_splits(named, tmp_path):
 
 def test_a_pair_without_a_fold_is_told_where_to_take_one(named, file):
     file.write_text(file.read_text().replace(", fold: hotloop.Fold | None = None", "").replace("fold or ", ""))
-    told = " ".join(said("kfold", *named, "kfold.n_splits=4", "recipe.goal=min:error", code=2).split())
-    assert "neither module nor data takes a fold. Give __init__ of the data the parameter" in told
+    found = CliRunner().invoke(app, ["kfold", *named, "kfold.n_splits=4", "recipe.goal=min:error"])
+    assert isinstance(found.exception, ConfigError)
+    assert "neither module nor data takes a fold. Give __init__ of the data the parameter" in str(found.exception)
 
 
 @pytest.mark.campaign
