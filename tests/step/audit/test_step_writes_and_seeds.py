@@ -366,12 +366,17 @@ def another_program(_folder):
     subprocess.run([sys.executable, "-c", ""], check=True)
 
 
+def spawned(_folder):
+    os.waitpid(os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {}), 0)
+
+
 @pytest.mark.parametrize(
     ("does", "said"),
     [
         (in_a_database, "the step asks a database (execute)"),
         (renamed, "the step changes files (os.mkdir)"),
         (another_program, "the step starts a program"),
+        (spawned, "the step starts a program"),
     ],
 )
 def test_what_a_step_does_outside_of_python_is_done_once_a_step(tmp_path, does, said):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import types
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     Ended = Callable[[CodeType, FrameType, Any], None]
     """Told of what a function returns or yields."""
 
-_IN_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
+# A method in C that is given its class has a type of its own, which `types` does not name; `match` is one.
+_IN_C = frozenset(
+    {types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType, type(re.compile("").match)}
+)
 
 _UNREAD = (*(os.path.join(Path(__file__).parents[2] / folder, "") for folder in ("step", "_torch")), *AROUND_OPERATIONS)  # noqa: PTH118
 """Files whose functions run at each operation of an audited step, and return nothing that the step's code reads."""

@@ -88,7 +88,8 @@ def _of_the_system() -> Iterator[tuple[tuple[str, str], Effect]]:
         for name in ("open", "read", "pread", "stat", "lstat", "access", "listdir", "scandir", "getcwd"):
             yield (system, name), Effect(f"the step looks at files (os.{name})", _ASK_OUTSIDE, not_repeatable=False)
         yield (system, "urandom"), random
-        yield (system, "system"), _STARTS
+        for name in ("system", "posix_spawn", "posix_spawnp"):  # by the second one `subprocess` starts most, since 3.14
+            yield (system, name), _STARTS
     yield ("_posixsubprocess", "fork_exec"), _STARTS
     yield ("_winapi", "CreateProcess"), _STARTS
 
