@@ -291,8 +291,8 @@ def test_workers_share_a_study(search):
     assert ended.status == "finished"
 
 
-def begun(tmp_path, **named):
-    """Start a search as a process of its own, and wait for its second trial; those after it wait for the test."""
+def begun(tmp_path, trial=1, **named):
+    """Start a search as a process of its own, and wait for a trial; from the third on they wait for the test."""
     program = (
         "import sys; from hotloop.train import configure; from hotloop.train.search import supervise, told\n"
         "e = supervise.search(configure.load(sys.argv[2:]), lambda w: print(told.line(w), flush=True), sys.argv[1])\n"
@@ -310,7 +310,7 @@ def begun(tmp_path, **named):
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     lines = []
-    while not any("trial 1 began" in one for one in lines):
+    while not any(f"trial {trial} began" in one for one in lines):
         lines.append(process.stdout.readline())
         assert lines[-1], "it ended"
     return process, lines
@@ -321,7 +321,7 @@ def states(tmp_path):
 
 
 def test_ctrl_c_stops_and_the_same_command_goes_on(tmp_path, search):
-    process, _ = begun(tmp_path)
+    process, _ = begun(tmp_path, trial=2)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=900)[0].endswith("ended interrupted\n")
     assert process.returncode == 130

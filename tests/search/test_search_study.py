@@ -598,6 +598,22 @@ def test_two_trials_that_end_together_leave_the_best_one_its_checkpoints(open_st
     assert [path.parents[1] for path in better.study.folder.rglob("*.pt")] == [second.folder]
 
 
+def test_ctrl_c_while_a_trials_end_is_written_waits_for_it(open_study, monkeypatch):
+    study, heard = open_study(hpo__n_trials=3), []
+    finish, at = study._finish, iter([True])
+
+    def interrupted(*given):
+        if next(at, False):
+            raise KeyboardInterrupt
+        return finish(*given)
+
+    monkeypatch.setattr(study, "_finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Worker(study, heard.append, objectives.quadratic).run()
+    assert states(study) == ["complete"]
+    assert [one.state for one in heard if isinstance(one, TrialEnded)] == ["complete"]
+
+
 def test_a_trial_that_ends_while_the_document_is_written_is_no_trouble(work, monkeypatch):
     study, _ = work(objectives.quadratic, hpo__n_trials=5)
     everything = study.trials()

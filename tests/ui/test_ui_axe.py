@@ -26,6 +26,7 @@ JUDGE = """async () => (await axe.run(document, {resultTypes: ["violations"]})).
 
 def judge(page, said):
     """Hold that axe finds nothing on a page as it is now, with every part of it open."""
+    expect(page.locator("#preview.htmx-request")).to_have_count(0)  # it is pale while the server is asked for a newer one
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     page.evaluate(AXE)
     found = page.evaluate(JUDGE)
@@ -128,6 +129,7 @@ def test_axe_finds_nothing_on_any_page(chromium, full, scheme, width):
         expect(page.get_by_role("button", name="Sample now")).to_be_visible()
         judge(page, "a run that trains")
         page.goto(at(url, "/run?run=whole"))
+        expect(page.locator(".uplot").first).to_be_visible()  # charts that come under a press move what is pressed
         page.click("#checkpoints > summary")
         page.select_option("#format-best", "pretrained")
         page.click("#act-run-export-best")

@@ -108,6 +108,7 @@ def test_a_run_is_asked_to_save_and_to_sample_and_its_weights_are_exported(perso
         asked.close()
         expect(person.get_by_role("button", name="Save now")).to_have_count(0)
     person.goto(at(person.base, "/run?run=a"))
+    expect(person.locator(".uplot").first).to_be_visible()  # charts that come under a press move what is pressed
     person.click("#checkpoints > summary")
     person.click("text=Export last")
     person.wait_for_url("**#exported")

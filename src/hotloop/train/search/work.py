@@ -117,7 +117,10 @@ class Worker:
                 lost_away = isinstance(error, WorkerLostError)
                 outcome = Outcome("died" if lost_away else "failed", cause=_cause(error))
                 self.stopping |= wished(error)
-            counts = self.study.finish(taken, outcome)
+            try:
+                counts = self.study.finish(taken, outcome)
+            except KeyboardInterrupt as error:  # it cut the writing off: the trial would stay "running" for good
+                counts, lost = self.study.finish(taken, outcome), lost or error
         if outcome.state == "complete":
             self.away = 0
         best = self.tidy(taken) and counts and outcome.state == "complete"
