@@ -117,10 +117,8 @@ class Worker:
                 lost_away = isinstance(error, WorkerLostError)
                 outcome = Outcome("died" if lost_away else "failed", cause=_cause(error))
                 self.stopping |= wished(error)
-            try:
-                counts = self.study.finish(taken, outcome)
-            except KeyboardInterrupt as error:  # it cut the writing off: the trial would stay "running" for good
-                counts, lost = self.study.finish(taken, outcome), lost or error
+            counts, interrupted = self.finished(taken, outcome)
+        lost = lost or interrupted
         if outcome.state == "complete":
             self.away = 0
         best = self.tidy(taken) and counts and outcome.state == "complete"
@@ -130,6 +128,13 @@ class Worker:
         )
         if lost is not None:
             raise lost
+
+    def finished(self, taken: Taken, outcome: Outcome) -> tuple[bool, KeyboardInterrupt | None]:
+        """Write down how a trial ended, though a Ctrl-C cuts it off once: the trial would stay "running"."""
+        try:
+            return self.study.finish(taken, outcome), None
+        except KeyboardInterrupt as error:
+            return self.study.finish(taken, outcome), error
 
     def judged(self, values: Sequence[float]) -> Outcome:
         """Say how a trial that ran to its end ended: one of whose objectives is no number has failed."""
