@@ -26,7 +26,7 @@ JUDGE = """async () => (await axe.run(document, {resultTypes: ["violations"]})).
 
 def judge(page, said):
     """Hold that axe finds nothing on a page as it is now, with every part of it open."""
-    expect(page.locator("#preview.htmx-request")).to_have_count(0)  # it is pale while the server is asked for a newer one
+    expect(page.locator("#preview.htmx-request")).to_have_count(0)  # which is pale
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     page.evaluate(AXE)
     found = page.evaluate(JUDGE)

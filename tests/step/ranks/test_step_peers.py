@@ -149,7 +149,9 @@ def test_shapes_that_vary_end_the_votes_and_groups_made_later_count(voted):
         assert varying["same"]
         assert later["same"]
         assert varying["votes"] == 65, varying
-        assert varying["tiers"]["eager"] in (78, 79), varying  # the survey counts for the tier asked for; a GPU tells a step late
+        assert varying["tiers"]["eager"] in (78, 79), (
+            varying
+        )  # the survey counts for the tier asked for; a GPU tells a step late
         assert "in 64 steps no shapes came" in varying["status"]
         assert not any("other shapes" in line for line in varying["said"])
         assert later["tiers"]["aot_eager"] >= 12
