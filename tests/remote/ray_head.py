@@ -89,19 +89,20 @@ class Head:
             assert time.monotonic() < until, (self.home / "ray.log").read_text()
             time.sleep(0.2)
 
-    def processes(self) -> list[int]:
-        """The processes that were started for this head: all that name its folder."""
+    def processes(self, of: Path | None = None) -> list[int]:
+        """The processes that were started for this head: all that name its folder; or those of the node at a place."""
+        named = f"HOTLOOP_REMOTE_DIR={of}\0" if of else str(self.folder)
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if str(self.folder).encode() in (path / "cmdline").read_bytes() + (path / "environ").read_bytes():
+                if named.encode() in (path / "cmdline").read_bytes() + (path / "environ").read_bytes():
                     found.append(int(path.name))
         return [one for one in found if one != os.getpid()]
 
-    def kill(self) -> None:
-        """Kill the head as a lost machine would be: at once, with all that it runs."""
+    def kill(self, of: Path | None = None) -> None:
+        """Kill the head, or the node at a place, as a lost machine would be: at once, with all that it runs."""
         for _ in range(3):  # some start others meanwhile
-            for one in self.processes():
+            for one in self.processes(of):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(one, signal.SIGKILL)
             time.sleep(0.2)

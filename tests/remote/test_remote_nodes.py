@@ -1,6 +1,7 @@
 """A cluster of two nodes, of which the head has no CPUs, as examples/cloud/ray-up.yaml makes it: runs are on the other."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from ray_head import Head
 from shared import once
 
 from hotloop import record
-from hotloop.remote import checking, fetch, runs, submitting, there
+from hotloop.remote import checking, fetch, runs, submitting, there, watching
 from hotloop.remote.locating import NowhereError
 
 pytest.importorskip("ray.job_submission")
@@ -57,6 +58,29 @@ def test_a_run_of_another_node_is_found_and_goes_on_there_after_all_was_started_
     assert len(document["steps"]) == 80
     assert document["starts"] == 2
     assert runs.find(run.name).number == 2
+
+
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # of Ray's client
+def test_a_run_whose_node_is_lost_goes_on_on_another_while_it_is_watched(pair, project, tmp_path, monkeypatch):
+    head, worker, start = pair
+    start()
+    monkeypatch.setattr(checking.Asked, "gpus", lambda self, nodes: 1)
+    command = (*COMMAND, f"run.storage={tmp_path}/storage")
+    run = submitting.submit(submitting.Request(head.address, command), print)
+    once(lambda: list((tmp_path / "storage" / run.name).rglob("last.pt")))
+    once(lambda: list((tmp_path / "storage" / run.name).rglob("stored.json")))
+    other, said, ends = tmp_path / "other", [], []
+    head.join(other, "--num-cpus=2", "--num-gpus=1")
+    watcher = threading.Thread(target=lambda: ends.append(watching.watch(run, lambda _: None, said.append, 1)))
+    watcher.start()
+    head.kill(of=worker)
+    watcher.join(600)
+    assert (ends, runs.find(run.name).number) == (["finished"], 2)
+    assert "has left the cluster. The run is resumed" in said[0]
+    fetch.fetch(runs.find(run.name), "last", print)
+    document = record.load(Path(run.folder))
+    assert (len(document["steps"]), document["starts"]) == (80, 2)
+    assert (other / run.name).is_dir()
 
 
 def _resumed(run):

@@ -1,14 +1,16 @@
 """A run is noted before it is sent, and once; two that resume it, an answer that is lost, and a refusal."""
 
 import dataclasses
+import json
 import threading
 from pathlib import Path
 
 import pytest
 
 from hotloop.errors import ConfigError, DataError
-from hotloop.remote import package, preflight, runs, submitting
+from hotloop.remote import fetch, package, preflight, runs, submitting, watching
 from hotloop.remote.client import Node, RefusedError, UnknownJobError
+from hotloop.report.runs import FETCHED
 
 NAME = "20261126-120000-abcd"
 
@@ -100,6 +102,18 @@ def test_a_run_that_is_finished_is_not_resumed(cluster, stopped):
     assert submitting.resume(stopped, 0).number == 2  # a search that ran out of time has trials left
 
 
+def test_a_run_that_is_resumed_is_not_listed_as_killed(cluster, stopped, tmp_path):
+    """The last fetch found it stopped, and lists ask no cluster."""
+    run = dataclasses.replace(stopped, folder=str(tmp_path))
+    runs.keep(run)
+    submitting.resume(run, 0)
+    assert not (tmp_path / FETCHED).exists()  # nothing was fetched of it
+    cluster.known[runs.find(NAME).submission] = "STOPPED"
+    fetch.note(run, "stopped", print)
+    submitting.resume(run, 0)
+    assert json.loads((tmp_path / FETCHED).read_text())["status"] == "waiting"
+
+
 def test_two_that_resume_a_run_start_one_job(cluster, stopped):
     """Each has read the run before the other has resumed it."""
     errors, ready = [], threading.Barrier(2)
@@ -119,6 +133,44 @@ def test_two_that_resume_a_run_start_one_job(cluster, stopped):
     assert [name for name, _ in cluster.started] == [f"hotloop-{NAME}-2"]
     assert len(errors) == 1
     assert "is not over" in errors[0]
+
+
+# -- a run whose node is lost -------------------------------------------------------------------------------------------
+
+
+class Ended:
+    """A cluster whose jobs have all failed, on a node that leaves when it was looked at ``looks`` times."""
+
+    def __init__(self, code, looks):
+        self.code, self.looks = code, looks
+
+    def job(self, submission):
+        return type("Details", (), {"driver_node_id": "gone", "driver_exit_code": self.code})
+
+    def nodes(self):
+        self.looks -= 1
+        return [Node("other", {})] + [Node("gone", {})] * (self.looks > 0)
+
+
+@pytest.mark.parametrize(
+    ("ended", "lost", "resumed"),
+    [
+        ("failed", (None, 3), [2, 1]),
+        ("failed", (None, 1000), []),  # its job was killed: the node is there
+        ("failed", (1, 0), []),  # the program failed before the node left
+        ("stopped", (None, 0), []),
+    ],
+)
+def test_a_run_whose_node_is_lost_is_resumed_as_often_as_it_may(monkeypatch, stopped, ended, lost, resumed):
+    now, again, cluster = [0.0], [], Ended(*lost)
+    monkeypatch.setattr(watching, "Client", lambda address: cluster)
+    monkeypatch.setattr(watching.following, "print_log", lambda run, write, follow: ended)
+    monkeypatch.setattr(watching.submitting, "resume", lambda run, retries, say: again.append(retries) or run)
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watching.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    said = []
+    assert watching.watch(stopped, print, said.append, 2) == ended
+    assert (again, len(said)) == (resumed, len(resumed))
 
 
 # -- what travels, and what is shown ------------------------------------------------------------------------------------

@@ -111,13 +111,31 @@ def status(run: Run = None, as_json: AsJson = False) -> None:
 def logs(
     run: Run = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    retries: Annotated[
+        int,
+        typer.Option(
+            "--retries",
+            metavar="N",
+            min=0,
+            help="Follow the run, and resume it up to N times where the cluster loses its node.",
+        ),
+    ] = 0,
 ) -> None:
     """Print what a run has printed. Ctrl-C ends the printing, not the run. Exit code 1: the run has failed."""
     from hotloop.remote import following, runs  # noqa: PLC0415 - an optional package
 
     found = runs.find(run)
+
+    def write(text: str) -> None:
+        typer.echo(text, nl=False)
+
     try:
-        ended = following.print_log(found, lambda text: typer.echo(text, nl=False), follow=follow)
+        if retries:
+            from hotloop.remote import watching  # noqa: PLC0415 - loads torch
+
+            ended = watching.watch(found, write, lambda line: typer.echo(line, err=True), retries)
+        else:
+            ended = following.print_log(found, write, follow=follow)
     except KeyboardInterrupt as error:
         typer.echo(f"\nThe run goes on: hotloop submit logs -f {found.name}", err=True)
         raise typer.Exit(INTERRUPTED) from error

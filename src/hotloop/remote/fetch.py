@@ -74,7 +74,7 @@ def fetch(run: RemoteRun, checkpoints: Checkpoints, say: Callable[[str], None]) 
         client = _connected(run)
         status, node = _located(client, run, say)
         if node is None:
-            _note(run, status, say)
+            note(run, status, say)
             return Fetched(status, Path(run.folder), (), 0, (), {})
         reader = _Reader(client, node, run)
         if status in OVER.values() and "ended" not in reader.index()[1]:  # its job was killed, and could not list them
@@ -93,7 +93,7 @@ def fetch(run: RemoteRun, checkpoints: Checkpoints, say: Callable[[str], None]) 
                 if not left:
                     break
             _merge(Path(made, listed.COMPILED), say)
-        _note(run, status, say)
+        note(run, status, say)
         return Fetched(status, Path(run.folder), tuple(reader.taken), reader.size, tuple(left), state)
 
 
@@ -121,7 +121,7 @@ def _status(client: Client | None, run: RemoteRun) -> str:
         return UNREACHABLE
 
 
-def _note(run: RemoteRun, status: str, say: Callable[[str], None]) -> None:
+def note(run: RemoteRun, status: str, say: Callable[[str], None]) -> None:
     """Write into a run's folder how it is doing on its cluster, for lists that ask no cluster."""
     known = {"run": run.name, "address": run.address, "status": status, "fetched": time.time()}
     try:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, DataError
-from hotloop.remote import checking, clusters, environment, locating, package, preflight, runs, there
-from hotloop.remote.client import OVER, Client, RefusedError, UnknownJobError
+from hotloop.remote import checking, clusters, environment, fetch, locating, package, preflight, runs, there
+from hotloop.remote.client import OVER, WORDS, Client, RefusedError, UnknownJobError
 from hotloop.remote.jobs import Jobs, Sent
+from hotloop.report.runs import FETCHED
 from hotloop.report.text import count, size
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ def _start(
         ) from error
     run = dataclasses.replace(run, sent=True)
     runs.keep(run)
+    if former and Path(run.folder, FETCHED).is_file():  # lists would go on to say how the former job ended
+        fetch.note(run, WORDS["PENDING"], lambda _: None)
     return run
 
 

@@ -22,7 +22,7 @@ RUN, FOLDS, SEARCH, UNKNOWN = "run", "cross-validation", "search", "unknown"
 SETTINGS, STUDY_SETTINGS = "settings.yaml", "study.yaml"
 ON_CLUSTER = "on cluster"
 FETCHED = "submit-run.json"
-"""The file of a fetched folder that says where its run is, and how it was doing when it was fetched last."""
+"""The file of a fetched folder that says where its run is, and how it was doing when it was fetched or resumed last."""
 _ENDED = ("finished", "failed", "stopped", "lost")
 """How a run is doing by its cluster's word once its process is gone."""
 _FIGURES = ("steady_step_ms", "samples_per_second", "cold_seconds", "compile_seconds", "peak_memory_bytes")
@@ -247,7 +247,7 @@ def _standing(folder: Path, document: Mapping[str, Any]) -> tuple[str, str]:
         where = f"on a cluster: where it was submitted, `hotloop submit status {name}` says how it is doing"
         return ON_CLUSTER, where
     then, when = line(known.get("status"), 40), moment(known.get("fetched"))
-    where = f"on {line(known.get('address'), 200)}, {then} when it was fetched at {when}"
+    where = f"on {line(known.get('address'), 200)}, {then} at {when}"
     if then in _ENDED:
         return "killed", f"{where}. `hotloop submit resume {name}` goes on with it"
     more = f"`hotloop submit status {name}` says how it is doing, `hotloop submit fetch {name}` brings what is new"
