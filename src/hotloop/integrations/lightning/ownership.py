@@ -69,7 +69,10 @@ def _of_trainer(trainer: pl.Trainer, callbacks: list[Any]) -> Iterator[str]:
         callback for callback in callbacks if isinstance(callback, pl.callbacks.GradientAccumulationScheduler)
     ]
     if trainer.accumulate_grad_batches != 1 or schedulers:
-        yield "gradients are accumulated: the Trainer asks optimizer_step of the module for some batches only"
+        yield (
+            "gradients are accumulated: the Trainer asks optimizer_step of the module for some batches only (a larger "
+            "batch with accumulate_grad_batches=1 is a step that a loop can own)"
+        )
 
 
 def _of_module(module: pl.LightningModule) -> Iterator[str]:
