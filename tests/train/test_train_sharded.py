@@ -107,6 +107,60 @@ PROGRAM = """
         return hotloop.Workload(model, optimizer, step, loader, metrics=metrics, state=average, predict=predict)
 """
 
+PACED = """
+    import contextlib
+    from unittest import mock
+
+    import torch
+    from lightning.fabric import Fabric
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import hotloop
+    from hotloop.measure import Timing
+    from hotloop.step.policy.agreed_auto import AgreedAuto
+    from hotloop.testing import captured_step_emulation
+
+    timed, planted = AgreedAuto.timed, contextlib.ExitStack()
+
+    def paced(self, ran, timing):
+        seconds = {"eager": 0.1, "eager+graph": 0.005}[ran.tier] if ran.kind == "run" else timing.seconds
+        return timed(self, ran, Timing(seconds, seconds))
+
+    planted.enter_context(mock.patch.object(AgreedAuto, "timed", paced))
+    planted.enter_context(captured_step_emulation())
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.norm, self.drop = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Dropout(0.1)
+
+        def forward(self, x):
+            return x + self.drop(torch.relu(self.norm(self.inner(x))))
+
+    def make(*, fabric: Fabric | None = None):
+        x = torch.randn(128, 4, generator=torch.Generator().manual_seed(0))
+        y = x.sum(1, keepdim=True)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), Block(), Block(), torch.nn.Linear(8, 1))
+        net, stepping = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True))
+        loader = fabric.setup_dataloaders(DataLoader(TensorDataset(x, y), batch_size=8))
+
+        def step(a, b):
+            loss = F.mse_loss(net(a), b)
+            fabric.backward(loss)
+            fabric.clip_gradients(net, stepping, max_norm=1.0, error_if_nonfinite=False)
+            stepping.step()
+            stepping.zero_grad()
+            return loss.detach()
+
+        def metrics():
+            model.eval()
+            with torch.no_grad():
+                return {"error": F.mse_loss(net(x), y)}
+
+        return hotloop.Workload(model, stepping.optimizer, step, loader, metrics=metrics)
+"""
+
 ALONE = """
     import torch
     from torch import distributed
@@ -203,13 +257,29 @@ def assert_near(found, wanted):
             ["run.precision=16-mixed", "run.accelerator=cuda"],
             r"run\.precision=16-mixed with run\.strategy=fsdp2: .*bf16",
         ),
-        (["training.optimization.use_torch_compile=auto"], r"use_torch_compile=auto with run\.strategy=fsdp2: no hot"),
     ],
 )
 def test_what_does_not_go_with_sharding_is_refused(given, monkeypatch, settings, message):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match=message):
         check(start.prepare([*given, *SHARDED, *settings]).settings)
+
+
+@pytest.mark.campaign
+def test_auto_captures_a_sharded_step_and_trains_as_eager(tmp_path):
+    path = tmp_path / "paced.py"
+    path.write_text(textwrap.dedent(PACED))
+    given = [f"{path}:make", *SHARDED, "training.num_epochs=45", "run.accelerator=cpu", "recipe.goal=min:error"]
+    given += ["training.early_stopping_patience=null"]
+    for compiled in ("false", "auto"):
+        train(*given, f"training.optimization.use_torch_compile={compiled}", f"run.folder={tmp_path / compiled}")
+    assert losses(tmp_path / "auto") == losses(tmp_path / "false")
+    ran = [step["running"] for step in record.load(tmp_path / "auto")["steps"]]
+    assert ran.count("eager+graph") > 100
+    found, wanted = (
+        checkpoint.load(tmp_path / one / "checkpoints" / "last.pt")["model"]["model"] for one in ("auto", "false")
+    )
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
 
 
 def test_one_device_has_nothing_to_shard(given):

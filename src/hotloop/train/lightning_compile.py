@@ -79,9 +79,12 @@ class Compiled:
         return {} if loop is None else {"seconds_saved": loop.seconds_saved, "prepare_seconds": loop.prepare_seconds}
 
     def notes(self) -> tuple[str, ...]:
-        """Return why no loop owned the step, or what it decided last."""
+        """Return why no loop owned the step, or which tiers its loop declined and what that decided last."""
         if self.callback is None:
             return ()
         found = self.callback.status()
         why = [f"the step is the Trainer's own: {one}" for one in found.why]
-        return (*why, *(found.loop.decisions[-1:] if found.loop is not None else ()))
+        if found.loop is None:
+            return tuple(why)
+        declined = [f"{one.name} declined: {one.why}" for one in found.loop.tiers if one.state == "declined"]
+        return (*why, *declined, *found.loop.decisions[-1:])

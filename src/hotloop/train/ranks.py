@@ -257,12 +257,6 @@ def _check_fsdp2(settings: Settings) -> None:
             "run.precision=16-mixed with run.strategy=fsdp2: Lightning scales no losses of sharded models; set "
             "run.precision=bf16-mixed, or run.strategy=ddp"
         )
-    if settings.training.optimization.use_torch_compile == "auto":
-        raise ConfigError(
-            "training.optimization.use_torch_compile=auto with run.strategy=fsdp2: no hot loop owns a step of sharded "
-            "parameters yet. Set it to true, which compiles each sharded block in place, or to false, or use "
-            "run.strategy=ddp"
-        )
 
 
 def check_presets(settings: Settings, presets: Iterable[Preset]) -> None:
