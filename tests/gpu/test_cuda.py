@@ -56,10 +56,17 @@ def pair(width, layers=3):
 
 
 @pytest.mark.parametrize(
-    ("preset", "width"), [("default", 64), ("aot_eager", 72), ("inductor", 80), ("triton", 88), ("reduce-overhead", 96)]
+    ("preset", "width"),
+    [
+        ("default", 64),
+        ("aot_eager", 72),
+        pytest.param("inductor", 80, marks=[pytest.mark.campaign, pytest.mark.long]),
+        pytest.param("triton", 88, marks=[pytest.mark.campaign, pytest.mark.long]),
+        ("reduce-overhead", 96),
+    ],
 )
 def test_a_preset_trains_as_eager_does(preset, width):
-    autotuned = preset in ("inductor", "triton")  # each product of matrices takes it half a minute
+    autotuned = preset in ("inductor", "triton")  # each product of matrices takes it half a minute, some ten minutes in all
     model, eager = pair(width, 1 if autotuned else 3)
     hotloop.compile(model, preset)
     assert train(model) == pytest.approx(train(eager), rel=1e-3)
