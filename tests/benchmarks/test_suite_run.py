@@ -21,6 +21,7 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_both_ways_are_measured(found):
     document, out = found
     eager, captured = document["rows"]

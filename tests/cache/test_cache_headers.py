@@ -42,6 +42,7 @@ def test_the_header_is_built_where_torch_does_not_say_for_which_kernel(built):
 
 @pytest.mark.inductor
 @pytest.mark.campaign
+@pytest.mark.long
 def test_a_process_whose_kernels_are_kept_builds_no_header(tmp_path):
     import os
     import subprocess

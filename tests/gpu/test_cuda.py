@@ -66,7 +66,10 @@ def pair(width, layers=3):
     ],
 )
 def test_a_preset_trains_as_eager_does(preset, width):
-    autotuned = preset in ("inductor", "triton")  # each product of matrices takes it half a minute, some ten minutes in all
+    autotuned = preset in (
+        "inductor",
+        "triton",
+    )  # each product of matrices takes it half a minute, some ten minutes in all
     model, eager = pair(width, 1 if autotuned else 3)
     hotloop.compile(model, preset)
     assert train(model) == pytest.approx(train(eager), rel=1e-3)

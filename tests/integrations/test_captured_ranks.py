@@ -68,6 +68,7 @@ def said_by_the_first(told, name, *words):
     assert second == []
 
 
+@pytest.mark.long
 def test_fabric_captures_in_two_processes(tmp_path):
     """Eleven calls reduce, one is observed, one warms up, one is captured, two are proven; with it they settle once."""
     told = told_by(tmp_path, "fabric_captured.py")

@@ -75,7 +75,7 @@ def same(one, other):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("kind", [Trainer, HotTrainer])
+@pytest.mark.parametrize("kind", [pytest.param(Trainer, marks=pytest.mark.long), HotTrainer])
 def test_mixed_precision_clipping_and_a_second_model_compile_once(kind, tmp_path):
     """Accelerate gives each model its own autocast object, whose identity would guard compiled code."""
     settings = {"bf16": True, "max_grad_norm": 0.1, "gradient_accumulation_steps": 2, "evaluates": True}

@@ -100,6 +100,7 @@ def answers(monkeypatch, project):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("first", [None, "0"])
+@pytest.mark.some_of(2)
 def test_where_the_cluster_has_no_hotloop_or_another_this_one_is_installed(answers, facts, first, capsys):
     failed = "Job failed, last logs:\nTraceback\nModuleNotFoundError: No module named 'torch'\n"
     missing = Answer(first and facts(digest=first), failed, "n")

@@ -80,6 +80,7 @@ def test_a_run_there_is_that_of_here(project, hotloop, head, over):
     assert fetch.fetch(run, "all", print).files == ()  # nothing is new
 
 
+@pytest.mark.long
 def test_what_cannot_run_there_is_told_and_nothing_trains(project, hotloop, head):
     run, said = submitted(head, *TRAIN, dry=True)
     assert run is None

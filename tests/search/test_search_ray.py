@@ -225,6 +225,7 @@ def test_a_stored_outcome_of_a_trial_whose_command_was_killed_is_read(compose, t
 
 
 @campaign
+@pytest.mark.long
 def test_every_kind_of_end_comes_back(away):
     ended, _ = away("every_third_fails", hpo__n_trials=6, hpo__pruner="none")
     found = {one["number"]: (one["state"], one["cause"]) for one in ended.document["trials"]}

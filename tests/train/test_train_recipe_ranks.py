@@ -133,6 +133,7 @@ def test_a_recipe_on_two_devices_resumed_is_the_run_that_was_not_interrupted(tmp
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_a_compiled_recipe_on_two_devices_is_the_eager_one(tmp_path):
     settings = ["recipe=digits", *SMALL["digits"], *CPU, "model.dropout=0", "training.max_steps=6"]
     compiled = [

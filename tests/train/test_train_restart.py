@@ -52,7 +52,13 @@ def final(folder):
     return metrics, kept["best"], {one["step"]: one["loss"] for one in document["steps"]}
 
 
-@pytest.mark.parametrize(("lost", "begins"), [(11, "checkpoints/last.pt"), (3, "its first step, since no checkpoint")])
+@pytest.mark.parametrize(
+    ("lost", "begins"),
+    [
+        (11, "checkpoints/last.pt"),
+        pytest.param(3, "its first step, since no checkpoint", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_that_loses_a_step_goes_on_eagerly_to_the_result_of_one_that_did_not(tmp_path, train, lost, begins):
     train(run__folder=tmp_path / "whole")
     settings = overrides(tmp_path, **AUTO, training__checkpoint_every_steps=5, run__folder=f'"{tmp_path}/it\'s, a run"')

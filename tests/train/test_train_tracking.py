@@ -241,6 +241,7 @@ assert os.environ.get("MLFLOW_TRACKING_URI") == before
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_two_workers_may_open_a_fresh_store_of_mlflows_at_once(tmp_path):
     mlflow()
     from training_fixtures import overrides

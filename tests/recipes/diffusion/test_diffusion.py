@@ -169,7 +169,9 @@ def interrupted(train, monkeypatch, at, *settings):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("how", ["full", "text", "lora", "uncached"])
+@pytest.mark.parametrize(
+    "how", ["full", *(pytest.param(one, marks=pytest.mark.long) for one in ("text", "uncached")), "lora"]
+)
 def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_path, train, model, monkeypatch, how):
     """Bit for bit: weights, averages, optimizer, and validation."""
     settings = {

@@ -85,6 +85,7 @@ def test_an_operator_that_calls_functions_only_declines_in_plain_words(loss_of):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("loss_of", [outside, inside], ids=lambda one: one.__name__)
+@pytest.mark.some_of(2)
 def test_a_compiled_tier_is_proven_beside_it(loss_of):
     run = Both("cpu").alike(program_of(loss_of, CASES[loss_of][0]), exact=True, asked="aot_eager")
     assert run.status().tier == "aot_eager", run.declined

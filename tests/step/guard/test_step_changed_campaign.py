@@ -93,7 +93,7 @@ def _as_it_was():
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.some_of(2)
+@pytest.mark.some_of(4)
 def test_what_comes_of_a_change(name):
     found = outcome(ALL[name])
     assert found.kind == OTHERWISE.get(name, REPLAYED), found

@@ -213,6 +213,7 @@ def torn(stage, chosen, within=""):
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.some_of(3)
 def test_an_interrupt_leaves_the_state_from_before_the_step_or_from_after_it(stage):
     assert not torn(stage, lambda places: [places[(2 * part + 1) * len(places) // 32] for part in range(16)])
 
