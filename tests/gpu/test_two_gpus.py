@@ -20,6 +20,8 @@ from test_captured_ranks import (
     test_what_a_framework_shards_is_captured_in_two_processes,
 )
 from test_lightning_strategies import test_two_processes_train_as_eager_with_their_steps_compiled
+from test_step_auto_peers import test_a_process_that_hangs_ends_the_others_once_its_collective_is_late
+from test_step_killed import test_a_process_that_is_killed_ends_all
 from test_step_peers import (
     PROGRAM,
     VOTES,
@@ -33,6 +35,8 @@ from test_step_peers import (
 )
 
 __all__ = [
+    "test_a_process_that_hangs_ends_the_others_once_its_collective_is_late",
+    "test_a_process_that_is_killed_ends_all",
     "test_accelerate_captures_in_two_processes",
     "test_ddp_compiles_and_falls_back_in_one_process_alone",
     "test_fabric_captures_in_two_processes",
