@@ -25,7 +25,7 @@ def watch(run: RemoteRun, write: Callable[[str], None], say: Callable[[str], Non
         write: called with what the run prints.
         say: called with what a person should know.
         retries: how often the run is resumed after a loss of its node. There may be no other end of a run that brings
-            its node down by its memory.
+            its node down by its memory. A job that is resumed starts its run again as often as are left.
 
     Raises:
         ConfigError: nobody answers at the cluster's address, or no node and no ``run.storage`` has the run.
@@ -43,12 +43,13 @@ def watch(run: RemoteRun, write: Callable[[str], None], say: Callable[[str], Non
 def _has_lost_its_node(run: RemoteRun) -> bool:
     """Return whether the node of a failed run has left the cluster; a job that ended by itself has an exit code."""
     client = Client(run.address)
-    job = client.job(run.submission)
     until = time.monotonic() + _LEAVE_SECONDS
-    while job.driver_node_id and job.driver_exit_code is None:
+    while True:
+        job = client.job(run.submission)
+        if not job.driver_node_id or job.driver_exit_code is not None:
+            return False
         if job.driver_node_id not in {one.name for one in client.nodes()}:
             return True
         if time.monotonic() >= until:
-            break
+            return False
         time.sleep(_LOOK_SECONDS)
-    return False
