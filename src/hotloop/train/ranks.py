@@ -247,12 +247,7 @@ def check(settings: Settings) -> None:
         raise ConfigError(
             "run.precision=16-mixed: Lightning has no float16 on a CPU; set run.precision=bf16-mixed, or run on a GPU"
         )
-    if run.strategy == "fsdp2":
-        _check_fsdp2(settings)
-
-
-def _check_fsdp2(settings: Settings) -> None:
-    if settings.precision == "16-mixed":
+    if run.strategy == "fsdp2" and settings.precision == "16-mixed":
         raise ConfigError(
             "run.precision=16-mixed with run.strategy=fsdp2: Lightning scales no losses of sharded models; set "
             "run.precision=bf16-mixed, or run.strategy=ddp"
