@@ -14,4 +14,6 @@ def as_accelerators():
     AcceleratorState._reset_state()
     if DEVICE == "cpu":
         PartialState(cpu=True).distributed_type = DistributedType.MULTI_XPU
+    else:
+        PartialState().distributed_type = DistributedType.MULTI_GPU  # an earlier one that sharded left FSDP here
     yield

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 
 import pytest
 import rank_processes
@@ -234,6 +235,9 @@ def test_a_process_that_hangs_ends_the_others_once_its_collective_is_late(tmp_pa
     """Eight seconds of a vote, then thirty of the group's timeout; the one that hangs does so for sixty."""
     first, second = processes(tmp_path, "hangs")
     assert second[0] == 9
+    if os.environ.get("PEERS_BACKEND") == "nccl" and first[0]:  # NCCL's own watchdog ends a process
+        assert "Watchdog caught collective operation timeout" in first[2], (first[0], first[2][-3000:])
+        return
     told = json.loads(first[1].strip().splitlines()[-1])["hangs"]
     assert told["raised"]
     assert not told["seconds"] > 60
