@@ -1,7 +1,7 @@
 """Captured steps in several processes: equal to eager's DDP or FSDP2, and how fast.
 
 usage: torchrun --nproc-per-node 2 benchmarks/ranks.py [--json OUT] [--steps 300] [--models gpt2,xlmr]
-           [--through fabric] [--sharded] [--small]
+           [--through fabric] [--sharded] [--compiled] [--small]
 
 Each model trains four times from the same weights and batches, under DistributedDataParallel, or with ``--sharded``
 under FSDP2 (``fully_shard`` of each layer and of the rest; also in a single process): eager, captured
@@ -9,7 +9,8 @@ under FSDP2 (``fully_shard`` of each layer and of the rest; also in a single pro
 largest difference of a loss, the relative difference of all parameters, and the steps a second of the last third of the
 steps. Of auto are told, too, the tier that it chose, from which step on, whether all processes chose alike, and the
 steps a second of the whole run. With ``--through fabric`` or ``--through lightning`` the framework makes the wrapper;
-Lightning runs the steps of auto itself. ``--small`` trains two tiny models on gloo and the CPU's emulation, where a
+Lightning runs the steps of auto itself. ``--compiled`` trains once more by torch's own compile of the wrapper, without
+hotloop (not through Lightning). ``--small`` trains two tiny models on gloo and the CPU's emulation, where a
 replay is as slow as eager. One process to each GPU; NCCL.
 """
 
@@ -169,7 +170,9 @@ def by_hand(make, net, run, device, batches):
     steps = len(batches)
     model, optimizer, backward, loop_of = make(net, device)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    loop = loop_of(model, optimizer, run=run, total_steps=steps)
+    if run == "compile":
+        model.compile()
+    loop = loop_of(model, optimizer, run="eager" if run == "compile" else run, total_steps=steps)
 
     @loop.step
     def step(batch):
@@ -292,10 +295,10 @@ def apart(one, other):
     }
 
 
-def compared(name, device, steps, *, small, through):
-    """Train a model four times, and compare."""
+def compared(name, device, steps, *, small, through, compiled):  # noqa: PLR0913 - what the command line says
+    """Train a model four or five times, and compare."""
     made = []
-    for run in ("eager", "eager+graph", "auto", "eager"):
+    for run in ("eager", "eager+graph", "auto", "eager", *(["compile"] if compiled else [])):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         made.append(train(name, run, device, steps, small=small, through=through))
@@ -303,7 +306,7 @@ def compared(name, device, steps, *, small, through):
         if device.type == "cuda":
             torch.cuda.empty_cache()
         dist.barrier()
-    eager, captured, auto, again = made
+    eager, captured, auto, again, *more = made
     best = max(eager[2]["steps_per_second"], again[2]["steps_per_second"])
     told = {
         "captured_from_eager": apart(captured, eager),
@@ -318,6 +321,12 @@ def compared(name, device, steps, *, small, through):
         "auto_faster": auto[2]["steps_per_second"] / best,
         "auto_tier": auto[2]["tier"],
     }
+    for one in more:
+        told |= {
+            "compiled_from_eager": apart(one, eager),
+            "compiled": one[2],
+            "compiled_faster": one[2]["steps_per_second"] / best,
+        }
     chosen = torch.tensor([auto[2]["in_force_from"], auto[2]["replays"]], device=device)
     told["chosen_alike"] = equal_everywhere(chosen)
     # parameters are the same on all ranks, or the replicas have parted
@@ -342,10 +351,13 @@ def main():
     parser.add_argument("--models")
     parser.add_argument("--through", choices=[way for way in WAYS if way != "shards"], default="torch")
     parser.add_argument("--sharded", action="store_true")
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--small", action="store_true")
     asked = parser.parse_args()
     if asked.sharded and asked.through != "torch":
         parser.error("--sharded shards by torch's own fully_shard: leave --through out")
+    if asked.compiled and asked.through == "lightning":
+        parser.error("--compiled compiles the wrapper, which Lightning makes: leave one of both out")
     asked.through = "shards" if asked.sharded else asked.through
     small, local = asked.small, int(os.environ["LOCAL_RANK"])
     device = torch.device("cpu") if small else torch.device("cuda", local)
@@ -361,7 +373,9 @@ def main():
         told["device"] = torch.cuda.get_device_name(device)
     with captured_step_emulation() if small else contextlib.nullcontext():
         for name in asked.models.split(",") if asked.models else (["transformer", "gpt2"] if small else MODELS):
-            told["models"][name] = found = compared(name, device, steps, small=small, through=asked.through)
+            told["models"][name] = found = compared(
+                name, device, steps, small=small, through=asked.through, compiled=asked.compiled
+            )  # fmt: skip
             if dist.get_rank() == 0:
                 print(name, json.dumps({key: value for key, value in found.items() if not isinstance(value, dict)}))
                 print(found["captured"]["status"])
