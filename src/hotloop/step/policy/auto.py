@@ -322,11 +322,15 @@ class Auto:
         return isinstance(self.state, Preparing) and self.state.survey_too_dear(set_up_seconds)
 
     def replay_saves(self, seconds: float) -> None:
-        """Note what the recording that is being proven saves a step, against eager in the same proof step."""
+        """Note what the recording that is being proven saves a step, against eager in the same proof step.
+
+        What the tier in force saves already is no gain.
+        """
         if isinstance(self.state, Preparing):
+            eager, now = (self.speeds.seconds(name) or 0.0 for name in (self.start.name, self.in_force.name))
             # A captured step in another layout is held against that layout; what this saved was known before.
             before = self.state.replay_saves if self.state.tier.channels_last else 0.0
-            self.state.replay_saves = max(before, seconds)
+            self.state.replay_saves = max(before, seconds - max(0.0, eager - now))
 
     def timed(self, ran: Ran, timing: Timing) -> list[Action]:
         """Note what a step took; times come a few steps late."""
