@@ -199,6 +199,30 @@ def test_a_head_that_is_killed_leaves_what_there_is_and_the_run_goes_on_with_a_n
 
 
 @pytest.mark.long
+def test_a_run_whose_head_is_lost_goes_on_with_a_new_one_while_it_is_watched(project, head):
+    run, _ = submitted(head, *TRAIN, "program.steps=40", "program.slow=0.25", "training.num_epochs=2")
+    command = [sys.executable, "-m", "hotloop", "submit", "logs", "--retries", "1", run.name]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE)}
+    ) as client:
+        once((head.place / run.name / there.BACK / run.name / "checkpoints/last.pt").exists)
+        head.kill()
+        waits = [client.stderr.readline() for _ in range(2)]
+        head.start()
+        printed, said = client.communicate(timeout=400)
+    assert client.returncode == 0, said
+    assert waits[1].startswith("It is waited for, for 60 minutes"), waits
+    assert f"The head of {run.name} was started anew. The run is resumed; times left after this: 0" in said
+    assert "step 80/80" in printed
+    again = runs.find(run.name)
+    assert (again.number, fetch.status_of(again)) == (2, "finished")
+    fetch.fetch(again, "last", print)
+    document = record.load(Path(run.folder))
+    assert (len(document["steps"]), document["starts"]) == (80, 2)
+
+
+@pytest.mark.long
 def test_a_run_whose_disk_is_gone_goes_on_from_its_storage(project, head, over, tmp_path):
     steps = ("program.steps=40", "program.slow=0.25", "training.num_epochs=2")
     run, _ = submitted(head, *TRAIN, *steps, f"run.storage={tmp_path}/storage")

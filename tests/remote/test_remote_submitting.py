@@ -10,6 +10,7 @@ import pytest
 from hotloop.errors import ConfigError, DataError
 from hotloop.remote import fetch, package, preflight, runs, submitting, watching
 from hotloop.remote.client import Node, RefusedError, UnknownJobError
+from hotloop.remote.locating import NowhereError
 from hotloop.report.runs import FETCHED
 
 NAME = "20261126-120000-abcd"
@@ -171,6 +172,84 @@ def test_a_run_whose_node_is_lost_is_resumed_as_often_as_it_may(monkeypatch, sto
     said = []
     assert watching.watch(stopped, print, said.append, 2) == ended
     assert (again, len(said)) == (resumed, len(resumed))
+
+
+class Told:
+    """Logs that end, or break, one after the other; a time that waiting moves on; a head that answers from some time on."""
+
+    def __init__(self, monkeypatch, run, logs, answers_from=0.0, joins_at=0.0):
+        self.now, self.logs, self.answers_from, self.joins_at, self.again = 0.0, list(logs), answers_from, joins_at, []
+        self.run, self.printed, self.said = run, [], []
+        monkeypatch.setattr(watching, "Client", self.client)
+        monkeypatch.setattr(watching.following, "print_log", self.log)
+        monkeypatch.setattr(watching.submitting, "resume", self.resume)
+        monkeypatch.setattr(watching.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(watching.time, "sleep", lambda seconds: setattr(self, "now", self.now + seconds))
+
+    def client(self, address):
+        if 0.0 < self.now < self.answers_from:
+            raise ConfigError("nobody answers there")
+        return Ended(None, 0)
+
+    def log(self, run, write, follow):
+        texts, end = self.logs.pop(0)
+        for text in texts:
+            write(text)
+        if isinstance(end, Exception):
+            self.now += 1.0
+            raise end
+        return end
+
+    def resume(self, run, retries, say):
+        if self.now < self.joins_at:
+            raise NowhereError("no node has it")
+        self.again.append(retries)
+        return run
+
+    def watch(self, retries=2):
+        return watching.watch(self.run, self.printed.append, self.said.append, retries)
+
+
+def test_a_head_that_answers_again_is_followed_on_and_nothing_is_printed_twice(monkeypatch, stopped):
+    logs = [(["step 1\n", "st"], DataError("it broke")), (["step 1\nstep 2\n", "step 3\n"], "finished")]
+    told = Told(monkeypatch, stopped, logs, answers_from=1000.0)
+    assert told.watch() == "finished"
+    assert "".join(told.printed) == "step 1\nstep 2\nstep 3\n"
+    assert (told.again, 1000.0 <= told.now < 1010.0) == ([], True)
+    assert "it broke\nIt is waited for, for 60 minutes" in told.said[0]
+
+
+def test_a_run_is_resumed_once_its_head_was_started_anew_and_its_node_has_joined(monkeypatch, stopped):
+    logs = [
+        (["step 1\n"], ConfigError("nobody answers there")), ([], UnknownJobError("started anew")),
+        (["step 1 again\n"], "finished"),
+    ]  # fmt: skip
+    told = Told(monkeypatch, stopped, logs, answers_from=60.0, joins_at=200.0)
+    assert told.watch() == "finished"
+    assert "".join(told.printed) == "step 1\nstep 1 again\n"
+    assert (told.again, 200.0 <= told.now < 210.0) == ([2], True)
+    assert "was started anew. The run is resumed; times left after this: 1" in told.said[1]
+
+
+def test_a_head_that_never_answers_again_ends_the_command_after_an_hour(monkeypatch, stopped):
+    told = Told(monkeypatch, stopped, [([], DataError("it broke")), ([], "finished")], answers_from=1e6)
+    with pytest.raises(ConfigError, match="nobody answers there"):
+        told.watch()
+    assert 3600.0 <= told.now < 3700.0
+
+
+def test_a_head_that_answers_and_tells_no_log_ends_the_command(monkeypatch, stopped):
+    told = Told(monkeypatch, stopped, [([], DataError("404"))] * 10)
+    with pytest.raises(DataError, match="404"):
+        told.watch()
+    assert len(told.logs) == 6
+
+
+def test_a_head_that_is_lost_more_often_than_a_run_may_be_resumed_ends_the_command(monkeypatch, stopped):
+    told = Told(monkeypatch, stopped, [([], UnknownJobError("started anew"))] * 2)
+    with pytest.raises(UnknownJobError):
+        told.watch(retries=1)
+    assert told.again == [1]
 
 
 # -- what travels, and what is shown ------------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ def logs(
             "--retries",
             metavar="N",
             min=0,
-            help="Follow the run, and resume it up to N times where the cluster loses its node. The resumed job "
-            "starts it again as often as are left.",
+            help="Follow the run, and resume it up to N times where the cluster loses its node or its head, which is "
+            "waited for up to an hour. The resumed job starts the run again as often as are left.",
         ),
     ] = 0,
 ) -> None:

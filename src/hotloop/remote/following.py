@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ def print_log(run: RemoteRun, write: Callable[[str], None], *, follow: bool) -> 
     Raises:
         ConfigError: nobody answers at the cluster's address.
         DataError: the connection broke, and could not be made anew.
+        UnknownJobError: the cluster does not know the run's job.
     """
     client, printed, failures = Client(run.address), 0, 0
     while True:
@@ -48,6 +50,8 @@ def print_log(run: RemoteRun, write: Callable[[str], None], *, follow: bool) -> 
                 return WORDS[status]
         except DataError as error:
             failures += 1
+            with contextlib.suppress(DataError):
+                client.job(run.submission)  # of a job that a new head does not know, a log is refused by a number alone
             if not follow or failures > _TRIES:
                 raise DataError(
                     f"{error}. The run goes on without this command: hotloop submit logs -f {run.name}"
