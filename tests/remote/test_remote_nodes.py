@@ -76,7 +76,7 @@ def test_a_run_whose_node_is_lost_goes_on_on_another_while_it_is_watched(pair, p
     head.kill(of=worker)
     watcher.join(600)
     assert (ends, runs.find(run.name).number) == (["finished"], 2)
-    assert "has left the cluster. The run is resumed" in said[0]
+    assert "has left the cluster. The run is being resumed" in said[0]
     fetch.fetch(runs.find(run.name), "last", print)
     document = record.load(Path(run.folder))
     assert (len(document["steps"]), document["starts"]) == (80, 2)

@@ -206,14 +206,15 @@ def test_a_run_whose_head_is_lost_goes_on_with_a_new_one_while_it_is_watched(pro
     with subprocess.Popen(
         command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE)}
     ) as client:
+        assert client.stdout.readline()
         once((head.place / run.name / there.BACK / run.name / "checkpoints/last.pt").exists)
         head.kill()
         waits = [client.stderr.readline() for _ in range(2)]
         head.start()
         printed, said = client.communicate(timeout=400)
     assert client.returncode == 0, said
-    assert waits[1].startswith("It is waited for, for 60 minutes"), waits
-    assert f"The head of {run.name} was started anew. The run is resumed; times left after this: 0" in said
+    assert waits[1].startswith("The run may be lost. Waiting up to 60 minutes"), waits
+    assert "was started anew. The run is being resumed, which takes a minute. After this, 0 of 1 left" in said
     assert "step 80/80" in printed
     again = runs.find(run.name)
     assert (again.number, fetch.status_of(again)) == (2, "finished")

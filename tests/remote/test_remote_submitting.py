@@ -10,7 +10,8 @@ import pytest
 from hotloop.errors import ConfigError, DataError
 from hotloop.remote import fetch, package, preflight, runs, submitting, watching
 from hotloop.remote.client import Node, RefusedError, UnknownJobError
-from hotloop.remote.locating import NowhereError
+from hotloop.remote.locating import NowhereError, SilentError
+from hotloop.remote.submitting import AnswerLostError
 from hotloop.report.runs import FETCHED
 
 NAME = "20261126-120000-abcd"
@@ -166,7 +167,9 @@ def test_a_run_whose_node_is_lost_is_resumed_as_often_as_it_may(monkeypatch, sto
     now, again, cluster = [0.0], [], Ended(*lost)
     monkeypatch.setattr(watching, "Client", lambda address: cluster)
     monkeypatch.setattr(watching.following, "print_log", lambda run, write, follow: ended)
-    monkeypatch.setattr(watching.submitting, "resume", lambda run, retries, say: again.append(retries) or run)
+    monkeypatch.setattr(
+        watching.submitting, "resume", lambda run, retries, say, from_storage: again.append(retries) or run
+    )
     monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(watching.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     said = []
@@ -179,7 +182,7 @@ class Told:
 
     def __init__(self, monkeypatch, run, logs, answers_from=0.0, joins_at=0.0):
         self.now, self.logs, self.answers_from, self.joins_at, self.again = 0.0, list(logs), answers_from, joins_at, []
-        self.run, self.printed, self.said = run, [], []
+        self.run, self.printed, self.said, self.errors = run, [], [], []
         monkeypatch.setattr(watching, "Client", self.client)
         monkeypatch.setattr(watching.following, "print_log", self.log)
         monkeypatch.setattr(watching.submitting, "resume", self.resume)
@@ -200,10 +203,10 @@ class Told:
             raise end
         return end
 
-    def resume(self, run, retries, say):
+    def resume(self, run, retries, say, from_storage):
         if self.now < self.joins_at:
-            raise NowhereError("no node has it")
-        self.again.append(retries)
+            raise self.errors.pop(0) if self.errors else NowhereError("no node has it")
+        self.again.append((retries, from_storage))
         return run
 
     def watch(self, retries=2):
@@ -216,7 +219,8 @@ def test_a_head_that_answers_again_is_followed_on_and_nothing_is_printed_twice(m
     assert told.watch() == "finished"
     assert "".join(told.printed) == "step 1\nstep 2\nstep 3\n"
     assert (told.again, 1000.0 <= told.now < 1010.0) == ([], True)
-    assert "it broke\nIt is waited for, for 60 minutes" in told.said[0]
+    assert "it broke\nThe run may be lost. Waiting up to 60 minutes" in told.said[0]
+    assert told.said[1:] == ["nobody answers there"]
 
 
 def test_a_run_is_resumed_once_its_head_was_started_anew_and_its_node_has_joined(monkeypatch, stopped):
@@ -227,8 +231,58 @@ def test_a_run_is_resumed_once_its_head_was_started_anew_and_its_node_has_joined
     told = Told(monkeypatch, stopped, logs, answers_from=60.0, joins_at=200.0)
     assert told.watch() == "finished"
     assert "".join(told.printed) == "step 1\nstep 1 again\n"
-    assert (told.again, 200.0 <= told.now < 210.0) == ([2], True)
-    assert "was started anew. The run is resumed; times left after this: 1" in told.said[1]
+    assert (told.again, 200.0 <= told.now < 210.0) == ([(2, False)], True)
+    assert "was started anew. The run is being resumed, which takes a minute. After this, 1 of 2 left" in told.said[1]
+
+
+def test_a_new_head_may_take_a_while_to_answer_and_the_storage_is_taken_last(monkeypatch, stopped):
+    """The node's disk has the newest checkpoint, and the node may join later."""
+    told = Told(monkeypatch, stopped, [([], UnknownJobError("started anew")), ([], "finished")], joins_at=350.0)
+    told.errors = [DataError("500"), SilentError("some could not be asked")] * 10
+    with pytest.raises((NowhereError, SilentError, DataError)):
+        told.watch()
+    told.now, told.logs, told.joins_at = 0.0, [([], UnknownJobError("started anew")), ([], "finished")], 299.0
+    assert told.watch() == "finished"
+    assert told.again == [(2, True)]
+
+
+def test_a_run_that_another_command_has_resumed_is_followed(monkeypatch, stopped):
+    logs = [([], UnknownJobError("started anew")), (["step 1\n"], "stopped")]
+    told = Told(monkeypatch, stopped, logs)
+    runs.keep(dataclasses.replace(stopped, number=stopped.number + 1))
+    assert told.watch() == "stopped"
+    assert told.again == []
+    assert told.said[0].endswith("Another command has resumed the run")
+
+
+def test_a_start_whose_answer_was_lost_is_followed_and_not_repeated(monkeypatch, stopped):
+    told = Told(monkeypatch, stopped, [([], UnknownJobError("started anew")), (["step 1\n"], "finished")])
+
+    def lost(run, retries, say, from_storage):
+        runs.keep(dataclasses.replace(run, number=run.number + 1))
+        told.again.append(retries)
+        raise AnswerLostError("lost")
+
+    monkeypatch.setattr(watching.submitting, "resume", lost)
+    assert told.watch() == "finished"
+    assert told.again == [2]
+
+
+def test_a_run_that_its_cluster_does_not_know_at_first_is_not_resumed(monkeypatch, stopped):
+    told = Told(monkeypatch, stopped, [])
+    monkeypatch.setattr(Ended, "job", lambda self, submission: (_ for _ in ()).throw(UnknownJobError("anew")))
+    with pytest.raises(
+        UnknownJobError, match=f"what this command has seen running alone: hotloop submit resume {NAME}"
+    ):
+        told.watch()
+    assert told.again == []
+
+
+def test_a_quiet_run_is_followed_over_any_number_of_lost_connections(monkeypatch, stopped):
+    logs = [(["step 1\n"], DataError("it broke"))] * 8 + [(["step 1\n", "step 2\n"], "finished")]
+    told = Told(monkeypatch, stopped, logs)
+    assert told.watch() == "finished"
+    assert "".join(told.printed) == "step 1\nstep 2\n"
 
 
 def test_a_head_that_never_answers_again_ends_the_command_after_an_hour(monkeypatch, stopped):
@@ -247,9 +301,9 @@ def test_a_head_that_answers_and_tells_no_log_ends_the_command(monkeypatch, stop
 
 def test_a_head_that_is_lost_more_often_than_a_run_may_be_resumed_ends_the_command(monkeypatch, stopped):
     told = Told(monkeypatch, stopped, [([], UnknownJobError("started anew"))] * 2)
-    with pytest.raises(UnknownJobError):
+    with pytest.raises(UnknownJobError, match=r"--retries 1 is used up: go on by hotloop submit resume"):
         told.watch(retries=1)
-    assert told.again == [1]
+    assert told.again == [(1, False)]
 
 
 # -- what travels, and what is shown ------------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ def logs(
             "--retries",
             metavar="N",
             min=0,
-            help="Follow the run, and resume it up to N times where the cluster loses its node or its head, which is "
-            "waited for up to an hour. The resumed job starts the run again as often as are left.",
+            help="Follow the run. Where the cluster loses the run's node or its own head, wait up to an hour for the "
+            "head, and resume the run, up to N times. What dies on a living cluster `submit --retries` restarts.",
         ),
     ] = 0,
 ) -> None:
@@ -138,7 +138,10 @@ def logs(
         else:
             ended = following.print_log(found, write, follow=follow)
     except KeyboardInterrupt as error:
-        typer.echo(f"\nThe run goes on: hotloop submit logs -f {found.name}", err=True)
+        told = (
+            "Whether the run goes on: hotloop submit status" if retries else "The run goes on: hotloop submit logs -f"
+        )
+        typer.echo(f"\n{told} {found.name}", err=True)
         raise typer.Exit(INTERRUPTED) from error
     if ended == "failed":
         typer.echo(f"{found.name} has failed. Go on with it: hotloop submit resume {found.name}", err=True)

@@ -125,7 +125,7 @@ CPU: Mapping[str, Prior] = {
 }
 
 _PROOF_STEPS = 4
-_PROOF_STEPS_OF_LAYOUT = 80
+_PROOF_STEPS_OF_LAYOUT = 50
 """An audit, and three steps that are rehearsed, run so, run eagerly and in more bits: in steps of the program."""
 _SURVEY = (5.0, 10.0, 20.0)
 """A survey takes so many times what the host works in a step: measured 6 to 12 on a CPU for BERT, XLM-R and a UNet."""

@@ -50,8 +50,12 @@ def print_log(run: RemoteRun, write: Callable[[str], None], *, follow: bool) -> 
                 return WORDS[status]
         except DataError as error:
             failures += 1
-            with contextlib.suppress(DataError):
-                client.job(run.submission)  # of a job that a new head does not know, a log is refused by a number alone
+            with contextlib.suppress(
+                DataError
+            ):  # a new head refuses the log of a job that it does not know by a number
+                status = str(client.job(run.submission).status)
+                if status in OVER and failures > _TRIES // 2:  # the log went with its node
+                    return WORDS[status]
             if not follow or failures > _TRIES:
                 raise DataError(
                     f"{error}. The run goes on without this command: hotloop submit logs -f {run.name}"

@@ -25,12 +25,16 @@ class NowhereError(ConfigError):
     """No node of the cluster has the run."""
 
 
+class SilentError(ConfigError):
+    """No node is known to have the run, and one did not answer."""
+
+
 def node_of(client: Client, run: RemoteRun) -> str:
     """Return the node that has a run's folder. The run's own key is shown to none that has not.
 
     Raises:
         NowhereError: no node has it.
-        ConfigError: no node is known to have it, and one did not answer.
+        SilentError: no node is known to have it, and one did not answer.
     """
     silent, nodes = [], client.nodes()
     with environment_of(run) as sent:
@@ -46,7 +50,7 @@ def node_of(client: Client, run: RemoteRun) -> str:
             elif found.document.get("there"):
                 return node.name
     if silent:
-        raise ConfigError(
+        raise SilentError(
             f"{run.name}: of the nodes of {run.address}, some could not be asked for it, and the others do not have "
             f"it: {silent[0].strip()[-1000:]}"
         )

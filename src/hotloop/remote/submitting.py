@@ -30,6 +30,10 @@ _MOST_REQUEST = 100 * 2**20 - 2**16
 """Ray's dashboard takes no larger request (``DASHBOARD_CLIENT_MAX_SIZE``)."""
 
 
+class AnswerLostError(DataError):
+    """The answer to the start of a job was lost: it may have begun."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
     """What ``hotloop submit`` was asked for.
@@ -96,12 +100,21 @@ def submit(
         return _start(jobs, run, None, Sent(archive, found.pip, modules), retries=request.retries)
 
 
-def resume(run: runs.RemoteRun, retries: int, say: Callable[[str], None] = lambda _: None) -> runs.RemoteRun:
+def resume(
+    run: runs.RemoteRun, retries: int, say: Callable[[str], None] = lambda _: None, *, from_storage: bool = True
+) -> runs.RemoteRun:
     """Start a run's job anew on the node that has it; a run that is on none goes on from its ``run.storage``.
+
+    Args:
+        run: the run.
+        retries: how often its job starts it again after it died.
+        say: called with what a person should know.
+        from_storage: whether the storage is taken where no node has the run.
 
     Raises:
         ConfigError: the cluster does not answer, the run goes on or is finished, or no node has it.
-        DataError: the cluster's answer was lost.
+        AnswerLostError: the cluster's answer was lost.
+        DataError: the cluster does not answer, and nothing was started.
     """
     with runs.held(run.name):
         run = runs.find(run.name)  # another process may have resumed it meanwhile
@@ -119,7 +132,7 @@ def resume(run: runs.RemoteRun, retries: int, say: Callable[[str], None] = lambd
         try:
             node = locating.node_of(client, run)
         except locating.NowhereError:
-            if not run.storage or not run.sent:
+            if not run.storage or not run.sent or not from_storage:
                 raise
             return _from_storage(Jobs(client, run.key, run.gpus), run, again, retries, say)
         with locating.environment_of(run) as sent:
@@ -153,7 +166,7 @@ def _start(
             runs.forget(run.name)
         raise
     except DataError as error:
-        raise DataError(
+        raise AnswerLostError(
             f"{error}. The run may have begun all the same: see hotloop submit status {run.name}"
         ) from error
     run = dataclasses.replace(run, sent=True)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from hotloop.errors import ConfigError, DataError
-from hotloop.remote import following, submitting
+from hotloop.remote import following, runs, submitting
 from hotloop.remote.client import Client, UnknownJobError
+from hotloop.remote.locating import NowhereError, SilentError
+from hotloop.remote.submitting import AnswerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hotloop.remote.runs import RemoteRun
 
-_T = TypeVar("_T")
 _LOOK_SECONDS, _LEAVE_SECONDS = 1.0, 60.0
 """How often, and for how long, the nodes are looked at: Ray may end a job before it counts the job's node as lost."""
 _ASK_SECONDS, _HEAD_SECONDS, _JOIN_SECONDS = 5.0, 3600.0, 300.0
@@ -30,21 +31,21 @@ class _Rest:
         write: called with text.
 
     Attributes:
-        grew: something was passed on since the log was begun.
+        heard: the log has told something since it was begun, old or new.
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        self._write, self._said, self._at, self.grew = write, 0, 0, False
+        self._write, self._said, self._at, self.heard = write, 0, 0, False
 
     def begin(self, *, anew: bool) -> None:
         """Begin a log with its first line: that of another job, where ``anew``."""
-        self._at, self._said, self.grew = 0, 0 if anew else self._said, False
+        self._at, self._said, self.heard = 0, 0 if anew else self._said, False
 
     def __call__(self, text: str) -> None:
         rest = text[max(0, self._said - self._at) :]
         self._at += len(text)
         self._said = max(self._said, self._at)
-        self.grew |= bool(rest)
+        self.heard |= bool(text)
         self._write(rest)
 
 
@@ -67,61 +68,109 @@ def watch(run: RemoteRun, write: Callable[[str], None], say: Callable[[str], Non
         DataError: the cluster answers, and tells nothing of the log; or its answer was lost as the run was resumed.
         UnknownJobError: the head was started anew before, or no resumption is left.
     """
-    Client(run.address).job(run.submission)  # of a run that a new head never knew, nobody here saw how it ended
-    rest, silent = _Rest(write), 0
+    _look_first(run, say)
+    rest, silent, allowed = _Rest(write), 0, retries
     while True:
         try:
             ended = following.print_log(run, rest, follow=True)
             if ended != "failed" or not retries or not _has_lost_its_node(run):
                 return ended
-            lost = f"The node of {run.name} has left the cluster"
+            lost, by_storage_after = f"The node of {run.name} has left the cluster", 0.0
         except UnknownJobError:
-            if not retries:
-                raise
-            lost = f"The head of {run.name} was started anew"
+            if not retries and runs.find(run.name).number == run.number:
+                raise UnknownJobError(
+                    f"the head of {run.name} was started anew, and --retries {allowed} is used up: go on by "
+                    f"hotloop submit resume {run.name}"
+                ) from None
+            lost, by_storage_after = f"The head of {run.name} was started anew", _JOIN_SECONDS
         except (ConfigError, DataError) as error:
-            silent = 0 if rest.grew else silent + 1
+            silent = 0 if rest.heard else silent + 1
             if silent > _SILENT:
                 raise
             _wait_for_head(run, error, say)
             rest.begin(anew=False)
             continue
-        say(f"{lost}. The run is resumed; times left after this: {retries - 1}")
-        run = _resume(run, retries, say)
-        retries -= 1
+        if runs.find(run.name).number == run.number:
+            say(f"{lost}. The run is being resumed, which takes a minute. After this, {retries - 1} of {allowed} left")
+            run = _resumed(run, retries, by_storage_after, say)
+            retries -= 1
+        else:
+            say(f"{lost}. Another command has resumed the run")
+            run = runs.find(run.name)
         rest.begin(anew=True)
 
 
+def _look_first(run: RemoteRun, say: Callable[[str], None]) -> None:
+    """Wait until the cluster answers, and see that it knows the run's job.
+
+    Raises:
+        ConfigError: it does not answer within an hour.
+        UnknownJobError: it does not know the job: nobody here has seen how the run ended, and it may be finished.
+    """
+    while True:
+        try:
+            Client(run.address).job(run.submission)
+        except UnknownJobError:
+            raise UnknownJobError(
+                f"the cluster does not know the job of {run.name}: its head was started anew since. --retries resumes "
+                f"what this command has seen running alone: hotloop submit resume {run.name} goes on with the run, "
+                f"hotloop submit fetch {run.name} takes what the disk has"
+            ) from None
+        except (ConfigError, DataError) as error:
+            _wait_for_head(run, error, say)
+        else:
+            return
+        time.sleep(_ASK_SECONDS)
+
+
 def _wait_for_head(run: RemoteRun, error: ConfigError | DataError, say: Callable[[str], None]) -> None:
-    """Wait until a cluster answers again.
+    """Wait until a cluster answers again, and say what is in the way whenever that changes.
 
     Raises:
         ConfigError: it does not within an hour.
     """
-    say(f"{error}\nIt is waited for, for {_HEAD_SECONDS / 60:.0f} minutes. Ctrl-C ends the waiting, not the run")
-    _until(_HEAD_SECONDS, lambda: Client(run.address))
+    said = str(error.__cause__ if isinstance(error.__cause__, DataError) else error)
+    say(
+        f"{said}\nThe run may be lost. Waiting up to {_HEAD_SECONDS / 60:.0f} minutes for the cluster; a run that it "
+        f"does not know any more is resumed then. Ctrl-C ends the waiting; later: hotloop submit resume {run.name}"
+    )
+    until = time.monotonic() + _HEAD_SECONDS
+    while True:
+        try:
+            Client(run.address)
+        except ConfigError as now:
+            if time.monotonic() >= until:
+                raise
+            if str(now) != said:
+                said = str(now)
+                say(said)
+        else:
+            return
+        time.sleep(_ASK_SECONDS)
 
 
-def _resume(run: RemoteRun, retries: int, say: Callable[[str], None]) -> RemoteRun:
-    """Resume a run; the node that has it may join the cluster, and answer, some time after the head was started.
+def _resumed(run: RemoteRun, retries: int, by_storage_after: float, say: Callable[[str], None]) -> RemoteRun:
+    """Resume a run, and return it; or what another process has resumed meanwhile.
+
+    The node that has the run may join the cluster, and answer, some time after the head was started. Its storage has an
+    older checkpoint, and is taken once the node was waited for, ``by_storage_after`` seconds.
 
     Raises:
         ConfigError: it cannot be resumed.
-        DataError: the cluster's answer was lost.
+        DataError: the cluster does not answer.
     """
-    return _until(_JOIN_SECONDS, lambda: submitting.resume(run, retries, say))
-
-
-def _until(seconds: float, ask: Callable[[], _T]) -> _T:
-    """Ask until there is an answer; raise the last error after so many seconds."""
-    until = time.monotonic() + seconds
-    while True:
+    began = time.monotonic()
+    while (known := runs.find(run.name)).number == run.number:
+        waited = time.monotonic() - began
         try:
-            return ask()
-        except ConfigError:
-            if time.monotonic() >= until:
+            return submitting.resume(run, retries, say, from_storage=waited >= by_storage_after)
+        except AnswerLostError:
+            continue  # the run is known by its new job, which may have begun
+        except (NowhereError, SilentError, DataError):
+            if waited >= _JOIN_SECONDS:
                 raise
         time.sleep(_ASK_SECONDS)
+    return known
 
 
 def _has_lost_its_node(run: RemoteRun) -> bool:

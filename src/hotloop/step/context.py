@@ -54,8 +54,11 @@ class Reports(Protocol):
     def seconds_of(self, tier: str) -> float | None:
         """Return the typical seconds of a step in a tier; None where none was timed."""
 
-    def replay_saves(self, seconds: float) -> None:
-        """Note what a recording that is being proven saves, in seconds a step, over all calls of the loop."""
+    def replay_saves(self, seconds: float, against: str) -> None:
+        """Note what a tier that is being proven saves against another: seconds a step, over all calls of the loop."""
+
+    def proof_takes(self, seconds: float) -> None:
+        """Note what the rest of the proof that is under way is expected to take."""
 
     def spread_before(self, step: str) -> dict[str, Difference] | None:
         """Return the noise of a step in earlier runs of this program, to be added to; None where it is not kept."""

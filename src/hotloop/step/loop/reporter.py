@@ -85,9 +85,13 @@ class Reporter:
         account = self._account.tiers.get(tier)
         return account.seconds if account is not None else None
 
-    def replay_saves(self, seconds: float) -> None:
-        """Note what a recording that is being proven saves, in seconds a step, over all calls of the loop."""
-        self.transitions.policy.replay_saves(seconds)
+    def replay_saves(self, seconds: float, against: str) -> None:
+        """Note what a tier that is being proven saves against another: seconds a step, over all calls of the loop."""
+        self.transitions.policy.replay_saves(seconds, against)
+
+    def proof_takes(self, seconds: float) -> None:
+        """Note what the rest of the proof that is under way is expected to take."""
+        self.transitions.policy.proof_takes(seconds)
 
     def spread_before(self, step: str) -> dict[str, Difference] | None:
         """Return the noise of a step in earlier runs of this program, to be added to; None where it is not kept."""

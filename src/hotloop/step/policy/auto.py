@@ -321,16 +321,21 @@ class Auto:
         """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
         return isinstance(self.state, Preparing) and self.state.survey_too_dear(set_up_seconds)
 
-    def replay_saves(self, seconds: float) -> None:
-        """Note what the recording that is being proven saves a step, against eager in the same proof step.
+    def replay_saves(self, seconds: float, against: str) -> None:
+        """Note what the tier that is being proven saves a step against another one in the same proof step.
 
-        What the tier in force saves already is no gain.
+        What the tier in force saves against that one already is no gain. A captured step in another layout is held
+        against that layout, which was held against eager: both savings count.
         """
         if isinstance(self.state, Preparing):
-            eager, now = (self.speeds.seconds(name) or 0.0 for name in (self.start.name, self.in_force.name))
-            # A captured step in another layout is held against that layout; what this saved was known before.
-            before = self.state.replay_saves if self.state.tier.channels_last else 0.0
-            self.state.replay_saves = max(before, seconds - max(0.0, eager - now))
+            other, now = self.speeds.seconds(against), self.speeds.seconds(self.in_force.name)
+            already = 0.0 if other is None or now is None else max(0.0, other - now)
+            self.state.savings[against] = seconds - already
+
+    def proof_takes(self, seconds: float) -> None:
+        """Note what the rest of the proof that is under way is expected to take, as evidence has changed or grown."""
+        if isinstance(self.state, Preparing):
+            self.state.rest = seconds
 
     def timed(self, ran: Ran, timing: Timing) -> list[Action]:
         """Note what a step took; times come a few steps late."""

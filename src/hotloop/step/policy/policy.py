@@ -82,8 +82,11 @@ class Policy(Protocol):
     def failed(self, tier: Tier, obstacle: Obstacle) -> Sequence[Action]:
         """React to a tier whose code failed or was wrong."""
 
-    def replay_saves(self, seconds: float) -> None:
-        """Note what a recording that is being proven saves, in seconds a step."""
+    def replay_saves(self, seconds: float, against: str) -> None:
+        """Note what a tier that is being proven saves against another one, in seconds a step."""
+
+    def proof_takes(self, seconds: float) -> None:
+        """Note what the rest of the proof that is under way is expected to take."""
 
     def survey_too_dear(self, set_up_seconds: float) -> bool:
         """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
@@ -170,4 +173,4 @@ class Fixed:
     def _ignore(self, *_: Any, **__: Any) -> None:
         """Return None: there are no trials, nothing is kept for other runs, and no child process compiles."""
 
-    turn = spread_before = after_step = replay_saves = close = stop = _ignore
+    turn = spread_before = after_step = replay_saves = proof_takes = close = stop = _ignore

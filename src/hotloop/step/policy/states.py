@@ -84,7 +84,8 @@ class Preparing:
         surveyed_seconds: what its surveys have cost, without one that is under way.
         only_surveyed: nothing but surveys has cost anything yet.
         stopped: the last survey was stopped, as it became too dear.
-        replay_saves: seconds a step that the recording saves, once it was replayed in a proof.
+        savings: seconds a step that the tier saves, by what it was held against, once that is certain.
+        rest: seconds that the rest of the proof is expected to take; 0 where that is not known.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class Preparing:
         self.tier, self._plain = tier, plain_seconds
         self._limit, self._more, self._survey_limit = limit_seconds, more_seconds, survey_limit_seconds
         self.surveyed_seconds, self.only_surveyed, self.stopped = 0.0, True, False
-        self.steps, self.replay_saves = 0, 0.0
+        self.steps, self.rest = 0, 0.0
+        self.savings: dict[str, float] = {}
         self._extra = self._spent_before = 0.0
         self._lost: float | None = None
         """What the preparation had cost after the step that went past the limit."""
@@ -161,9 +163,11 @@ class Preparing:
         """
         spent = self.spent
         of_last_step, self._spent_before = spent - self._spent_before, spent
-        saving = certain_saving_seconds(self.replay_saves, 0.0, steps_left)
-        if self._limit is None or spent <= self._limit + saving:
+        saving = certain_saving_seconds(sum(self.savings.values()), 0.0, steps_left)
+        if self._limit is None or spent + self.rest <= self._limit + saving:
             return False
+        if self.rest:
+            return True  # what was spent is lost, and less than what the rest of the proof would lose
         if self._lost is None and of_last_step > self._more:
             self._lost = spent
         return self._lost is None or spent > self._lost + self._more

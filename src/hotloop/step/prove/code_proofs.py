@@ -85,6 +85,8 @@ class CodeProofs:
         self._by_length: set[str] = set()
         """Bases of which some tensors are mostly rounding: only a step in more bits holds them to their length."""
         self.seconds: dict[Work, float] = {}
+        self._proof_steps: collections.Counter[str] = collections.Counter()
+        """By base: the steps that were run both ways, with whatever evidence."""
         self._stayed = 0
         """Proof steps that could be run only once."""
         self._known = "", 0
@@ -233,9 +235,25 @@ class CodeProofs:
             context.reports.failed(step, tier.without_graph(), step.not_repeatable)
         else:
             self._judge(outcome, call, tier)
-        if tier.channels_last and self.proven(tier.base):  # before, the layout may still turn out to be wrong
-            context.reports.replay_saves(max(0.0, seconds[-1] - seconds[0]))
+        self._proof_steps[tier.base] += 1
+        if tier.channels_last:
+            self._tell_layout(tier.base, took, seconds)
         return outcome.result
+
+    def _tell_layout(self, base: str, took: float, seconds: list[float]) -> None:
+        """Say what a layout saves, once it is proven; before, it may still be wrong, and the rest of the proof is told.
+
+        Args:
+            base: the layout.
+            took: seconds of the proof step.
+            seconds: of the step in the layout first, and in eager last.
+        """
+        reports = self._context.reports
+        if self.proven(base):
+            reports.replay_saves(max(0.0, seconds[-1] - seconds[0]), self._context.base_tier.name)
+            reports.proof_takes(0.0)
+        elif self._proof_steps[base] > 1:  # the first one loads kernels, too
+            reports.proof_takes(self.steps_left(base) * took)
 
     def _install(self, tier: Tier) -> None:
         """Put a tier's code and layout in force.
