@@ -109,6 +109,7 @@ def test_a_lost_head_is_told_and_a_new_one_goes_on(cross, own, whole, tmp_path):
 
 
 @campaign
+@pytest.mark.long
 def test_folds_need_no_shared_folder_where_runs_are_stored(away, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(clusters.Path, "cwd", lambda: tmp_path / "nowhere")  # no node has the driver's working folder
     ended = away("study", f"run.storage=file://{tmp_path}/there")

@@ -374,6 +374,7 @@ def test_a_killed_sharded_run_is_resumed_bit_for_bit(given, tmp_path):
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_sharded_blocks_are_compiled_in_place(given, tmp_path):
     compiled = ["training.optimization.use_torch_compile=true", "compile.preset=aot_eager"]
     folder = tmp_path / "run"

@@ -151,7 +151,7 @@ def test_a_setting_that_no_fold_can_use_ends_all_of_them(cross, tmp_path):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_a_command_that_is_stopped_or_killed_goes_on_and_comes_to_the_same(cross, whole, own, tmp_path, number):
     folder = tmp_path / "study"
     arguments = [

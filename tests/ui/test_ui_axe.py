@@ -113,8 +113,15 @@ PLAIN = (
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1300])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (390, "dark"),
+        (1300, "light"),
+        pytest.param(390, "light", marks=pytest.mark.long),
+        pytest.param(1300, "dark", marks=pytest.mark.long),
+    ],
+)
 def test_axe_finds_nothing_on_any_page(chromium, full, scheme, width):
     _, url = full
     with a_person(
