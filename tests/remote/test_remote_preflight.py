@@ -275,7 +275,7 @@ def follow(monkeypatch):
         monkeypatch.setattr(following, "_PAUSE_SECONDS", 0)
         run = type("Run", (), {"address": "http://h:1", "submission": "job", "name": "RUN"})
         printed = []
-        return following.print_log(run, printed.append, follow=True), "".join(printed)
+        return following.print_log(run, following.Rest(printed.append), follow=True), "".join(printed)
 
     return made
 

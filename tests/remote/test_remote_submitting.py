@@ -9,7 +9,7 @@ import pytest
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.remote import fetch, package, preflight, runs, submitting, watching
-from hotloop.remote.client import Node, RefusedError, UnknownJobError
+from hotloop.remote.client import Node, RefusedError, UnknownJobError, UnreachableError
 from hotloop.remote.locating import NowhereError, SilentError
 from hotloop.remote.submitting import AnswerLostError
 from hotloop.report.runs import FETCHED
@@ -166,7 +166,7 @@ class Ended:
 def test_a_run_whose_node_is_lost_is_resumed_as_often_as_it_may(monkeypatch, stopped, ended, lost, resumed):
     now, again, cluster = [0.0], [], Ended(*lost)
     monkeypatch.setattr(watching, "Client", lambda address: cluster)
-    monkeypatch.setattr(watching.following, "print_log", lambda run, write, follow: ended)
+    monkeypatch.setattr(watching.following, "print_log", lambda run, rest, follow: ended)
     monkeypatch.setattr(
         watching.submitting, "resume", lambda run, retries, say, from_storage: again.append(retries) or run
     )
@@ -183,6 +183,7 @@ class Told:
     def __init__(self, monkeypatch, run, logs, answers_from=0.0, joins_at=0.0):
         self.now, self.logs, self.answers_from, self.joins_at, self.again = 0.0, list(logs), answers_from, joins_at, []
         self.run, self.printed, self.said, self.errors = run, [], [], []
+        self.away = UnreachableError("nobody answers there")
         monkeypatch.setattr(watching, "Client", self.client)
         monkeypatch.setattr(watching.following, "print_log", self.log)
         monkeypatch.setattr(watching.submitting, "resume", self.resume)
@@ -191,13 +192,14 @@ class Told:
 
     def client(self, address):
         if 0.0 < self.now < self.answers_from:
-            raise ConfigError("nobody answers there")
+            raise self.away
         return Ended(None, 0)
 
-    def log(self, run, write, follow):
+    def log(self, run, rest, follow):
         texts, end = self.logs.pop(0)
+        rest.begin()
         for text in texts:
-            write(text)
+            rest.tell(text)
         if isinstance(end, Exception):
             self.now += 1.0
             raise end
@@ -225,7 +227,7 @@ def test_a_head_that_answers_again_is_followed_on_and_nothing_is_printed_twice(m
 
 def test_a_run_is_resumed_once_its_head_was_started_anew_and_its_node_has_joined(monkeypatch, stopped):
     logs = [
-        (["step 1\n"], ConfigError("nobody answers there")), ([], UnknownJobError("started anew")),
+        (["step 1\n"], UnreachableError("nobody answers there")), ([], UnknownJobError("started anew")),
         (["step 1 again\n"], "finished"),
     ]  # fmt: skip
     told = Told(monkeypatch, stopped, logs, answers_from=60.0, joins_at=200.0)
@@ -238,8 +240,8 @@ def test_a_run_is_resumed_once_its_head_was_started_anew_and_its_node_has_joined
 def test_a_new_head_may_take_a_while_to_answer_and_the_storage_is_taken_last(monkeypatch, stopped):
     """The node's disk has the newest checkpoint, and the node may join later."""
     told = Told(monkeypatch, stopped, [([], UnknownJobError("started anew")), ([], "finished")], joins_at=350.0)
-    told.errors = [DataError("500"), SilentError("some could not be asked")] * 10
-    with pytest.raises((NowhereError, SilentError, DataError)):
+    told.errors = [DataError("500"), SilentError("some could not be asked"), UnreachableError("away again")] * 10
+    with pytest.raises(NowhereError):
         told.watch()
     told.now, told.logs, told.joins_at = 0.0, [([], UnknownJobError("started anew")), ([], "finished")], 299.0
     assert told.watch() == "finished"
@@ -290,6 +292,14 @@ def test_a_head_that_never_answers_again_ends_the_command_after_an_hour(monkeypa
     with pytest.raises(ConfigError, match="nobody answers there"):
         told.watch()
     assert 3600.0 <= told.now < 3700.0
+
+
+def test_a_head_that_comes_back_with_another_ray_ends_the_command_at_once(monkeypatch, stopped):
+    told = Told(monkeypatch, stopped, [([], DataError("it broke")), ([], "finished")], answers_from=1e6)
+    told.away = ConfigError("the cluster has Ray 1.0")
+    with pytest.raises(ConfigError, match=r"the cluster has Ray 1\.0"):
+        told.watch()
+    assert told.now < 10.0
 
 
 def test_a_head_that_answers_and_tells_no_log_ends_the_command(monkeypatch, stopped):

@@ -136,7 +136,7 @@ def logs(
 
             ended = watching.watch(found, write, lambda line: typer.echo(line, err=True), retries)
         else:
-            ended = following.print_log(found, write, follow=follow)
+            ended = following.print_log(found, following.Rest(write), follow=follow)
     except KeyboardInterrupt as error:
         told = (
             "Whether the run goes on: hotloop submit status" if retries else "The run goes on: hotloop submit logs -f"

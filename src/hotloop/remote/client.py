@@ -36,6 +36,10 @@ class UnknownJobError(HotloopError):
     """The cluster does not know a job: its head was started anew since."""
 
 
+class UnreachableError(ConfigError):
+    """Nobody answers at a cluster's address, or nobody who is ready."""
+
+
 class MissingFileError(DataError):
     """A node has no such file."""
 
@@ -59,7 +63,8 @@ class Client:
         address: of its dashboard.
 
     Raises:
-        ConfigError: nobody answers there, it is no Ray, or it has another version of Ray.
+        UnreachableError: nobody answers there, or it is no Ray.
+        ConfigError: it has another version of Ray, or asks for a token.
         MissingExtraError: Ray's client is not installed.
     """
 
@@ -91,7 +96,7 @@ class Client:
                     f"--address {self.address}: the cluster asks for its token, and took none from here: set "
                     "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to what it was started with"
                 ) from error
-            raise ConfigError(
+            raise UnreachableError(
                 f"--address {self.address}: what answers there is no Ray dashboard with a job server ({error}). "
                 "Expected http://HEAD:8265, of a head started with pip install 'ray[default]'"
             ) from error
@@ -258,7 +263,7 @@ def _probe(address: str) -> None:
     try:
         socket.create_connection((parts.hostname or "", parts.port or 0), _PROBE_SECONDS).close()
     except OSError as error:
-        raise ConfigError(
+        raise UnreachableError(
             f"--address {address}: nobody answers there ({error}). Start Ray there by `ray start --head`, or open a "
             "tunnel to it by `ssh -L 8265:127.0.0.1:8265 HEAD` and name http://127.0.0.1:8265"
         ) from error

@@ -24,12 +24,36 @@ _LOOK_SECONDS, _END_SECONDS = 1.0, STOP_SECONDS + 30.0
 """How often a run that was asked to stop is looked at, and for how long: then Ray has killed it."""
 
 
-def print_log(run: RemoteRun, write: Callable[[str], None], *, follow: bool) -> str:
+class Rest:
+    """Writes what a log says beyond what it said before: who asks for a log anew gets its first line again.
+
+    Args:
+        write: called with what a reader should see.
+
+    Attributes:
+        heard: the log has told something since it was asked for, old or new.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write, self._said, self._at, self.heard = write, 0, 0, False
+
+    def begin(self) -> None:
+        """Begin with the log's first line."""
+        self._at = 0
+
+    def tell(self, text: str) -> None:
+        """Take more of the log, and write what is new."""
+        self._write(shown(text[max(0, self._said - self._at) :]))
+        self._at += len(text)
+        self._said, self.heard = max(self._said, self._at), True
+
+
+def print_log(run: RemoteRun, rest: Rest, *, follow: bool) -> str:
     """Print what a run has printed, and return how it is doing.
 
     Args:
         run: the run.
-        write: called with text.
+        rest: writes its log.
         follow: go on until the run is over.
 
     Raises:
@@ -37,25 +61,21 @@ def print_log(run: RemoteRun, write: Callable[[str], None], *, follow: bool) -> 
         DataError: the connection broke, and could not be made anew.
         UnknownJobError: the cluster does not know the run's job.
     """
-    client, printed, failures = Client(run.address), 0, 0
+    client, failures = Client(run.address), 0
     while True:
         try:
-            at = 0
+            rest.begin()
             for text in client.follow(run.submission) if follow else [client.logs(run.submission)]:
-                write(shown(text[max(0, printed - at) :]))  # a new connection begins with the first line
-                at += len(text)
-                printed, failures = max(printed, at), 0
+                rest.tell(text)
+                failures = 0
             status = str(client.job(run.submission).status)
             if status in OVER or not follow:
                 return WORDS[status]
         except DataError as error:
             failures += 1
-            with contextlib.suppress(
-                DataError
-            ):  # a new head refuses the log of a job that it does not know by a number
-                status = str(client.job(run.submission).status)
-                if status in OVER and failures > _TRIES // 2:  # the log went with its node
-                    return WORDS[status]
+            # Of a job that it does not know, a new head refuses the log with a number alone.
+            with contextlib.suppress(DataError):
+                client.job(run.submission)
             if not follow or failures > _TRIES:
                 raise DataError(
                     f"{error}. The run goes on without this command: hotloop submit logs -f {run.name}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.remote import following, runs, submitting
-from hotloop.remote.client import Client, UnknownJobError
+from hotloop.remote.client import Client, UnknownJobError, UnreachableError
 from hotloop.remote.locating import NowhereError, SilentError
 from hotloop.remote.submitting import AnswerLostError
 
@@ -22,31 +22,6 @@ _ASK_SECONDS, _HEAD_SECONDS, _JOIN_SECONDS = 5.0, 3600.0, 300.0
 """How often, and for how long, a head is waited for that does not answer; and the node of the run, once a head does."""
 _SILENT = 3
 """How often a head may answer, and then tell nothing of the run's log."""
-
-
-class _Rest:
-    """Passes on what a log says beyond what was passed on before: who asks for a log anew gets its first line again.
-
-    Args:
-        write: called with text.
-
-    Attributes:
-        heard: the log has told something since it was begun, old or new.
-    """
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write, self._said, self._at, self.heard = write, 0, 0, False
-
-    def begin(self, *, anew: bool) -> None:
-        """Begin a log with its first line: that of another job, where ``anew``."""
-        self._at, self._said, self.heard = 0, 0 if anew else self._said, False
-
-    def __call__(self, text: str) -> None:
-        rest = text[max(0, self._said - self._at) :]
-        self._at += len(text)
-        self._said = max(self._said, self._at)
-        self.heard |= bool(text)
-        self._write(rest)
 
 
 def watch(run: RemoteRun, write: Callable[[str], None], say: Callable[[str], None], retries: int) -> str:
@@ -69,7 +44,7 @@ def watch(run: RemoteRun, write: Callable[[str], None], say: Callable[[str], Non
         UnknownJobError: the head was started anew before, or no resumption is left.
     """
     _look_first(run, say)
-    rest, silent, allowed = _Rest(write), 0, retries
+    rest, silent, allowed = following.Rest(write), 0, retries
     while True:
         try:
             ended = following.print_log(run, rest, follow=True)
@@ -84,11 +59,10 @@ def watch(run: RemoteRun, write: Callable[[str], None], say: Callable[[str], Non
                 ) from None
             lost, by_storage_after = f"The head of {run.name} was started anew", _JOIN_SECONDS
         except (ConfigError, DataError) as error:
-            silent = 0 if rest.heard else silent + 1
+            silent, rest.heard = 0 if rest.heard else silent + 1, False
             if silent > _SILENT:
                 raise
             _wait_for_head(run, error, say)
-            rest.begin(anew=False)
             continue
         if runs.find(run.name).number == run.number:
             say(f"{lost}. The run is being resumed, which takes a minute. After this, {retries - 1} of {allowed} left")
@@ -97,14 +71,14 @@ def watch(run: RemoteRun, write: Callable[[str], None], say: Callable[[str], Non
         else:
             say(f"{lost}. Another command has resumed the run")
             run = runs.find(run.name)
-        rest.begin(anew=True)
+        rest = following.Rest(write)
 
 
 def _look_first(run: RemoteRun, say: Callable[[str], None]) -> None:
     """Wait until the cluster answers, and see that it knows the run's job.
 
     Raises:
-        ConfigError: it does not answer within an hour.
+        ConfigError: as of `_wait_for_head`.
         UnknownJobError: it does not know the job: nobody here has seen how the run ended, and it may be finished.
     """
     while True:
@@ -127,7 +101,8 @@ def _wait_for_head(run: RemoteRun, error: ConfigError | DataError, say: Callable
     """Wait until a cluster answers again, and say what is in the way whenever that changes.
 
     Raises:
-        ConfigError: it does not within an hour.
+        UnreachableError: it does not within an hour.
+        ConfigError: it answers, and is no cluster for this machine: another version of Ray, say.
     """
     said = str(error.__cause__ if isinstance(error.__cause__, DataError) else error)
     say(
@@ -138,7 +113,7 @@ def _wait_for_head(run: RemoteRun, error: ConfigError | DataError, say: Callable
     while True:
         try:
             Client(run.address)
-        except ConfigError as now:
+        except UnreachableError as now:
             if time.monotonic() >= until:
                 raise
             if str(now) != said:
@@ -166,7 +141,7 @@ def _resumed(run: RemoteRun, retries: int, by_storage_after: float, say: Callabl
             return submitting.resume(run, retries, say, from_storage=waited >= by_storage_after)
         except AnswerLostError:
             continue  # the run is known by its new job, which may have begun
-        except (NowhereError, SilentError, DataError):
+        except (NowhereError, SilentError, UnreachableError, DataError):
             if waited >= _JOIN_SECONDS:
                 raise
         time.sleep(_ASK_SECONDS)

@@ -54,7 +54,7 @@ class Reports(Protocol):
     def seconds_of(self, tier: str) -> float | None:
         """Return the typical seconds of a step in a tier; None where none was timed."""
 
-    def replay_saves(self, seconds: float, against: str) -> None:
+    def proof_saves(self, seconds: float, against: str) -> None:
         """Note what a tier that is being proven saves against another: seconds a step, over all calls of the loop."""
 
     def proof_takes(self, seconds: float) -> None:

@@ -456,8 +456,8 @@ def test_one_dear_step_of_a_preparation_is_lost_already_and_no_reason_to_give_it
 
 def test_once_a_recording_was_replayed_what_it_saves_allows_for_the_rest(monkeypatch):
     spending(monkeypatch, 0.0, 0.3, 0.6, 1.2, 2.4)
-    replay_saves = auto.Auto.replay_saves
-    monkeypatch.setattr(auto.Auto, "replay_saves", lambda self, *_: replay_saves(self, 0.008, "eager"))
+    proof_saves = auto.Auto.proof_saves
+    monkeypatch.setattr(auto.Auto, "proof_saves", lambda self, *_: proof_saves(self, 0.008, "eager"))
     with hotloop.testing.captured_step_emulation():
         ours = train("auto", 40, total=400)
     assert ours[2].status().tier == "eager+graph"

@@ -80,12 +80,12 @@ def test_a_faster_layout_is_kept_and_training_is_eagers():
 def test_what_a_layout_saves_counts_once_it_is_proven(monkeypatch):
     """A proof may go on with other evidence, and fail: until it agrees, nothing more may be lost for its saving."""
     told = []
-    for name in ("proven", "replay_saves"):
+    for name in ("proven", "proof_saves"):
         real = getattr(auto.Auto, name)
         monkeypatch.setattr(auto.Auto, name, lambda self, *what, n=name, do=real: (told.append(n), do(self, *what))[1])
     with hotloop.testing.captured_step_emulation():
         assert train("auto", 60, TIMES)[2].status().tier == "channels_last+graph"
-    assert told.count("replay_saves") >= 2
+    assert told.count("proof_saves") >= 2
     assert told[0] == "proven"
 
 
@@ -98,7 +98,7 @@ def test_a_proof_that_changes_its_evidence_tells_what_it_goes_on_to_cost(monkeyp
         return verdict if told.count("saves") or len(told) > 3 else _Noise(verdict)
 
     monkeypatch.setattr(code_proofs, "over_steps", noisy)
-    monkeypatch.setattr(auto.Auto, "replay_saves", lambda *_: told.append("saves"))
+    monkeypatch.setattr(auto.Auto, "proof_saves", lambda *_: told.append("saves"))
     monkeypatch.setattr(auto.Auto, "proof_takes", lambda _, seconds: told.append(seconds))
     with hotloop.testing.captured_step_emulation():
         train("auto", 40, TIMES)
@@ -238,10 +238,10 @@ def test_what_the_tier_in_force_saves_already_is_no_gain_of_a_recording():
         policy = loop.policy
         assert policy.in_force.name == "eager+graph"
         policy.state = states.Preparing(Tier("channels_last", graph=True), 0.030)
-        policy.replay_saves(0.016, "eager")
+        policy.proof_saves(0.016, "eager")
         assert sum(policy.state.savings.values()) == pytest.approx(0.006)
         for _ in range(2):  # the graph's own, against the layout without it, of which no step was timed
-            policy.replay_saves(0.001, "channels_last")
+            policy.proof_saves(0.001, "channels_last")
             assert sum(policy.state.savings.values()) == pytest.approx(0.007)
 
 

@@ -85,9 +85,9 @@ class Reporter:
         account = self._account.tiers.get(tier)
         return account.seconds if account is not None else None
 
-    def replay_saves(self, seconds: float, against: str) -> None:
+    def proof_saves(self, seconds: float, against: str) -> None:
         """Note what a tier that is being proven saves against another: seconds a step, over all calls of the loop."""
-        self.transitions.policy.replay_saves(seconds, against)
+        self.transitions.policy.proof_saves(seconds, against)
 
     def proof_takes(self, seconds: float) -> None:
         """Note what the rest of the proof that is under way is expected to take."""

@@ -321,7 +321,7 @@ class Auto:
         """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
         return isinstance(self.state, Preparing) and self.state.survey_too_dear(set_up_seconds)
 
-    def replay_saves(self, seconds: float, against: str) -> None:
+    def proof_saves(self, seconds: float, against: str) -> None:
         """Note what the tier that is being proven saves a step against another one in the same proof step.
 
         What the tier in force saves against that one already is no gain. A captured step in another layout is held

@@ -82,7 +82,7 @@ class Policy(Protocol):
     def failed(self, tier: Tier, obstacle: Obstacle) -> Sequence[Action]:
         """React to a tier whose code failed or was wrong."""
 
-    def replay_saves(self, seconds: float, against: str) -> None:
+    def proof_saves(self, seconds: float, against: str) -> None:
         """Note what a tier that is being proven saves against another one, in seconds a step."""
 
     def proof_takes(self, seconds: float) -> None:
@@ -173,4 +173,4 @@ class Fixed:
     def _ignore(self, *_: Any, **__: Any) -> None:
         """Return None: there are no trials, nothing is kept for other runs, and no child process compiles."""
 
-    turn = spread_before = after_step = replay_saves = proof_takes = close = stop = _ignore
+    turn = spread_before = after_step = proof_saves = proof_takes = close = stop = _ignore

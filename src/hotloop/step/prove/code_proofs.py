@@ -250,7 +250,7 @@ class CodeProofs:
         """
         reports = self._context.reports
         if self.proven(base):
-            reports.replay_saves(max(0.0, seconds[-1] - seconds[0]), self._context.base_tier.name)
+            reports.proof_saves(max(0.0, seconds[-1] - seconds[0]), self._context.base_tier.name)
             reports.proof_takes(0.0)
         elif self._proof_steps[base] > 1:  # the first one loads kernels, too
             reports.proof_takes(self.steps_left(base) * took)

@@ -224,7 +224,7 @@ class GraphProofs:
             self._replay_seconds = timing.seconds
         if self._replay_seconds is not None:
             saved = max(0.0, self._reference_seconds - self._replay_seconds)
-            self._context.reports.replay_saves(saved * share, tier.without_graph().name)
+            self._context.reports.proof_saves(saved * share, tier.without_graph().name)
         recorded.keep_gradients()
         self.seconds = time.perf_counter() - began
         self._context.reports.proof_took(self.seconds, outcome.nbytes)
