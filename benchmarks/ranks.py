@@ -1,17 +1,18 @@
 """Captured steps in several processes: equal to eager's DDP or FSDP2, and how fast.
 
 usage: torchrun --nproc-per-node 2 benchmarks/ranks.py [--json OUT] [--steps 300] [--models gpt2,xlmr]
-           [--through fabric] [--sharded] [--compiled] [--small]
+           [--through FRAMEWORK] [--sharded] [--compiled | --only eager,auto] [--small]
 
 Each model trains four times from the same weights and batches, under DistributedDataParallel, or with ``--sharded``
 under FSDP2 (``fully_shard`` of each layer and of the rest; also in a single process): eager, captured
 (``run="eager+graph"``), by ``run="auto"``, and eager once more, which shows how far eager is from itself. Told are the
 largest difference of a loss, the relative difference of all parameters, and the steps a second of the last third of the
 steps. Of auto are told, too, the tier that it chose, from which step on, whether all processes chose alike, and the
-steps a second of the whole run. With ``--through fabric`` or ``--through lightning`` the framework makes the wrapper;
-Lightning runs the steps of auto itself. ``--compiled`` trains once more by torch's own compile of
-DistributedDataParallel, in a loop that runs eager. ``--small`` trains two tiny models on gloo and the CPU's emulation,
-where a replay is as slow as eager. One process to each GPU; NCCL.
+steps a second of the whole run. With ``--through fabric``, ``lightning``, ``accelerate`` or ``transformers`` the
+framework makes the wrapper; the Trainers of Lightning and transformers run the steps, too. ``--compiled`` trains once
+more by torch's own compile of DistributedDataParallel, in a loop that runs eager. ``--only eager,auto`` trains in these
+ways alone. ``--small`` trains two tiny models on gloo and the CPU's emulation, where a replay is as slow as eager. One
+process to each GPU; NCCL.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
 import time
 
 import torch
@@ -160,6 +162,17 @@ def by_fabric(net, device):
     return model, optimizer, fabric.backward, functools.partial(loop, fabric)
 
 
+def by_accelerate(net, device):
+    """Make the wrapper by Accelerate's integration, and the loop by hand, as its page says."""
+    from accelerate import Accelerator
+
+    from hotloop.integrations.accelerate import prepare
+
+    accelerator = Accelerator(cpu=device.type == "cpu")
+    model, optimizer = prepare(accelerator, net, optimizer_of(net), preset="none")
+    return model, optimizer, accelerator.backward, hotloop.Loop
+
+
 def optimizer_of(net):
     """Make AdamW."""
     return torch.optim.AdamW(net.parameters(), lr=3e-4, fused=next(net.parameters()).is_cuda)
@@ -236,14 +249,63 @@ def by_lightning(net, run, device, batches):
     )  # fmt: skip
     trainer.fit(Task(), torch.utils.data.DataLoader(batches, batch_size=None))
     net.to(device)  # the Trainer leaves a module on the CPU
-    return losses, ran, hot.status(), seconds[0]
+    return losses, ran, hot.status().loop, seconds[0]
+
+
+class GivesLoss(nn.Module):
+    """A model whose outputs have names, as transformers' Trainer reads them."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, input_ids, labels, attention_mask=None):
+        """Return the loss."""
+        masks = {} if attention_mask is None else {"attention_mask": attention_mask}
+        return {"loss": self.net(input_ids=input_ids, labels=labels, **masks)}
+
+
+def by_transformers(net, run, device, batches):
+    """Train in transformers' Trainer, as `by_hand` does; clipping, optimizer and schedule are the Trainer's."""
+    from transformers import TrainerCallback, TrainingArguments
+
+    from hotloop.integrations.transformers import HotLoop, HotTrainer
+
+    losses, ran, clock = [], [], Clock(device, len(batches))
+
+    class Watched(HotTrainer):
+        def get_train_dataloader(self):
+            return torch.utils.data.DataLoader(batches, batch_size=None)
+
+        def training_step(self, *given, **named):
+            clock.begins(len(losses))
+            losses.append(super().training_step(*given, **named).detach())
+            ran.append(hot.loop.last_ran() if hot.loop is not None else ("eager", "run"))
+            return losses[-1]
+
+    class Ends(TrainerCallback):
+        def on_train_end(self, *_, **__):
+            seconds.append(clock.seconds())
+
+    hot, seconds = HotLoop(run), []
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder, max_steps=len(batches), learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="cosine",
+            optim="adamw_torch_fused" if device.type == "cuda" else "adamw_torch", bf16=device.type == "cuda",
+            use_cpu=device.type == "cpu", logging_strategy="no", save_strategy="no", report_to="none",
+            remove_unused_columns=False, ddp_find_unused_parameters=False, disable_tqdm=True,
+        )  # fmt: skip
+        Watched(GivesLoss(net), arguments, train_dataset=batches, callbacks=[hot, Ends()]).train()
+    return losses, ran, None if run == "eager" else hot.status(), seconds[0]
 
 
 WAYS = {
     "torch": functools.partial(by_hand, by_torch),
     "shards": functools.partial(by_hand, by_shards),
     "fabric": functools.partial(by_hand, by_fabric),
+    "accelerate": functools.partial(by_hand, by_accelerate),
     "lightning": by_lightning,
+    "transformers": by_transformers,
 }
 
 
@@ -258,8 +320,7 @@ def train(name, run, device, steps, *, small, through):  # noqa: PLR0913 - what 
     data += [{key: value.roll(number, 0) for key, value in data[0].items()} for number in range(1, 8)]
     torch.manual_seed(100 + rank)
     batches = [data[number % len(data)] for number in range(steps)]
-    losses, ran, status, (whole, seconds) = WAYS[through](net, run, device, batches)
-    loop = status.loop if through == "lightning" else status  # none where the Trainer ran the steps itself
+    losses, ran, loop, (whole, seconds) = WAYS[through](net, run, device, batches)  # no loop: a Trainer ran the steps
     tier = ran[-1][0] if loop is None else loop.tier
     told = {
         "steps_per_second": (steps // 3) / seconds,
@@ -268,7 +329,7 @@ def train(name, run, device, steps, *, small, through):  # noqa: PLR0913 - what 
         "in_force_from": next((place for place in range(steps) if {one[0] for one in ran[place:]} == {tier}), steps),
         "tier": tier,
         "decided": [] if loop is None else list(loop.decisions),
-        "status": str(status),
+        "status": str(loop or ""),
         "gib": torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else None,
     }
     left = torch.cat([whole_of(parameter).detach().double().flatten().cpu() for parameter in net.parameters()])
@@ -295,43 +356,33 @@ def apart(one, other):
     }
 
 
-def compared(name, device, steps, *, small, through, compiled):  # noqa: PLR0913 - what the command line says
-    """Train a model four or five times, and compare."""
-    made = []
-    for run in ("eager", "eager+graph", "auto", "eager", *(["compile"] if compiled else [])):
+TIERS = {"eager": "eager", "captured": "eager+graph", "auto": "auto", "again": "eager", "compiled": "compile"}
+
+
+def compared(name, device, steps, *, small, through, runs):  # noqa: PLR0913 - what the command line says
+    """Train a model in each of the ways, and compare them with the first one, which is eager."""
+    made = {}
+    for run in runs:
         torch.compiler.reset()  # what torch has learnt of other models' shapes
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        made.append(train(name, run, device, steps, small=small, through=through))
+        made[run] = train(name, TIERS[run], device, steps, small=small, through=through)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
         dist.barrier()
-    eager, captured, auto, again, *more = made
-    best = max(eager[2]["steps_per_second"], again[2]["steps_per_second"])
-    told = {
-        "captured_from_eager": apart(captured, eager),
-        "auto_from_eager": apart(auto, eager),
-        "eager_from_itself": apart(again, eager),
-        "last_losses": [float(one[0][-1]) for one in made],
-        "eager": eager[2],
-        "captured": captured[2],
-        "auto": auto[2],
-        "eager_again": again[2],
-        "faster": captured[2]["steps_per_second"] / best,
-        "auto_faster": auto[2]["steps_per_second"] / best,
-        "auto_tier": auto[2]["tier"],
-    }
-    for one in more:
-        told |= {
-            "compiled_from_eager": apart(one, eager),
-            "compiled": one[2],
-            "compiled_faster": one[2]["steps_per_second"] / best,
-        }
-    chosen = torch.tensor([auto[2]["in_force_from"], auto[2]["replays"]], device=device)
+    best = max(made[run][2]["steps_per_second"] for run in runs if TIERS[run] == "eager")
+    told = {run: one[2] for run, one in made.items()}
+    told["last_losses"] = [float(one[0][-1]) for one in made.values()]
+    for run in runs[1:]:
+        told[f"{run}_from_eager"] = apart(made[run], made["eager"])
+        told[f"{run}_faster"] = told[run]["steps_per_second"] / best
+    auto = told["auto"]
+    told["auto_tier"] = auto["tier"]
+    chosen = torch.tensor([auto["in_force_from"], auto["replays"]], device=device)
     told["chosen_alike"] = equal_everywhere(chosen)
     # parameters are the same on all ranks, or the replicas have parted
-    sums = [torch.stack([one[1].sum(), one[1].norm()]).to(device) for one in made]
+    sums = [torch.stack([one[1].sum(), one[1].norm()]).to(device) for one in made.values()]
     told["replicas_equal"] = all(equal_everywhere(one) for one in sums)
     return told
 
@@ -353,12 +404,16 @@ def main():
     parser.add_argument("--through", choices=[way for way in WAYS if way != "shards"], default="torch")
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--only", type=lambda names: names.split(","))
     parser.add_argument("--small", action="store_true")
     asked = parser.parse_args()
     if asked.sharded and asked.through != "torch":
         parser.error("--sharded shards by torch's own fully_shard: leave --through out")
-    if asked.compiled and (asked.sharded or asked.through != "torch"):
-        parser.error("--compiled compiles torch's own DistributedDataParallel: leave --sharded and --through out")
+    if asked.only and (asked.only[0] != "eager" or "auto" not in asked.only or not set(asked.only) <= set(TIERS)):
+        parser.error(f"--only takes eager first, then auto and others of {', '.join(TIERS)}")
+    runs = asked.only or [run for run in TIERS if asked.compiled or run != "compiled"]
+    if "compiled" in runs and (asked.sharded or asked.through != "torch"):
+        parser.error("torch's own compile is of DistributedDataParallel: leave --sharded and --through out")
     asked.through = "shards" if asked.sharded else asked.through
     small, local = asked.small, int(os.environ["LOCAL_RANK"])
     device = torch.device("cpu") if small else torch.device("cuda", local)
@@ -375,12 +430,12 @@ def main():
     with captured_step_emulation() if small else contextlib.nullcontext():
         for name in asked.models.split(",") if asked.models else (["transformer", "gpt2"] if small else MODELS):
             told["models"][name] = found = compared(
-                name, device, steps, small=small, through=asked.through, compiled=asked.compiled
+                name, device, steps, small=small, through=asked.through, runs=runs
             )  # fmt: skip
             if dist.get_rank() == 0:
                 print(name, json.dumps({key: value for key, value in found.items() if not isinstance(value, dict)}))
-                print(found["captured"]["status"])
-                print(found["auto"]["status"], flush=True)
+                for run in [run for run in runs if run in ("captured", "auto")]:
+                    print(found[run]["status"], flush=True)
                 if asked.json:
                     asked.json.write_text(json.dumps(told, indent=1))
     gc.collect()
