@@ -33,7 +33,7 @@ from . import plan, plot, show, tables
 ROOT = pathlib.Path(__file__).parents[2]
 LATE = "not done after"
 SETTINGS = {
-    "autocast": {"gpu": "bfloat16, but for ppo", "cpu": None},
+    "autocast": {"gpu": "bfloat16, but for ppo and vae", "cpu": None},
     "matmul_precision": "high",
     "optimizer": "AdamW, fused",
     "dropout": ["xlmr", "xlmr-lengths", "lora", "convnext", "speech", "lstm"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.distributions import Normal
+from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
 from . import models
@@ -70,6 +70,27 @@ def ppo(place):
         old = Normal(torch.zeros_like(moved), 1.0).log_prob(moved).sum(-1)
         batches.append((place.normal(number, seen), moved, old, place.normal(number), place.normal(number)))
     return Program(model, optimizer, train_step, batches)
+
+
+def vae(place):
+    """A beta-VAE of 128 pictures of 64 x 64 in float32, with the checks of torch.distributions."""
+    number, width, code = place.of(gpu=(128, 64, 10), cpu=(4, 8, 2))
+    model = place.build(lambda: models.Vae(width, code))
+    optimizer = adamw(model.parameters())
+
+    def train_step(pictures):
+        mean, log_variance = model.encode(pictures)
+        codes = Normal(mean, (0.5 * log_variance).exp())
+        seen = model.decoder(codes.rsample())
+        prior = Normal(torch.zeros_like(mean), torch.ones_like(mean))
+        loss = F.binary_cross_entropy_with_logits(seen, pictures, reduction="sum") / len(pictures)
+        loss = loss + 4.0 * kl_divergence(codes, prior).sum(-1).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return Program(model, optimizer, train_step, [(place.normal(number, 3, 64, 64).sigmoid(),) for _ in range(BATCHES)])
 
 
 def lstm(place):

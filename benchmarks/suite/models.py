@@ -119,6 +119,28 @@ class ActorCritic(nn.Module):
         return mean, self.log_deviation.exp().expand_as(mean), self.critic(x).squeeze(-1)
 
 
+class Vae(nn.Module):
+    """A convolutional variational autoencoder of pictures of 64 x 64, with the layers of Burgess et al. (2018)."""
+
+    def __init__(self, width, code):
+        super().__init__()
+        half, wide = width // 2, 8 * width
+        self.encoder = nn.Sequential(
+            nn.Conv2d(3, half, 4, 2, 1), nn.ReLU(), nn.Conv2d(half, half, 4, 2, 1), nn.ReLU(),
+            nn.Conv2d(half, width, 4, 2, 1), nn.ReLU(), nn.Conv2d(width, width, 4, 2, 1), nn.ReLU(), nn.Flatten(),
+            nn.Linear(16 * width, wide), nn.ReLU(), nn.Linear(wide, 2 * code),
+        )  # fmt: skip
+        self.decoder = nn.Sequential(
+            nn.Linear(code, wide), nn.ReLU(), nn.Linear(wide, 16 * width), nn.ReLU(), nn.Unflatten(1, (width, 4, 4)),
+            nn.ConvTranspose2d(width, width, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(width, half, 4, 2, 1), nn.ReLU(),
+            nn.ConvTranspose2d(half, half, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(half, 3, 4, 2, 1),
+        )  # fmt: skip
+
+    def encode(self, x):
+        """Return mean and log of the variance of the codes [B, C] of pictures [B, 3, 64, 64]."""
+        return self.encoder(x).chunk(2, 1)
+
+
 class Lstm(nn.Module):
     """A language model of LSTM layers with dropout, as torch's example of word_language_model."""
 

@@ -14,7 +14,7 @@ from .totals import LONG, LONGEST, MEDIUM, SHORT, best_fixed
 TIERS = ("eager+graph", "regional", "regional+graph", "full", "full+graph", "autotune+graph")
 FIRST_FIVE = ("tiny", "xlmr", "inception", "gpt", "unet")
 WORKLOADS = (*FIRST_FIVE, "xlmr-lengths", "vit", "lora", "mlp")
-HARD = ("resnet50", "convnext", "speech", "ppo", "lstm")
+HARD = ("resnet50", "convnext", "speech", "ppo", "vae", "lstm")
 """Workloads of which the ways of `CHOICE` are measured alone: layouts, and steps that are hard to capture whole."""
 CHOICE = ("eager", "default", "reduce-overhead", "auto")
 """The ways between which a user chooses; of `auto` a run that is told 1,000 steps and one that is told 10,000."""
@@ -69,6 +69,7 @@ _GUESSES = {
     "convnext": (2, 45, 45, 12, 2),
     "speech": (2, 60, 90, 20, 4),
     "ppo": (1, 5, 15, 0, 1),
+    "vae": (1, 4, 20, 0, 1),
     "lstm": (1.5, 8, 20, 0, 1),
 }
 _START, _STEADY, _AUTOTUNE, _FIRST = 8.0, 6.0, 140.0, 24

@@ -31,6 +31,7 @@ NAMES = {
     "speech": "Speech2Text with layer drop, 8×1000",
     "lstm": "LSTM of 2 layers d650, 32×35",
     "ppo": "PPO update: actor and critic d256, 4,096 moves",
+    "vae": "beta-VAE of 64×64 pictures with torch.distributions, 128",
     "mlp": "MLP: 6 layers d1024, 256 points",
     "lora": "LoRA of GPT-2 124M, 8×512",
 }

@@ -298,6 +298,7 @@ MAKERS = {
     "mlp": mlp,
     "speech": launch_bound.speech,
     "ppo": launch_bound.ppo,
+    "vae": launch_bound.vae,
     "lstm": launch_bound.lstm,
     "diffusion": diffusion,
 }

@@ -13,7 +13,7 @@ def losses(name):
     return [float(program.step(*program.batch(index)).detach()) for index in range(3)]
 
 
-@pytest.mark.parametrize("name", ["speech", "ppo", "lstm"])
+@pytest.mark.parametrize("name", ["speech", "ppo", "vae", "lstm"])
 def test_a_program_trains_and_is_built_alike(name):
     if plan.missing(name):
         pytest.skip(plan.missing(name))
