@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hotloop.errors import ConfigError
-from hotloop.measure import StepClock, interval, ratio_interval, spread, typical
+from hotloop.measure import StepClock, interval, ratio_interval, typical
 
 
 class Stream:
@@ -182,18 +182,11 @@ def test_a_clock_without_room_is_refused():
         StepClock("cpu", pending=0)
 
 
-def test_typical_and_spread_ignore_first_calls_and_jumps():
+def test_typical_ignores_first_calls_and_jumps():
     times = [30.0, *[1.0, 1.1, 0.9] * 10, 2.0, 2.1]
     assert typical(times) == 1.0
-    assert spread(times) == pytest.approx(0.148, abs=0.01)
     assert typical(times, skip=2) == pytest.approx(1.0, abs=0.05)
     assert typical([4.0]) == 4.0
-    assert spread([4.0]) == 0.0
-
-
-def test_spread_estimates_a_standard_deviation():
-    draw = random.Random(0)
-    assert spread([draw.gauss(10, 2) for _ in range(20_000)]) == pytest.approx(2, rel=0.05)
 
 
 # Order statistics for 95%, as tabulated (Conover, Practical Nonparametric Statistics, table A3): n, k.
@@ -237,7 +230,6 @@ def test_a_machine_that_slows_for_both_cancels_in_pairs():
     ("call", "message"),
     [
         (lambda: typical([]), "no samples"),
-        (lambda: spread([]), "no samples"),
         (lambda: interval([]), "no samples"),
         (lambda: interval([1.0], 1.0), "confidence=1.0"),
         (lambda: ratio_interval([1.0], [1.0, 2.0]), "not 1 and 2"),

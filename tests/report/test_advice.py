@@ -8,9 +8,9 @@ from rich.console import Console
 from hotloop.diagnose import Advice
 from hotloop.events import CheckpointOutside, EagerPart, HostBound, SettingSwitched
 from hotloop.remedies import REMEDIES
-from hotloop.report import build, summary, write_html
+from hotloop.report import build, write_html
 from hotloop.report.advice import ROWS
-from hotloop.report.terminal import draw_diagnosis
+from hotloop.report.terminal import draw, draw_diagnosis
 
 WAYS = {
     "eager": {"step_ms": 12.0, "peak_bytes": 2**30},
@@ -105,9 +105,9 @@ def test_a_row_says_where_and_each_cost():
     assert build(diagnosed()).advice[1].remedy == f"hotloop.Loop {REMEDIES['tier']}"
 
 
-@pytest.mark.parametrize("draw", [lambda d: draw_diagnosis(build(d)), summary])
-def test_the_terminal_shows_ways_and_advice_in_order(draw):
-    text = shown(draw(diagnosed()))
+@pytest.mark.parametrize("drawn", [draw_diagnosis, draw])
+def test_the_terminal_shows_ways_and_advice_in_order(drawn):
+    text = shown(drawn(build(diagnosed())))
     for said in ("default by blocks", "CUDA out of memory", "10 ms (9.5 ms to 10.8 ms)", "3 s (cached)", "1.2x", "31 s", "1. Graph break", "2. Cold cache",
                  "if loss.item() > 3:", "change: keep the value a tensor", "why: a tensor is read in Python"):  # fmt: skip
         assert said in text
@@ -119,7 +119,7 @@ def test_a_record_without_advice_shows_none_of_it(document):
     del older["advice"]
     view = build(older)
     assert (view.diagnosis, view.ways, view.advice) == ("", [], [])
-    assert "Advice" not in shown(summary(older))
+    assert "Advice" not in shown(draw(view))
     assert shown(draw_diagnosis(view)).startswith("Nothing to fix was found")
 
 
@@ -132,7 +132,7 @@ def test_the_page_shows_it_escaped(tmp_path):
     assert "<script>alert" not in text
     assert text.count("&lt;script&gt;alert(1)") > 6
     assert "\x1b" not in text
-    assert "\x1b" not in shown(summary(document))
+    assert "\x1b" not in shown(draw(build(document)))
 
 
 def test_the_page_shows_the_figures(tmp_path):

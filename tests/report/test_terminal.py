@@ -6,13 +6,13 @@ from rich.console import Console
 
 from hotloop import record
 from hotloop.cli.report import report
-from hotloop.report import summary
-from hotloop.report.terminal import EVENTS, spark
+from hotloop.report import build
+from hotloop.report.terminal import EVENTS, draw, spark
 
 
 def shown(document, width=120):
     out = io.StringIO()
-    Console(file=out, width=width, force_terminal=False, highlight=False).print(summary(document))
+    Console(file=out, width=width, force_terminal=False, highlight=False).print(draw(build(document)))
     return out.getvalue()
 
 

@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hotloop.cache.child_process import BackgroundCompile, Done, Failed, Outcome
-    from hotloop.cache.costs import CostStore, TierCosts, Verdict
+    from hotloop.cache.child_process import BackgroundCompile, Done, Failed
+    from hotloop.cache.costs import CostStore, TierCosts
     from hotloop.cache.keys import Key, key_of
     from hotloop.cache.portable import BackgroundUnavailableError
     from hotloop.cache.process_folder import shared_compiles
@@ -24,11 +24,9 @@ _HOMES = {
     "Done": "child_process",
     "Failed": "child_process",
     "Key": "keys",
-    "Outcome": "child_process",
     "Recorder": "request",
     "Request": "request",
     "TierCosts": "costs",
-    "Verdict": "costs",
     "key_of": "keys",
     "shared_cache": "share",
     "shared_compiles": "process_folder",
@@ -41,11 +39,9 @@ __all__ = [
     "Done",
     "Failed",
     "Key",
-    "Outcome",
     "Recorder",
     "Request",
     "TierCosts",
-    "Verdict",
     "key_of",
     "shared_cache",
     "shared_compiles",

@@ -97,10 +97,10 @@ def compare(
         raise ConfigError(f"hotloop runs compare {names[0]}: expected two or more runs")
     names = [runs.best_of(name) for name in names]
     rows = [runs.known(name) for name in names]
-    settings = _beside([row.settings for row in rows])
+    settings = runs.beside([row.settings for row in rows])
     differ = {name: values for name, values in settings.items() if any(one != values[0] for one in values)}
     facts = [{"status": row.status, "ran": row.tier, "steps": row.steps} for row in rows]
-    figures = _beside([{**fact, **row.figures} for fact, row in zip(facts, rows, strict=True)])
+    figures = runs.beside([{**fact, **row.figures} for fact, row in zip(facts, rows, strict=True)])
     if as_json:
         echo_json({"runs": list(map(str, names)), "settings": differ, "figures": figures})
         return
@@ -170,12 +170,6 @@ def _pairs(values: Mapping[str, str]) -> Table:
     for name, value in values.items():
         table.add_row(Text(line(words(name) if "." not in name else name, 200)), Text(line(value, 1000)))
     return table
-
-
-def _beside(columns: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return what each of several mappings has for a name, for all names in their first order."""
-    names = dict.fromkeys(name for one in columns for name in one)
-    return {name: [one.get(name) for one in columns] for name in names}
 
 
 def _plain(*names: str) -> Table:

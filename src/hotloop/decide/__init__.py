@@ -9,30 +9,25 @@ from __future__ import annotations
 from hotloop.decide.break_even import EAGER_STEPS, decide
 from hotloop.decide.courses import Course, Stretch, envelope
 from hotloop.decide.guard import carried_seconds, certain_saving_seconds
-from hotloop.decide.horizon import Horizon, remaining
-from hotloop.decide.options import Action, Decision, Option, Source, Standing
+from hotloop.decide.horizon import remaining
+from hotloop.decide.options import Decision, Option, Standing
 from hotloop.decide.priors import Facts, expect
 from hotloop.decide.shapes import ShapePlan, odd_pays, plan_shapes
 from hotloop.decide.speeds import Speeds
-from hotloop.decide.trial import Outcome, Trial, Turn, Verdict, median_interval
+from hotloop.decide.trial import Trial, Turn, median_interval
 
 __all__ = [
     "EAGER_STEPS",
-    "Action",
     "Course",
     "Decision",
     "Facts",
-    "Horizon",
     "Option",
-    "Outcome",
     "ShapePlan",
-    "Source",
     "Speeds",
     "Standing",
     "Stretch",
     "Trial",
     "Turn",
-    "Verdict",
     "carried_seconds",
     "certain_saving_seconds",
     "decide",

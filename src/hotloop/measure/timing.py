@@ -171,21 +171,6 @@ def typical(samples: Sequence[float], skip: int = 1) -> float:
     return statistics.median(samples[skip:] or samples[-1:])
 
 
-def spread(samples: Sequence[float], skip: int = 1) -> float:
-    """Return the scaled median absolute deviation, which estimates a standard deviation and ignores jumps.
-
-    1.4826 * median(|x - median(x)|) (Rousseeuw and Croux, 1993, "Alternatives to the median absolute deviation", eq.
-    1.1), over the samples after the first ``skip``. The factor is 1 / Phi^-1(3/4), which is right for a normal
-    distribution.
-
-    Raises:
-        ConfigError: there are no samples.
-    """
-    centre = typical(samples, skip)
-    factor = 1 / statistics.NormalDist().inv_cdf(0.75)
-    return factor * statistics.median(abs(sample - centre) for sample in samples[skip:] or samples[-1:])
-
-
 def interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
     """Return a confidence interval of the median that assumes no distribution, only independent samples.
 

@@ -9,7 +9,7 @@ from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA, empt
 from hotloop.record.process import SUBMITTED, on_cluster, this_process, was_killed
 from hotloop.record.reading import Follower, load, load_ranks
 from hotloop.record.schema import Schema, to_json, whole
-from hotloop.record.writing import ERROR_LENGTH, SNAPSHOT_SECONDS, SNAPSHOT_SHARE, RunRecord
+from hotloop.record.writing import ERROR_LENGTH, RunRecord
 
 __all__ = [
     "DOCUMENT",
@@ -18,8 +18,6 @@ __all__ = [
     "LISTS",
     "MAPPINGS",
     "SCHEMA",
-    "SNAPSHOT_SECONDS",
-    "SNAPSHOT_SHARE",
     "SUBMITTED",
     "Follower",
     "RunRecord",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hotloop.report.page import write_html
-from hotloop.report.terminal import summary
 from hotloop.report.view import View, build
 
-__all__ = ["View", "build", "summary", "write_html"]
+__all__ = ["View", "build", "write_html"]

@@ -347,3 +347,9 @@ def _search(folder: Path, document: Mapping[str, Any]) -> Row:
         settings=dict(flat(chosen)) if isinstance(chosen, dict) else {},
         figures={} if value is None else {metric: value},
     )
+
+
+def beside(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return what each of several mappings has for a name, for all names in their first order."""
+    names = dict.fromkeys(name for one in columns for name in one)
+    return {name: [one.get(name) for one in columns] for name in names}

@@ -5,7 +5,7 @@ Everything from a record is drawn as plain text, never as markup.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -15,25 +15,16 @@ from rich.text import Text
 from hotloop.report.folds import FoldsView
 from hotloop.report.study import StudyView
 from hotloop.report.text import figure, nth, seconds, short_place
-from hotloop.report.view import Entry, View, build
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hotloop.report.occurrences import Tone
+    from hotloop.report.view import Entry, View
 
 EVENTS = 12
 """Rows of events that a terminal gets; the page has the others."""
 _STYLES: dict[Tone, str] = {"good": "green", "note": "cyan", "warn": "yellow", "bad": "bold red"}
-
-
-def summary(document: Mapping[str, Any]) -> RenderableType:
-    """Return a terminal summary of a run record, for Rich.
-
-    Args:
-        document: a run record's document (`hotloop.record.load`).
-    """
-    return draw(build(document))
 
 
 def draw(view: View | FoldsView | StudyView) -> RenderableType:

@@ -63,12 +63,12 @@ class ComparePages:
 
     def _tables(self, request: Request) -> dict[str, Any]:
         found = [(name, self.site.watching.run(path)) for name, path in self._named(request)]
-        settings = _beside([one.row.settings for _, one in found])
+        settings = runs.beside([one.row.settings for _, one in found])
         other = {key: values for key, values in settings.items() if any(one != values[0] for one in values)}
         differ = {key: list(map(text, values)) for key, values in other.items()}
         rows = [(shown.status, shown.row) for _, shown in found]
         facts = [{"status": status, "ran": row.tier, "steps": row.steps, **row.figures} for status, row in rows]
-        figures = {words(key): [quantity(key, each) for each in row] for key, row in _beside(facts).items()}
+        figures = {words(key): [quantity(key, each) for each in row] for key, row in runs.beside(facts).items()}
         return {"names": [name for name, _ in found], "differ": differ, "figures": figures}
 
     def _charts(self, request: Request) -> list[Chart]:
@@ -116,8 +116,3 @@ def _over_time(elapsed: Line, one: Line) -> Line:
         return Line("", (), ())
     at = [min(len(elapsed.steps) - 1, bisect.bisect_left(elapsed.steps, step)) for step in one.steps]
     return Line.of("", zip((elapsed.values[place] for place in at), one.values, strict=True))
-
-
-def _beside(columns: list[Any]) -> dict[str, list[Any]]:
-    names = dict.fromkeys(name for one in columns for name in one)
-    return {name: [one.get(name) for one in columns] for name in names}

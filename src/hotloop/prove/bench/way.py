@@ -19,6 +19,7 @@ from hotloop.compiling.fallback.availability import missing
 from hotloop.measure import StepClock
 from hotloop.prove.workloads import seeded
 from hotloop.step import Loop
+from hotloop.step.state.trial_run import wait_for
 from hotloop.step.tiers import parse
 from hotloop.step.workload import arguments
 
@@ -259,7 +260,7 @@ class Running:
         """Run the first steps; return the seconds at which each of them was done, beginning with 0."""
         ends, in_row = [0.0], 0
         least = READY + 1  # the very first step sets libraries up, even if nothing has to be prepared
-        synchronize(self.device)
+        wait_for(self.device)
         begin = time.perf_counter()
         while in_row < READY or len(ends) <= least:
             if len(ends) > LIMIT_STEPS:
@@ -268,7 +269,7 @@ class Running:
                     f"it was not ready after {LIMIT_STEPS} steps (the last one: {tier}, {kind}): {self._why()}"
                 )
             ran = self.run(next(batches))
-            synchronize(self.device)
+            wait_for(self.device)
             ends.append(time.perf_counter() - begin)
             in_row = in_row + 1 if self.plain(ran) else 0
             if not in_row:
@@ -282,11 +283,11 @@ class Running:
         """
         clock = StepClock(self.device)
         first = self.run(batches[0])
-        synchronize(self.device)
+        wait_for(self.device)
         mark = clock.start()
         ran = [self.run(batch) for batch in batches]
         clock.stop(mark)
-        synchronize(self.device)
+        wait_for(self.device)
         (timing,) = clock.take()
         steady = all(kind == "run" for _, kind in (first, *ran))
         return Block(timing.seconds / len(ran), sum(map(self.plain, ran)), len(ran), steady)
@@ -326,9 +327,3 @@ def in_turns(number: int, rounds: int) -> Iterator[list[int]]:
         at = turn // 2 % number
         order = [*range(at, number), *range(at)]
         yield order if turn % 2 == 0 else order[::-1]
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
