@@ -48,11 +48,9 @@ def file_of(store):
 
 def test_what_was_put_is_there_for_another_store(store, key):
     assert store.get(key) is None
-    store.put(
-        key, "full", TierCosts(cold_seconds=30.0, step_seconds=0.1, eager_seconds=0.2, peak_bytes=10, verdict="proven")
-    )
+    store.put(key, "full", TierCosts(cold_seconds=30.0, step_seconds=0.1, eager_seconds=0.2, verdict="proven"))
     found = CostStore(store.folder).get(key)["full"]
-    assert (found.cold_seconds, found.warm_seconds, found.step_seconds, found.peak_bytes) == (30.0, None, 0.1, 10)
+    assert (found.cold_seconds, found.warm_seconds, found.step_seconds) == (30.0, None, 0.1)
     assert (found.verdict, found.runs) == ("proven", 1)
     assert abs(found.when - time.time()) < 60
 
@@ -66,13 +64,13 @@ def test_a_clock_that_went_back_two_hours_loses_no_costs(store, key, monkeypatch
     assert (found.cold_seconds, found.step_seconds, found.runs) == (30.0, 0.1, 2)
 
 
-def test_figures_join_by_their_median_memory_by_its_largest_and_a_verdict_is_the_latest(store, key):
-    for seconds, peak in ((1.0, 5), (100.0, 9), (2.0, 7)):
-        store.put(key, "full", TierCosts(step_seconds=seconds, peak_bytes=peak, verdict="proven"))
+def test_figures_join_by_their_median_and_a_verdict_is_the_latest(store, key):
+    for seconds in (1.0, 100.0, 2.0):
+        store.put(key, "full", TierCosts(step_seconds=seconds, verdict="proven"))
     store.put(key, "full", TierCosts(verdict="declined", reason=".item() at train.py:3"))
     store.put(key, "eager", TierCosts(step_seconds=4.0))
     found = store.get(key)
-    assert (found["full"].step_seconds, found["full"].peak_bytes, found["full"].runs) == (2.0, 9, 4)
+    assert (found["full"].step_seconds, found["full"].runs) == (2.0, 4)
     assert (found["full"].verdict, found["full"].reason) == ("declined", ".item() at train.py:3")
     assert found["eager"].step_seconds == 4.0
 

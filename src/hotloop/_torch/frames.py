@@ -35,8 +35,7 @@ class Stack:
     Args:
         compiled: whether it runs in compiled code.
         tracing: whether it runs while dynamo traces, and is no work of the step.
-        place: file and line of the innermost frame that is not torch's: of an installed package, or of the program.
-        own: file and line of the innermost frame of the program itself; `place` where there is none.
+        own: file and line of the innermost frame of the program itself; where there is none, of an installed package.
         reader: file and line of the innermost frame of the program, of a package, or of a library in torch
             (distributions, nn, optim, amp); what torch has for every operation is passed over.
         modules: the modules that are being called, the outermost first.
@@ -46,7 +45,6 @@ class Stack:
 
     compiled: bool
     tracing: bool
-    place: tuple[str, int] | None
     own: tuple[str, int] | None
     reader: tuple[str, int] | None
     modules: tuple[torch.nn.Module, ...]
@@ -82,7 +80,7 @@ def stack_of(frame: FrameType | None) -> Stack:
             if inside is not None and checkpointed is None:
                 checkpointed = (here, inside)
         frame = frame.f_back
-    return Stack(compiled, tracing, place, own or place, reader, tuple(reversed(modules)), checkpointed, scaling)
+    return Stack(compiled, tracing, own or place, reader, tuple(reversed(modules)), checkpointed, scaling)
 
 
 def shown(place: tuple[str, int]) -> str:

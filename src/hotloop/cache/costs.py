@@ -50,7 +50,6 @@ class TierCosts:
         warm_seconds: the same with full compile caches.
         step_seconds: of one step in this tier.
         eager_seconds: of one eager step in the same run, so that both felt the same machine.
-        peak_bytes: of device memory in a step of this tier.
         verdict: ``proven`` or ``declined``, with the ``reason``.
         runs: how many runs this comes from.
         when: the time of the last run, in seconds since 1970.
@@ -60,7 +59,6 @@ class TierCosts:
     warm_seconds: float | None = None
     step_seconds: float | None = None
     eager_seconds: float | None = None
-    peak_bytes: int | None = None
     verdict: Verdict | None = None
     reason: str = ""
     runs: int = 1
@@ -70,8 +68,6 @@ class TierCosts:
     def of_entry(cls, entry: dict[str, Any]) -> TierCosts:
         """Summarise an entry of a file."""
         figures = {name: statistics.median(values) for name, values in entry["figures"].items()}
-        if "peak_bytes" in figures:
-            figures["peak_bytes"] = max(entry["figures"]["peak_bytes"])  # a run that needed it once may need it again
         told = {name: entry[name] for name in ("verdict", "reason", "runs", "when") if name in entry}
         return cls(**figures, **told)
 
@@ -100,7 +96,6 @@ _LIMITS: Mapping[str, float] = {
     "warm_seconds": 1e6,
     "step_seconds": 1e6,
     "eager_seconds": 1e6,
-    "peak_bytes": 2**50,
 }
 """The figures of which several values are kept, and the largest value of each that is believed."""
 

@@ -223,20 +223,10 @@ def _text(leaf: Any) -> str:
 
 @dataclasses.dataclass(slots=True)
 class Seen:
-    """The frequency of a signature: its count, the step (from 0) that saw it first, and its share of all steps.
-
-    ``tracked`` is false for a signature that came when the census was full: its count is unknown, and set to 1.
-    """
+    """The frequency of a signature: its count, and its share of all steps."""
 
     count: int
-    first: int
     share: float
-    tracked: bool
-
-    @property
-    def new(self) -> bool:
-        """Whether this was the first time, as far as is known."""
-        return self.count == 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,18 +263,16 @@ class Census:
         self._untracked_at: collections.deque[int] = collections.deque(maxlen=limit)
         self._untracked_sizes: dict[tuple[str, int], dict[int, int]] = {}
 
-    def note(self, inputs: Signature) -> Seen:
+    def note(self, inputs: Signature) -> None:
         """Count one step's signature."""
         step, self.steps = self.steps, self.steps + 1
         entry = self._entries.get(inputs)
         if entry is not None:
             entry.count += 1
         elif len(self._entries) < self._limit:
-            entry = self._entries[inputs] = _Entry(1, step)
+            self._entries[inputs] = _Entry(1, step)
         else:
             self._note_untracked(inputs, step)
-            return Seen(1, step, 1 / self.steps, tracked=False)
-        return Seen(entry.count, entry.first, entry.count / self.steps, tracked=True)
 
     def _note_untracked(self, inputs: Signature, step: int) -> None:
         self.untracked += 1
@@ -298,7 +286,7 @@ class Census:
     def seen(self, inputs: Signature) -> Seen | None:
         """Return how often a signature was seen, without counting it; None for a signature that is not tracked."""
         entry = self._entries.get(inputs)
-        return Seen(entry.count, entry.first, entry.count / self.steps, tracked=True) if entry else None
+        return Seen(entry.count, entry.count / self.steps) if entry else None
 
     def counted(self) -> list[tuple[Signature, int]]:
         """Return each tracked signature with its count."""

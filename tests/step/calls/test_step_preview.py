@@ -23,13 +23,13 @@ def data(rows=70):
 
 def test_a_loader_is_looked_at_with_its_last_batch():
     looked, sizes = seen(DataLoader(data(), batch_size=16, shuffle=True))
-    assert (looked.read, looked.total, looked.why_not) == (5, 5, "")
+    assert (looked.read, looked.why_not) == (5, "")
     assert sorted(sizes) == [6, 16, 16, 16, 16]
 
 
 def test_a_look_is_bounded():
     looked, sizes = seen(DataLoader(data(1000), batch_size=3))
-    assert (looked.read, looked.total) == (BATCHES, 334)
+    assert looked.read == BATCHES
     assert sizes.count(1) == 1
 
 

@@ -27,10 +27,9 @@ BATCHES, SECONDS = 64, 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Looked:
-    """The outcome of a look: batches read, batches of one epoch if that is known, and why none was read."""
+    """The outcome of a look: batches read, and why none was read."""
 
     read: int
-    total: int | None = None
     why_not: str = ""
 
 
@@ -50,9 +49,9 @@ def look(batches: Any, visit: Callable[[tuple[Any, ...]], None]) -> Looked:
     """
     before = RandomState([torch.device("cpu")])
     generators = [(generator, generator.get_state()) for generator in generators_of(batches)]
-    total, count, began = None, 0, time.monotonic()
+    count, began = 0, time.monotonic()
     try:
-        total, read = _reader(batches)
+        read = _reader(batches)
         while True:
             try:
                 batch = next(read)
@@ -67,12 +66,12 @@ def look(batches: Any, visit: Callable[[tuple[Any, ...]], None]) -> Looked:
             if time.monotonic() - began > SECONDS:
                 break
     except _NotLookedAtError as error:
-        return Looked(count, total, str(error))
+        return Looked(count, str(error))
     finally:
         before.restore()
         for generator, state in generators:
             generator.set_state(state)
-    return Looked(count, total, "" if count else "there is no batch to read")
+    return Looked(count, "" if count else "there is no batch to read")
 
 
 def generators_of(batches: Any) -> list[torch.Generator]:
@@ -83,18 +82,17 @@ def generators_of(batches: Any) -> list[torch.Generator]:
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
-def _reader(batches: Any) -> tuple[int | None, Iterator[Any]]:
-    """Return the number of batches of an epoch, and an iterator over some of them, the odd last batch first."""
+def _reader(batches: Any) -> Iterator[Any]:
+    """Return an iterator over some batches of an epoch, the odd last batch first."""
     if isinstance(batches, DataLoader):
-        order = _order(batches)
-        return len(order), (batches.collate_fn(_fetch(batches.dataset, indices)) for indices in _some(order))
+        return (batches.collate_fn(_fetch(batches.dataset, indices)) for indices in _some(_order(batches)))
     if isinstance(batches, Sequence):
-        return len(batches), iter(_some(batches))
+        return iter(_some(batches))
     if callable(batches):
         made = batches()
         if isinstance(made, DataLoader | Sequence):
             return _reader(made)
-        return None, (batch for batch, _ in zip(made, range(BATCHES), strict=False))
+        return (batch for batch, _ in zip(made, range(BATCHES), strict=False))
     raise _NotLookedAtError(f"a look might use up a {type(batches).__name__}: give a DataLoader, a list or a function")
 
 
