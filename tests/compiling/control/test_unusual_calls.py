@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import hotloop
 from hotloop import presets
@@ -131,6 +132,14 @@ def test_one_call_under_a_transform_leaves_the_model_compiled():
     expected = grad(lambda w: functional_call(Net(), w, (ROWS,)).sum())(weights)
     found = grad(lambda w: functional_call(model, w, (ROWS,)).sum())(weights)
     assert all(torch.equal(found[name], expected[name]) for name in weights)
+    model(ROWS)
+    assert (status(model).state, status(model).frames_compiled, status(model).frames_eager) == ("compiled", 1, 1)
+
+
+def test_a_call_that_another_tracer_sees_runs_eager_and_is_counted():
+    model = hotloop.compile(Net(), "aot_eager")
+    traced = make_fx(model)(ROWS)
+    assert torch.equal(traced(ROWS), torch.tanh(model.layer(ROWS)))
     model(ROWS)
     assert (status(model).state, status(model).frames_compiled, status(model).frames_eager) == ("compiled", 1, 1)
 

@@ -276,7 +276,8 @@ class Lane:
         An exception that eager raises too is the user's own, and the component may be compiled another time.
         """
         raised = dynamo.RaisedError(error)
-        if raised.is_other_tracer:  # it refuses only while the other trace goes on
+        if raised.is_other_tracer:  # it refuses only while the other trace goes on: in torch 2.11, of any thread
+            self.tally.healed_calls += 1
             return call.run_eager()
         strict = self.config.strict
         broke = self.config.fullgraph and raised.is_graph_break
