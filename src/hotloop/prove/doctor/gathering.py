@@ -40,7 +40,8 @@ def gather(*, trials: bool = True) -> Machine:
     """Gather the facts of this machine.
 
     Args:
-        trials: try a compile as well, on the CPU and on a GPU if there is one (ten seconds to a minute each).
+        trials: try a compile as well, on the CPU and on a GPU if there is one (ten seconds to a minute each). Without a
+            C++ compiler none is tried.
     """
     answer = ask(["-m", _CHILD, "torch"], limit_s=PROBE_S)
     if answer.data:
@@ -70,7 +71,8 @@ def gather(*, trials: bool = True) -> Machine:
     )
     if not trials or machine.torch.error:
         return machine
-    devices = ["cpu"] * bool(compiler) + ["cuda"] * bool(machine.gpus)
+    # Without the compiler no device compiles, which is a finding of its own.
+    devices = ["cpu", *["cuda"] * bool(machine.gpus)] if compiler else []
     return dataclasses.replace(machine, trials=tuple(map(try_compile, devices)))
 
 
