@@ -85,7 +85,8 @@ def complete_setting(ctx: typer.Context, incomplete: str) -> list[str]:
 
     A program is read, and not run: a script may train when it is imported.
     """
-    given = [one for value in ctx.params.values() if isinstance(value, list) for one in value]
+    # typer before 0.29 hands over tuples
+    given = [one for value in ctx.params.values() if isinstance(value, list | tuple) for one in value]
     try:
         return [f"{one}=" for one in _settings(given, _read_arguments) if one.startswith(incomplete)]
     except Exception:  # noqa: BLE001 - a shell shows no error beside what is typed; the command will
