@@ -65,7 +65,7 @@ SWITCHES = (
         "transformers/models/",
         ("dropout_probability < self", "not skip_the_layer"),
         "layer drop chooses on the host which layers to skip: set layerdrop=0.0 in the model's config, or "
-        "encoder_layerdrop and decoder_layerdrop",
+        "encoder_layerdrop and decoder_layerdrop (before transformers 5.23 such a layer reads all the same)",
     ),
     Switch(
         "transformers/models/",

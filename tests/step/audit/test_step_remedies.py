@@ -279,6 +279,8 @@ def test_a_library_that_reads_is_named_with_its_switch_and_the_switch_does_it(cp
     reason, hint = REMEDIES[program]
     told = cpu.declines(training(program, followed=False, checks="keep"), reason=reason, hint=hint)
     assert told.file in (__file__, None)
+    if program in (speech, masked):
+        pytest.importorskip("transformers", "5.23", reason="layer drop reads at 0.0 too")
     run = cpu.alike(training(program, followed=True), exact=True)
     assert not run.declined, run.declined
     assert run.status().tier == GRAPH
