@@ -18,6 +18,7 @@ if not (ROOT / ".ci").is_dir():
 SPEC = importlib.util.spec_from_file_location("release_check", ROOT / ".ci" / "release_check.py")
 check = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(check)
+RENDERS = "to render README needs pip install 'hotloop[dev]'"
 COPIED = ("README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "SECURITY.md", "src/hotloop/version.py")
 
 
@@ -40,7 +41,8 @@ def change(path, old, new):
 
 
 def test_nothing_is_wrong_here():
-    pytest.importorskip("readme_renderer", reason="to render README needs pip install 'hotloop[dev]'")
+    pytest.importorskip("readme_renderer", reason=RENDERS)
+    pytest.importorskip("comrak", reason=RENDERS)
     assert check.of_version(ROOT, []) + check.of_readme(ROOT) + check.of_files(ROOT) == []
 
 
@@ -71,7 +73,8 @@ def test_a_changelog_or_citation_of_another_version(root):
     ],
 )
 def test_a_link_of_readme_that_leads_nowhere(root, more, says):
-    pytest.importorskip("readme_renderer", reason="to render README needs pip install 'hotloop[dev]'")
+    pytest.importorskip("readme_renderer", reason=RENDERS)
+    pytest.importorskip("comrak", reason=RENDERS)
     shutil.copytree(ROOT / "docs" / "images", root / "docs" / "images")
     with (root / "README.md").open("a", encoding="utf-8") as file:
         file.write(f"\n{more}\n")

@@ -25,6 +25,12 @@ from hotloop.integrations.transformers import HotLoop, HotStep, HotTrainer
 from hotloop.testing import captured_step_emulation
 
 
+@pytest.fixture(autouse=True)
+def _settings_of_the_process(monkeypatch):
+    """On a GPU ``torch_compile=True`` sets TF32, once in a process and for all that runs there later."""
+    monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: False)
+
+
 class Tokens:
     """The part of a tokenizer that a padding collator needs."""
 

@@ -321,9 +321,9 @@ def test_yaml_whose_aliases_explode_is_refused(tmp_path, text, place):
 @pytest.mark.parametrize("signs", ["[]", ("{a: ", "}")])
 def test_yaml_that_is_nested_without_end_is_refused(tmp_path, deep, signs):
     (tmp_path / "mine.yaml").write_text(f"training: {signs[0] * deep}{signs[1] * deep}")
-    with pytest.raises(
-        ConfigError, match=r"mine\.yaml cannot be read as YAML: it has more than 50 mappings or lists within each"
-    ):
+    # PyYAML from 6.0.4 on has a limit of its own, 1000, and reads ahead.
+    said = r"(it has more than 50 mappings or lists within each|.*\s*exceeded maximum nesting depth)"
+    with pytest.raises(ConfigError, match=rf"mine\.yaml cannot be read as YAML: {said}"):
         configure.load([], tmp_path / "mine.yaml")
 
 

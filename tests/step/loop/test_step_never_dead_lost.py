@@ -392,6 +392,7 @@ def recording(monkeypatch, *, fails=()):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: graphs.note("wait"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1, 1))
+    monkeypatch.setattr(torch.cuda.memory, "memory_stats", lambda device=None: {})  # as without a GPU
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device=None: 1.0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream("current", graphs))
     return graphs, lambda: engines._CudaRecording(engines._Pool("pool"), Stream("side", graphs), reports_capturing=True)
