@@ -1,5 +1,7 @@
 """Fabric in two processes, whose steps a loop captures; see `captured_ranks`."""
 
+import contextlib
+
 import torch
 from captured_ranks import BACKEND, CAPTURES, DEVICE, FOLDER, Net, batches, listening, state_of, tell, told_of
 from lightning.fabric import Fabric
@@ -21,8 +23,18 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=2**-6, fused=True)
 
 
-def train(run, *, every=1, resumes=False, strategy=None, by=momentum, **settings):
-    """Train; validate, log and save on the way, as programs do."""
+def train(run, *, every=1, parts=1, resumes=False, strategy=None, by=momentum, **settings):
+    """Train; validate, log and save on the way, as programs do.
+
+    Args:
+        run: a tier.
+        every: calls for each update.
+        parts: backwards in a call, of which the last one reduces.
+        resumes: go on from half-way.
+        strategy: makes Fabric's; None for DDP.
+        by: makes the optimizer.
+        settings: of DDP.
+    """
     fabric = Fabric(
         accelerator=DEVICE,
         devices=2,
@@ -37,8 +49,11 @@ def train(run, *, every=1, resumes=False, strategy=None, by=momentum, **settings
 
     @loop.step
     def step(x, y, update):
-        loss = F.cross_entropy(model(x), y)
-        fabric.backward(loss)
+        for part in range(parts):
+            within = fabric.no_backward_sync(model, enabled=part < parts - 1) if parts > 1 else contextlib.nullcontext()
+            with within:
+                loss = F.cross_entropy(model(x[part::parts]), y[part::parts])
+                fabric.backward(loss)
         if update:
             fabric.clip_gradients(model, optimizer, clip_val=0.5)
             optimizer.step()
@@ -58,7 +73,8 @@ def train(run, *, every=1, resumes=False, strategy=None, by=momentum, **settings
             saved = {"model": model, "optimizer": optimizer, "loop": loop.state_dict(), "step": number}
             fabric.save(half, {**saved, "schedule": schedule.state_dict()})
         update = (number + 1) % every == 0
-        with fabric.no_backward_sync(model, enabled=not update):
+        around = contextlib.nullcontext() if parts > 1 else fabric.no_backward_sync(model, enabled=not update)
+        with around:
             loss = step(*map(fabric.to_device, data[number]), update)
         ran.append(loop.last_ran())
         told.append(float(fabric.all_reduce(loss)))
@@ -96,6 +112,7 @@ tell(
         "accumulated": lambda: beside_eager(every=2),
         "unused": lambda: beside_eager(find_unused_parameters=True),
         "sharded": lambda: beside_eager(strategy=two, by=adamw),
+        "sharded, in parts": lambda: beside_eager(strategy=two, by=adamw, parts=2),
         "sharded, resumed": lambda: beside_eager(strategy=two, by=adamw, resumes=True),
         "sharded, momentum": lambda: beside_eager(strategy=two),
     }

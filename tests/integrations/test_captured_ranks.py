@@ -78,6 +78,7 @@ def test_fabric_captures_in_two_processes(tmp_path):
     said_by_the_first(told, "unused", "find_unused_parameters=True", "leave it out where every parameter is used")
     replayed(told, "sharded", 16, 24)
     replayed(told, "sharded, resumed", 16, 4)
+    replayed(told, "sharded, in parts", 16, 24)
     assert alike(told, "sharded, momentum") == []
     assert "an optimizer steps outside of its recording" in " ".join(alike(told, "sharded, momentum", "log"))
 
@@ -160,6 +161,6 @@ def test_what_else_accelerate_does_to_shards(tmp_path, program):
     told = told_by(tmp_path, f"{program}_captured.py", *names)
     replayed(told, "sharded, auto", 17, 21)
     replayed(told, "sharded, each reduced", 21, 59)
-    reason = "sync_each_batch" if program == "trainer" else "keeps whole gradients between two calls"
+    reason = "sync_each_batch" if program == "trainer" else "has kept whole gradients of an earlier call"
     assert alike(told, "sharded, accumulated") == []
     assert any(reason in line for line in told[0]["sharded, accumulated"]["log"]), told[0]["sharded, accumulated"]

@@ -178,7 +178,8 @@ def test_a_run_too_short_to_time_a_step_says_so(train, capsys):
 def test_what_is_switched_off_by_the_environment_is_not_decided(tmp_path, train, capsys, monkeypatch):
     monkeypatch.setenv("HOTLOOP_DISABLE", "1")
     train(**AUTO, training__max_steps=3)
-    assert set(said(capsys)) == {"[torch.compile] Disabled (eager execution mode)"}
+    why = "[torch.compile] HOTLOOP_DISABLE=1 is set: steps run eager"
+    assert set(said(capsys)) == {"[torch.compile] Disabled (eager execution mode)", why}
     component = record.load(tmp_path / "run")["components"]["model"]
     assert component["causes"] == [{"reason": "Disabled (eager execution mode)", "stage": "disabled"}]
 

@@ -148,6 +148,61 @@ def test_two_devices_are_one_with_the_doubled_batch(file, tmp_path, strategy, mo
     assert "error" in hotloop_command("eval", f"run={two}")
 
 
+PACED = """
+    import contextlib
+    from unittest import mock
+
+    import torch
+    from fits import Data, Sharded
+    from hotloop.decide import guard
+    from hotloop.measure import Timing
+    from hotloop.step.policy.agreed_auto import AgreedAuto
+    from hotloop.testing import captured_step_emulation
+
+    timed, planted = AgreedAuto.timed, contextlib.ExitStack()
+
+    def paced(self, ran, timing):
+        seconds = {"eager": 0.1, "eager+graph": 0.005}[ran.tier] if ran.kind == "run" else timing.seconds
+        return timed(self, ran, Timing(seconds, seconds))
+
+    planted.enter_context(mock.patch.object(AgreedAuto, "timed", paced))
+    planted.enter_context(mock.patch.object(guard, "SLOWER_SECONDS", 600.0))  # preparing takes real time
+    planted.enter_context(captured_step_emulation())
+
+    class Paced(Sharded):
+        def __init__(self, kind: str = "AdamW"):
+            super().__init__(dropout=0.1)
+            self.kind = kind
+
+        def training_step(self, batch, batch_idx):  # a step that reads its number is not captured
+            return (self.net(batch[0]) - batch[1]).pow(2).mean()
+
+        def configure_optimizers(self):
+            return getattr(torch.optim, self.kind)(self.parameters(), lr=2**-6, fused=True)
+"""
+
+
+@pytest.mark.campaign
+@pytest.mark.long
+def test_auto_captures_a_sharded_module_and_trains_as_eager(file, tmp_path):
+    paced = tmp_path / "paced.py"
+    paced.write_text(textwrap.dedent(PACED))
+    given = [
+        f"{paced}:Paced", f"data={paced}:Data", *BOTH, "run.strategy=fsdp2", "recipe.goal=min:error",
+        "training.max_grad_norm=null", "training.num_epochs=30",
+    ]  # fmt: skip
+    for compiled in ("false", "auto"):
+        train(*given, f"training.optimization.use_torch_compile={compiled}", f"run.folder={tmp_path / compiled}")
+    assert losses(tmp_path / "auto") == losses(tmp_path / "false")
+    ran = [step["running"] for step in record.load(tmp_path / "auto")["steps"]]
+    assert ran.count("eager+graph") > 60
+    kept = [tmp_path / one / "checkpoints" / "last.pt" for one in ("auto", "false")]
+    found, wanted = (checkpoint.load(one)["model"]["model"] for one in kept)
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    said = train(*given, "program.kind=SGD", f"run.folder={tmp_path / 'sgd'}", code=2)
+    assert "torch's fused kernel of SGD takes no shares of parameters" in " ".join(said.split())
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize(("strategy", "module"), [("ddp", "Module"), ("fsdp2", "Sharded")])
 @pytest.mark.long

@@ -140,25 +140,31 @@ PACED = """
         def forward(self, x):
             return x + self.drop(torch.relu(self.norm(self.inner(x))))
 
-    def make(*, fabric: Fabric | None = None):
-        x = torch.randn(128, 4, generator=torch.Generator().manual_seed(0))
+    def make(lr: float = 2**-6, *, fabric: Fabric | None = None, fold: hotloop.Fold | None = None):
+        fabric = fabric or Fabric(accelerator="cpu", devices=1)
+        x = torch.randn(160, 4, generator=torch.Generator().manual_seed(0))
         y = x.sum(1, keepdim=True)
+        rows, others = (fold or hotloop.Fold()).split(len(x))
         model = torch.nn.Sequential(torch.nn.Linear(4, 8), Block(), Block(), torch.nn.Linear(8, 1))
-        net, stepping = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True))
-        loader = fabric.setup_dataloaders(DataLoader(TensorDataset(x, y), batch_size=8))
+        net, stepping = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=lr, fused=True))
+        loader = fabric.setup_dataloaders(DataLoader(TensorDataset(x[rows], y[rows]), batch_size=8))
 
         def step(a, b):
-            loss = F.mse_loss(net(a), b)
-            fabric.backward(loss)
+            total = 0.0
+            for part in range(2):
+                with fabric.no_backward_sync(net, enabled=part == 0):
+                    loss = F.mse_loss(net(a[part::2]), b[part::2]) / 2
+                    fabric.backward(loss)
+                total += loss.detach()
             fabric.clip_gradients(net, stepping, max_norm=1.0, error_if_nonfinite=False)
             stepping.step()
             stepping.zero_grad()
-            return loss.detach()
+            return total
 
         def metrics():
             model.eval()
             with torch.no_grad():
-                return {"error": F.mse_loss(net(x), y)}
+                return {"error": F.mse_loss(net(x[others]), y[others])}
 
         return hotloop.Workload(model, stepping.optimizer, step, loader, metrics=metrics)
 """
@@ -267,21 +273,69 @@ def test_what_does_not_go_with_sharding_is_refused(given, monkeypatch, settings,
         check(start.prepare([*given, *SHARDED, *settings]).settings)
 
 
-@pytest.mark.campaign
-def test_auto_captures_a_sharded_step_and_trains_as_eager(tmp_path):
+def beside_eager(tmp_path, command, *settings, folder="run.folder", runs=("",)):
+    """Run a command with auto, which captures steps, and without; losses and weights are the same, bit by bit."""
     path = tmp_path / "paced.py"
     path.write_text(textwrap.dedent(PACED))
-    given = [f"{path}:make", *SHARDED, "training.num_epochs=20", "run.accelerator=cpu", "recipe.goal=min:error"]
-    given += ["training.early_stopping_patience=null"]
+    given = [f"{path}:make", "run.devices=2", "run.accelerator=cpu", "recipe.goal=min:error"]
+    given += ["training.early_stopping_patience=null", *settings]
     for compiled in ("false", "auto"):
-        train(*given, f"training.optimization.use_torch_compile={compiled}", f"run.folder={tmp_path / compiled}")
-    assert losses(tmp_path / "auto") == losses(tmp_path / "false")
-    ran = [step["running"] for step in record.load(tmp_path / "auto")["steps"]]
-    assert ran.count("eager+graph") > 60
-    found, wanted = (
-        checkpoint.load(tmp_path / one / "checkpoints" / "last.pt")["model"]["model"] for one in ("auto", "false")
-    )
-    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+        more = f"training.optimization.use_torch_compile={compiled}", f"{folder}={tmp_path / compiled}"
+        hotloop_command(command, *given, *more)
+    for run in runs:
+        assert losses(tmp_path / "auto" / run) == losses(tmp_path / "false" / run)
+        ran = [step["running"] for step in record.load(tmp_path / "auto" / run)["steps"]]
+        assert ran.count("eager+graph") > 60
+        kept = [tmp_path / one / run / "checkpoints" / "best.pt" for one in ("auto", "false")]
+        found, wanted = (checkpoint.load(one)["model"]["model"] for one in kept)
+        assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("ddp", marks=pytest.mark.long)])
+def test_auto_captures_a_step_of_two_devices_and_trains_as_eager(tmp_path, strategy):
+    """The step averages by Fabric's no_backward_sync(enabled=False), which leaves FSDP2 averaging nothing behind it."""
+    beside_eager(tmp_path, "train", f"run.strategy={strategy}", "training.num_epochs=16")
+
+
+@pytest.mark.campaign
+@pytest.mark.long
+def test_auto_captures_the_sharded_steps_of_each_fold(tmp_path):
+    folds = ["kfold.n_splits=2", "training.num_epochs=26"]
+    beside_eager(tmp_path, "kfold", "run.strategy=fsdp2", *folds, runs=("fold-0", "fold-1"))
+
+
+@pytest.mark.campaign
+@pytest.mark.long
+def test_auto_captures_the_sharded_steps_of_each_trial(tmp_path):
+    rates = "hpo.space.program.lr.choices=[0.0078125,0.015625]"
+    settings = ["hpo.n_trials=2", rates, "hpo.pruner=none", "training.num_epochs=16", "hpo.keep_checkpoints=all"]
+    runs = ("trials/0000", "trials/0001")
+    beside_eager(tmp_path, "hpo", "run.strategy=fsdp2", *settings, folder="hpo.folder", runs=runs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "why"),
+    [
+        ("SGD", {"fused": True}, r"torch's fused kernel of SGD takes no shares of parameters\. Leave fused=True out"),
+        ("Adagrad", {"fused": True}, "torch's fused kernel of Adagrad takes no shares"),
+        ("Rprop", {}, r"torch's Rprop cannot step shares of parameters\. Use another optimizer"),
+        ("AdamW", {"fused": True}, None),
+        ("SGD", {}, None),
+    ],
+)
+def test_an_optimizer_that_cannot_step_shares_is_refused(kind, more, why):
+    optimizer = getattr(torch.optim, kind)([torch.nn.Parameter(torch.ones(1))], **more)
+    with pytest.raises(ConfigError, match=why) if why else contextlib.nullcontext():
+        sharding.check_steps(optimizer)
+
+
+def test_parameters_laid_out_channels_last_are_refused():
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3)).to(memory_format=torch.channels_last)
+    with pytest.raises(
+        ConfigError, match=r"parameter 0\.weight of the Sequential is not contiguous.*run\.strategy=ddp"
+    ):
+        sharding.shard(model, None)
 
 
 def test_one_device_has_nothing_to_shard(given):

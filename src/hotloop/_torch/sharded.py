@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -86,6 +86,8 @@ class Sharded:
         """Return what a program may set at any time and a recording freezes."""
         return tuple(
             (
+                group.reduce_grads,
+                group.all_reduce_grads,
                 group.gradient_divide_factor,
                 group.force_sum_reduction_for_comms,
                 group.unshard_in_backward,
@@ -94,6 +96,15 @@ class Sharded:
             )
             for group in self._groups
         )
+
+    def reducing(self) -> list[tuple[bool, bool]]:
+        """Return how groups reduce gradients in a backward, as ``set_requires_gradient_sync()`` says."""
+        return [(group.reduce_grads, group.all_reduce_grads) for group in self._groups]
+
+    def reduce(self, found: Sequence[tuple[bool, bool]]) -> None:
+        """Let the groups reduce gradients as `reducing` found them to."""
+        for group, how in zip(self._groups, found, strict=True):
+            group.reduce_grads, group.all_reduce_grads = how
 
     def is_temporary(self, address: int) -> bool:
         """Return whether memory is that of a whole parameter, or of all that a group has gathered."""
@@ -168,11 +179,12 @@ def _why_other_collectives(group: Any) -> str:
 def _why_kept(group: Any) -> str:
     """Say what a group keeps, or will keep, from one call for another; empty where it keeps nothing."""
     if any(map(_keeps_whole_gradient, group.fsdp_params)):
-        return "whole gradients of an earlier call are kept, which nothing but FSDP2 knows of"
-    if not group.reduce_grads:
-        return "set_requires_gradient_sync(False) keeps whole gradients between two calls"
-    if not group.all_reduce_grads or not group.reshard_after_backward:
-        return "set_requires_all_reduce(False) or set_reshard_after_backward(False) keeps state between calls"
+        return (
+            "set_requires_gradient_sync(False), which no_sync() and no_backward_sync() call, has kept whole gradients "
+            "of an earlier call, which nothing but FSDP2 knows of"
+        )
+    if not group.reshard_after_backward:
+        return "set_reshard_after_backward(False) keeps whole parameters between calls"
     return ""
 
 

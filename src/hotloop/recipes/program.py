@@ -111,6 +111,7 @@ class Program(OwnProgram):
             told={"program": lines} if lines else {},
             files={AGAIN: _AGAIN} if lines else {},
             ranks=together,
+            wrappers=devices.wrappers if devices else (),
             prefetch=settings.run.prefetch,
             lines=["run.prefetch=true has no effect: there is nothing to copy"]
             * (settings.run.prefetch and device.type != "cuda"),

@@ -69,6 +69,8 @@ class Automatic(Compiling):
         """Say at the start what will run."""
         if self._disabled:
             self._say(DISABLED)
+            for why in self._loop.account.decisions:
+                self._say(f"{PREFIX} {why}")
             return
         self._say(
             f"{PREFIX} auto: steps start eager and are timed; from step {self._loop.steps + EAGER_STEPS + 1} on, what "

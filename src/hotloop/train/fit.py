@@ -137,10 +137,11 @@ class _Fitting:
     def make_automatic(self, between: Compiling) -> Automatic:
         """Hand the step to a hot loop that counts earlier starts too; ``between`` has what needs no gradients."""
         workload, ahead = self.task.workload, self.task.ahead()
+        parts = workload.models().values() if self.task.compiled else ()
         loop = Loop(
             self.task.compiled or workload.model,
             workload.optimizer,
-            state=[*(workload.models().values() if self.task.compiled else ()), *workload.holdings().state],
+            state=[*parts, *self.task.wrappers, *workload.holdings().state],
             run="auto",
             total_steps=self.total,
             runs=max(1.0, self.within.runs),

@@ -138,9 +138,9 @@ RULES = (
         "no loop owns the step, so nothing can be run eagerly as well; auto has one",
     ),
     Rule(
-        ("compile.layout", "compile.sentinel"),
+        ("compile.layout",),
         {"run.devices": (1,)},
-        "a loop lays out and checks the steps of a single process",
+        "a loop lays out the steps of a single process",
         refused=False,
     ),
     Rule(

@@ -232,6 +232,8 @@ class _Recorder(pl.callbacks.Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Say how long the run is, and hear signals again: the Trainer has put handlers of its own in front."""
         self.interrupt.hear_again()
+        for optimizer in trainer.optimizers if self.start.settings.run.strategy == "fsdp2" else ():
+            sharding.check_steps(optimizer)
         if self.start.resume:
             sharding.load_own({"model": pl_module}, self.own[self.ranks.rank])
         if not self.position.step_in_epoch:

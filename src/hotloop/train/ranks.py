@@ -33,7 +33,7 @@ from hotloop.train import configure, sharding
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hotloop.presets import Preset
     from hotloop.train.settings import Settings
@@ -186,6 +186,11 @@ class Devices:
         """What scales the losses of float16."""
         return getattr(self.fabric.strategy.precision, "scaler", None)
 
+    @property
+    def wrappers(self) -> Sequence[torch.nn.Module]:
+        """What averages gradients over the processes: DDP around each model that was set up."""
+        return tuple(getattr(self.fabric.strategy, "wrappers", ()))
+
 
 def where(device: torch.device, ranks: Ranks, settings: Settings) -> str:
     """Say in words on what a run trains."""
@@ -296,7 +301,7 @@ def _fabric(settings: Settings) -> Any:
     if run.devices > 1 and run.strategy == "fsdp2":
         several["strategy"] = sharding.strategy(run.devices)
     elif run.devices > 1:
-        several["strategy"] = "ddp"
+        several["strategy"] = _replicated()
     return fabric.Fabric(accelerator=run.accelerator, devices=run.devices, precision=settings.precision, **several)
 
 
@@ -408,3 +413,21 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def _replicated() -> Any:
+    """Return Fabric's strategy that copies models, and knows the wrappers that it has made, as a hot loop has to."""
+    kind = require("lightning.fabric.strategies", "A program that takes fabric").DDPStrategy
+
+    class Replicated(kind):  # type: ignore[misc, valid-type]
+        """Makes wrappers, and keeps them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.wrappers: list[torch.nn.Module] = []
+
+        def setup_module(self, module: torch.nn.Module) -> Any:
+            self.wrappers.append(super().setup_module(module))
+            return self.wrappers[-1]
+
+    return Replicated()

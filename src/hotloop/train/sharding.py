@@ -54,6 +54,12 @@ def shard(module: torch.nn.Module, mesh: Any) -> torch.nn.Module:
             f"run.strategy=fsdp2: parameter {scalar} of the {type(module).__name__} has no dimension to shard; make it "
             "torch.nn.Parameter(torch.zeros(1)), or use run.strategy=ddp"
         )
+    if laid := next((name for name, one in module.named_parameters() if not one.is_contiguous()), None):
+        raise ConfigError(
+            f"run.strategy=fsdp2: parameter {laid} of the {type(module).__name__} is not contiguous, and torch shards "
+            "only those that are; leave model.to(memory_format=torch.channels_last) out and give the model its inputs "
+            "in that layout, call contiguous() on the parameter, or use run.strategy=ddp"
+        )
     names = block_classes(module)
     for block in module.modules():
         if block is not module and f"{type(block).__module__}.{type(block).__qualname__}" in names:
@@ -66,7 +72,8 @@ def check_optimizers(models: Mapping[str, torch.nn.Module], optimizers: Iterable
     """Check that sharded models are trained by optimizers that go with them.
 
     Raises:
-        ConfigError: an optimizer holds parameters from before they were sharded, or its state cannot be gathered.
+        ConfigError: an optimizer holds parameters from before they were sharded, its state cannot be gathered, or
+            torch does not let it step shares.
     """
     sharded = [name for name, model in models.items() if _is_sharded(model.state_dict())]
     if not sharded:
@@ -75,6 +82,7 @@ def check_optimizers(models: Mapping[str, torch.nn.Module], optimizers: Iterable
             "and give the Workload the model itself"
         )
     for optimizer in optimizers:
+        check_steps(optimizer)
         kind = type(optimizer).__name__
         if kind in _OTHER_SHAPES:
             raise ConfigError(
@@ -88,6 +96,26 @@ def check_optimizers(models: Mapping[str, torch.nn.Module], optimizers: Iterable
                 "sharding replaced them. Set it up with its model, net, stepping = fabric.setup(model, optimizer), or "
                 "make it after the model was set up"
             )
+
+
+def check_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Check that torch lets an optimizer step shares of parameters: else its first step says it in words of torch's.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    kind = type(optimizer).__name__
+    if kind == "Rprop":
+        raise ConfigError(
+            "run.strategy=fsdp2: torch's Rprop cannot step shares of parameters. Use another optimizer, such as AdamW, "
+            "or run.strategy=ddp"
+        )
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    if fused and not isinstance(optimizer, torch.optim.Adam):  # of which AdamW is one
+        raise ConfigError(
+            f"run.strategy=fsdp2: torch's fused kernel of {kind} takes no shares of parameters. Leave fused=True out, "
+            "use AdamW, or run.strategy=ddp"
+        )
 
 
 def state_of(one: Any, *, keep: bool = True) -> Any:

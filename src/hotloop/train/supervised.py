@@ -115,6 +115,7 @@ class Supervised(Task):
             compiled={one: parts[one] for one in compiled},
             sizes=shapes(train, training.batch_size, together * many),
             ranks=devices.ranks,
+            wrappers=devices.wrappers,
         )
         self.parts = parts
         steps = self.steps(training)

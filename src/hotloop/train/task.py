@@ -91,6 +91,7 @@ class Task:
         compiled: the models of a hot loop, where they are only parts of the workload's.
         sizes: how many sizes batches have that were chosen beforehand.
         ranks: the processes that train together.
+        wrappers: what averages gradients over them.
         prefetch: read the next batch, and copy it to the device, while a step runs.
     """
 
@@ -111,6 +112,7 @@ class Task:
     compiled: Mapping[str, torch.nn.Module] = dataclasses.field(default_factory=dict)
     sizes: int = 1
     ranks: Ranks = dataclasses.field(default_factory=Ranks)
+    wrappers: Sequence[torch.nn.Module] = ()
     prefetch: bool = False
     generators: Sequence[torch.Generator] = dataclasses.field(default=(), init=False)
     """Those that the order of the batches is drawn from. A function that makes a loader may give each the same one."""

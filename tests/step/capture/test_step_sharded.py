@@ -10,7 +10,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import hotloop
 from hotloop._torch.sharded import Sharded, is_spread, shard_of
-from hotloop.step.state.holdings import Views
+from hotloop.step.state.holdings import Holdings, Views
+from hotloop.step.state.undo import ForwardSyncs
 from hotloop.testing import captured_step_emulation
 
 
@@ -42,7 +43,7 @@ def made():
     return model, torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
 
 
-def train(run, *, steps=20, every=1, returns=lambda loss, norm: loss, between=None, returned=None):
+def train(run, *, steps=20, every=1, returns=lambda loss, norm: loss, between=None, returned=None, ends=None):
     model, optimizer = made()
     loop = hotloop.Loop(model, optimizer, run=run)
 
@@ -54,6 +55,8 @@ def train(run, *, steps=20, every=1, returns=lambda loss, norm: loss, between=No
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+        if ends is not None:
+            ends(model)
         return returns(loss.detach(), norm)
 
     draws, found, ran = torch.Generator().manual_seed(1), [], []
@@ -205,12 +208,98 @@ def test_another_shard_under_a_parameter_is_seen():
     assert len(views.moved()) == 1
 
 
-def test_a_setting_that_keeps_whole_gradients_is_named():
+def unsynced(model):
+    model.set_requires_gradient_sync(False)
+
+
+def synced(_number, model):
+    model.set_requires_gradient_sync(True)
+
+
+def test_a_step_that_leaves_a_setting_as_it_found_it_is_replayed():
+    """Fabric's no_backward_sync(enabled=False) around the last backward of a step leaves it off, for each next one."""
+
+    def trained(run):
+        model, optimizer = made()
+        model.register_forward_pre_hook(lambda *_: model.set_requires_gradient_sync(True))
+        loop, draws, losses = hotloop.Loop(model, optimizer, run=run), torch.Generator().manual_seed(1), []
+
+        @loop.step
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            unsynced(model)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        for _ in range(20):
+            losses.append(step(torch.randn(3, 4, generator=draws)))
+            assert Sharded([model]).reducing() == [(False, False)] * 2
+        ran = loop.last_ran()
+        loop.close()
+        return torch.stack(losses), ran
+
+    eager, _ = trained("eager")
+    with captured_step_emulation():
+        ours, ran = trained("eager+graph")
+    assert torch.equal(eager, ours)
+    assert ran == ("eager+graph", "run")
+
+
+def test_a_step_that_leaves_a_setting_otherwise_than_it_found_it_is_declined():
+    _, _, ran, status = beside_eager(between=synced, ends=unsynced)
+    assert ran[-1] == ("eager", "run")
+    assert "the step leaves set_requires_gradient_sync(), or another of its settings, otherwise" in " ".join(
+        status.replace("│", " ").split()
+    )
+
+
+def test_whole_gradients_that_are_reduced_outside_of_the_step_are_seen_before_it_is_run_twice():
+    """No call finds any, as none of the recordings could, and each leaves some."""
+
+    def trained(run):
+        model, optimizer = made()
+        loop, draws = hotloop.Loop(model, optimizer, run=run), torch.Generator().manual_seed(1)
+
+        @loop.step
+        def accumulate(x):
+            model.set_requires_gradient_sync(False)
+            model(x).square().mean().backward()
+            model.set_requires_gradient_sync(True)
+
+        for _ in range(12):
+            accumulate(torch.randn(3, 4, generator=draws))
+            model(torch.randn(3, 4, generator=draws)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ran = loop.last_ran()
+        loop.close()
+        return [shard_of(one).detach().clone() for one in model.parameters()], ran
+
+    eager, _ = trained("eager")
+    with captured_step_emulation():
+        ours, ran = trained("eager+graph")
+    assert all(map(torch.equal, eager, ours))
+    assert ran == ("eager", "run")
+
+
+def test_an_undone_step_has_changed_no_setting():
+    model, optimizer = made()
+    syncs = ForwardSyncs(Holdings({"model": model}, {"optimizer": optimizer}))
+    unsynced(model)
+    syncs.restore()
+    assert Sharded([model]).reducing() == [(True, True)] * 2
+
+
+def test_what_keeps_whole_gradients_or_parameters_is_named():
     model, _ = made()
     sharded = Sharded([model])
+    unsynced(model)
     assert not sharded.why_not_recorded()
-    model.set_requires_gradient_sync(False)
+    model(torch.randn(3, 4)).square().mean().backward()
     assert "set_requires_gradient_sync(False)" in sharded.why_not_recorded()
-    model.set_requires_gradient_sync(True)
+    model, _ = made()
+    sharded = Sharded([model])
     model.set_reshard_after_backward(False)
     assert "set_reshard_after_backward(False)" in sharded.why_not_recorded()

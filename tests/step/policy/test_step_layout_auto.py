@@ -227,7 +227,7 @@ def test_several_processes_leave_the_layout_and_say_so(monkeypatch):
     with hotloop.testing.captured_step_emulation():
         loop = made()
     assert loop.policy.asked == "eager"
-    assert any("this layout is proven in one alone" in line for line in reasons(loop))
+    assert any("is proven in one alone: call" in line and "the other tiers" in line for line in reasons(loop))
 
 
 def test_what_the_tier_in_force_saves_already_is_no_gain_of_a_recording():

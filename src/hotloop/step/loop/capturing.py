@@ -49,6 +49,11 @@ _ALIKE = 3
 """Audited kinds of calls: a line that kept all of them from being captured is taken to do so in every kind."""
 
 _KEPT = "leave that to its default between calls: accumulate within one call, say, or train without a graph"
+_LEFT_OTHERWISE = Obstacle(
+    "parameters are sharded (FSDP2), and the step leaves set_requires_gradient_sync(), or another of its settings, "
+    "otherwise than it found it, which a replay does not",
+    "set it back at the end of the step, or between two calls",
+)
 _LONGER = "name a tier (run='eager+graph'), whose step is surveyed to the end, or tell the loop of a longer run"
 
 
@@ -98,16 +103,13 @@ class Capturing:
 
     def kind_of(self, signature: Signature, leaves: list[Any]) -> CallKind:
         """Return the kind that the coming call is of, and count the call."""
-        sharded = self._context.parts.sharded()
-        sharded.rest()
+        self._context.parts.sharded().rest()
         aliasing = Aliasing.of(leaves)
         kind = self._find(signature, key_of(signature, aliasing, self._context.parts))
         self.calls += 1
         self._context.progress.calls += 1
         kind.calls, kind.called = kind.calls + 1, self.calls
-        if self._unshared is None and (why := sharded.why_not_recorded()):
-            # For good: what one call keeps another finds, of whatever kind it is.
-            self._unshared = Obstacle(f"parameters are sharded (FSDP2), and {why}", _KEPT)
+        self._note_what_shards_keep()
         if self._context.progress.may_capture and kind.declined is None:
             obstacle = self._fresh.obstacle(signature, aliasing, new=kind.calls == 1)
             if self._hooked:
@@ -116,6 +118,11 @@ class Capturing:
             if obstacle is not None:
                 self.decline(kind, obstacle)
         return kind
+
+    def _note_what_shards_keep(self) -> None:
+        """Note what keeps recordings out for good: what one call keeps another finds, of whatever kind it is."""
+        if self._unshared is None and (why := self._context.parts.sharded().why_not_recorded()):
+            self._unshared = Obstacle(f"parameters are sharded (FSDP2), and {why}", _KEPT)
 
     def _find(self, signature: Signature, key: Hashable) -> CallKind:
         kinds = self.kinds
@@ -236,10 +243,16 @@ class Capturing:
     def audit(self, kind: CallKind, call: StepCall) -> Any:
         """Run the call eagerly and observe it."""
         reports, told, began = self._context.reports, kind.path.reports_capturing, time.perf_counter()
+        sharding = self._context.parts.sharded().settings()
         result, audit = self.auditor.audit(
             call.run, *call.arguments, reports_capturing=told, too_dear=reports.survey_too_dear
         )
-        if audit is not None and not audit.stopped:
+        self._note_what_shards_keep()  # before anything is run twice
+        if self._unshared is not None:
+            self.decline(kind, self._unshared)
+        elif self._context.parts.sharded().settings() != sharding:
+            self.decline(kind, _LEFT_OTHERWISE)
+        elif audit is not None and not audit.stopped:
             kind.state = Audited(audit)
         elif audit is not None and audit.asked and not told:
             kind.path.reports_capturing = True  # its other path is audited next

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hotloop")
 _GIVEN_OUT = "and a proof cannot exchange them: hotloop.compile the model instead"
+_PROVEN_ALONE = (
+    "this layout is proven in one alone: call model.to(memory_format=torch.channels_last) before; of a model "
+    "for fully_shard, which refuses such parameters, lay out the inputs alone"
+)
 _COMPILED = "a compiler chooses the layout of its code itself"
 
 
@@ -57,7 +61,7 @@ def policy_for(context: Context, run: str | Preset, sentinel: float) -> Policy:
         _check_capture(context, run, tier)
         tier = _check_layout(context, tier)
     elif context.layout == CHANNELS_LAST:
-        tier = _check_layout_of_auto(context)
+        _check_layout_of_auto(context)
     chooses = tier is None
     tier = _unless_sharded(context, tier)
     if context.peers is not None:
@@ -100,8 +104,8 @@ def _laid_out(context: Context, run: str, tier: Tier) -> Tier:
     return dataclasses.replace(tier, base=CHANNELS_LAST)
 
 
-def _check_layout_of_auto(context: Context) -> Tier | None:
-    """Check that `auto` can try the layout that was asked for; with several processes, which cannot choose, name it.
+def _check_layout_of_auto(context: Context) -> None:
+    """Check that `auto` can try the layout that was asked for; say where it chooses among other tiers instead.
 
     Raises:
         ConfigError: the model is compiled already, or it is not on a GPU.
@@ -114,11 +118,12 @@ def _check_layout_of_auto(context: Context) -> Tier | None:
             f"{asked}: auto tries this layout on a GPU only, and the model is on {context.device}; leave layout out, "
             f"or set run={CHANNELS_LAST!r}"
         )
-    if why := layout.why_not(context.parts.modules()):
+    why = layout.why_not(context.parts.modules())
+    if not why and context.peers is not None:
+        why = f"{_several(context.peers.size)}, and {_PROVEN_ALONE}"
+    if why:
         context.reports.decided(f"{asked}: {why}: auto chooses among the other tiers", {})
         _log.warning("%s: %s: auto chooses among the other tiers", asked, why)
-        return None
-    return None if context.peers is None else Tier(CHANNELS_LAST)
 
 
 def _check_layout(context: Context, tier: Tier) -> Tier:
@@ -184,16 +189,20 @@ def _left_out(context: Context, tier: Tier, why: str, instead: Tier, *, chooses:
     return instead
 
 
+def _several(processes: int) -> str:
+    return f"torch.distributed runs {processes} processes"
+
+
 def _agreed(context: Context, tier: Tier, processes: int, *, chooses: bool) -> Tier:
     """Return the tier that several processes can agree on, and say what they leave out."""
-    base, several = context.base_tier, f"torch.distributed runs {processes} processes"
+    base = context.base_tier
 
     def left_out(why: str, instead: Tier) -> Tier:
         return _left_out(context, tier, why, instead, chooses=chooses)
 
     if tier.channels_last:
-        how = "this layout is proven in one alone: call model.to(memory_format=torch.channels_last) before"
-        tier = left_out(f"{several}, and {how}", dataclasses.replace(base, graph=tier.graph))
+        why = f"{_several(processes)}, and {_PROVEN_ALONE}"
+        tier = left_out(why, dataclasses.replace(base, graph=tier.graph))
     wrappers = context.parts.wrappers() if tier.graph else []
     if why := next(filter(None, map(why_not_at_first, wrappers)), ""):
         return left_out(why, tier.without_graph())

@@ -96,9 +96,9 @@ class Bindings:
 
 
 class ForwardSyncs:
-    """What wrappers for several processes keep for the next forward, as the last one decided.
+    """What wrappers for several processes keep for the next forward and backward, as the last ones decided.
 
-    DDP keeps whether it sends its buffers. FSDP2 keeps nothing: a step that ended half-way has left something.
+    DDP keeps whether it sends its buffers, FSDP2 whether it reduces gradients. A step that ended half-way leaves more.
     """
 
     def __init__(self, holdings: Holdings) -> None:
@@ -109,12 +109,14 @@ class ForwardSyncs:
     def save(self) -> None:
         """Note what holds now."""
         self._found = [one.require_forward_param_sync for one in self._wrappers]
+        self._reducing = self._sharded.reducing()
 
     def restore(self) -> None:
-        """Let the next forward do what was noted."""
+        """Let the next forward and backward do what was noted."""
         for wrapper, found in zip(self._wrappers, self._found, strict=True):
             wrapper.require_forward_param_sync = found
         self._sharded.rest()
+        self._sharded.reduce(self._reducing)
 
 
 class BufferTables:
