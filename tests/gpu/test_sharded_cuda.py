@@ -20,6 +20,7 @@ OTHERS = (
     "over calls", "unsynced calls", "unsynced kinds", "unsynced within", "hooked later", "taught", "short batches",
     "host read", "auto",
 )  # fmt: skip
+COMPILED = ("plain", "evaluated often", "recomputed", "half", "unsynced later", "unsynced in a proof", "inductor")
 TWO = 2
 by_nccl = functools.partial(told_by, "sharded_program.py", backend="nccl")
 
@@ -87,3 +88,19 @@ def test_auto_decides_alike_in_two_processes(two):
     first, second = check(two, "auto")
     assert first["tier"] == second["tier"]
     assert first["log"] == second["log"]
+
+
+@pytest.mark.xdist_group("two GPUs")
+@pytest.mark.parametrize("size", [1, TWO])
+def test_compiled_code_trains_as_eager_and_is_left_while_whole_gradients_are_kept(tmp_path, size):
+    if torch.cuda.device_count() < size:
+        pytest.skip("needs two GPUs of one host")
+    ranks = told_by("sharded_compiled_program.py", tmp_path, *COMPILED, size=size, backend="nccl")
+    for name in COMPILED:
+        assert all(told[name]["same"] for told in ranks), [told[name] for told in ranks]
+    for told in ranks:
+        assert [told[name]["last"] for name in COMPILED[:4]] == ["regional"] * 4, told
+        assert told["inductor"]["last"] == "full", told["inductor"]["status"]
+        assert told["unsynced later"]["last"] == "eager"
+        assert "set_requires_gradient_sync(False)" in " ".join(told["unsynced later"]["status"].split())
+        assert told["unsynced in a proof"]["lasts"] == ["eager"] * 4

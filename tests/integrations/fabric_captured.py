@@ -113,6 +113,7 @@ tell(
         "unused": lambda: beside_eager(find_unused_parameters=True),
         "sharded": lambda: beside_eager(strategy=two, by=adamw),
         "sharded, in parts": lambda: beside_eager(strategy=two, by=adamw, parts=2),
+        "compiled by shards": lambda: beside_eager("aot_eager", strategy=two, by=adamw),
         "sharded, resumed": lambda: beside_eager(strategy=two, by=adamw, resumes=True),
         "sharded, momentum": lambda: beside_eager(strategy=two),
     }

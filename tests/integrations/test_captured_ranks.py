@@ -77,6 +77,7 @@ def test_fabric_captures_in_two_processes(tmp_path):
     replayed(told, "accumulated", 14, 48)
     said_by_the_first(told, "unused", "find_unused_parameters=True", "leave it out where every parameter is used")
     replayed(told, "sharded", 16, 24)
+    replayed(told, "compiled by shards", 4, 36)
     replayed(told, "sharded, resumed", 16, 4)
     replayed(told, "sharded, in parts", 16, 24)
     assert alike(told, "sharded, momentum") == []

@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_SWITCHES = (
+    *("reduce_grads", "all_reduce_grads", "reshard_after_backward", "unshard_in_backward", "_all_reduce_hook"),
+    *("gradient_divide_factor", "force_sum_reduction_for_comms", "reduce_scatter_unused_params"),
+)
+"""Attributes of a group that a program may set at any time, a step too."""
 
 
 def shard_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +76,7 @@ class Sharded:
         return next(filter(None, map(_why_never_recorded, self._groups)), "")
 
     def why_not_recorded(self) -> str:
-        """Say why no call can be recorded or replayed from now on, by what a program may set or keep at any time."""
+        """Say why no call can be recorded, replayed or run twice from now on, by what a program may set or keep."""
         for group in self._groups:
             if why := _why_other_collectives(group) or _why_kept(group):
                 return why
@@ -96,15 +101,6 @@ class Sharded:
             )
             for group in self._groups
         )
-
-    def reducing(self) -> list[tuple[bool, bool]]:
-        """Return how groups reduce gradients in a backward, as ``set_requires_gradient_sync()`` says."""
-        return [(group.reduce_grads, group.all_reduce_grads) for group in self._groups]
-
-    def reduce(self, found: Sequence[tuple[bool, bool]]) -> None:
-        """Let the groups reduce gradients as `reducing` found them to."""
-        for group, how in zip(self._groups, found, strict=True):
-            group.reduce_grads, group.all_reduce_grads = how
 
     def is_temporary(self, address: int) -> bool:
         """Return whether memory is that of a whole parameter, or of all that a group has gathered."""
@@ -133,9 +129,22 @@ class Sharded:
         for group in self._groups:
             if group._all_gather_result is not None:  # noqa: SLF001 - in the ledger
                 group.wait_for_unshard()
-            if not group.is_sharded:
+            if not group.is_sharded and group.reshard_after_backward:  # else a program keeps it whole
                 group._reshard_after_forward_event = None  # noqa: SLF001 - in the ledger
                 group._to_sharded()  # noqa: SLF001 - in the ledger
+
+    def switches(self) -> list[dict[str, Any]]:
+        """Return what a program has set, by group."""
+        return [{name: getattr(group, name) for name in _SWITCHES if hasattr(group, name)} for group in self._groups]
+
+    def undo(self, switches: list[dict[str, Any]]) -> None:
+        """Undo a run that began where `why_not_recorded` found nothing; it may have set switches, or kept gradients."""
+        for group, found in zip(self._groups, switches, strict=True):
+            vars(group).update(found)
+            _drop_whole_gradients(group)
+        for state in self._states:
+            state._state_ctx.is_last_backward = True  # noqa: SLF001 - in the ledger
+        self.rest()
 
 
 def _groups_of(state: Any) -> list[Any]:
@@ -169,7 +178,7 @@ def _why_never_recorded(group: Any) -> str:
 def _why_other_collectives(group: Any) -> str:
     """Say what stands in for FSDP2's own collectives; empty where nothing does. A program may set it at any time."""
     if group._all_reduce_hook is not None:  # noqa: SLF001 - in the ledger
-        return "set_all_reduce_hook() has set a hook, which a recording would repeat as it ran once"
+        return "set_all_reduce_hook() has set a hook, whose own state no undo and no recording knows"
     ways = (group._all_gather_comm, group._reduce_scatter_comm)  # noqa: SLF001 - in the ledger
     if not all(type(way).__name__.startswith("Default") for way in ways):
         return "collectives of one's own (set_custom_all_gather, symmetric memory) are not known to be recorded"
@@ -224,8 +233,13 @@ def _begin_anew(state: Any) -> None:
         group._all_gather_result = group._post_reduce_event = group._all_reduce_state = None  # noqa: SLF001 - in the ledger
         group._partial_reduce_output = None  # noqa: SLF001 - in the ledger
         group._post_forward_indices.clear()  # noqa: SLF001 - in the ledger
-        for one in group.fsdp_params:
-            if "unsharded_accumulated_grad" in vars(one):  # before torch 2.15
-                one.unsharded_accumulated_grad = None
-            if hasattr(one, "_unsharded_param"):
-                one._unsharded_param.grad = None  # noqa: SLF001 - in the ledger
+        _drop_whole_gradients(group)
+
+
+def _drop_whole_gradients(group: Any) -> None:
+    """Forget the gradients of a group that are not reduced yet."""
+    for one in group.fsdp_params:
+        if "unsharded_accumulated_grad" in vars(one):  # before torch 2.15
+            one.unsharded_accumulated_grad = None
+        if hasattr(one, "_unsharded_param"):
+            one._unsharded_param.grad = None  # noqa: SLF001 - in the ledger

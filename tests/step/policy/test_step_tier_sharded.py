@@ -9,7 +9,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import hotloop
 from hotloop.step.policy import initial
@@ -49,8 +49,8 @@ def test_a_named_tier_that_is_left_out_is_a_warning(caplog, run):
     assert all("run='eager+graph': parameters are sharded (FSDP2)" in one for one in said)
 
 
-@pytest.mark.parametrize("run", ["full", "aot_eager+graph", "channels_last+graph"])
-def test_compiled_tiers_of_sharded_parameters_are_left_out(run):
+@pytest.mark.parametrize("run", ["aot_eager+graph", "channels_last", "channels_last+graph"])
+def test_captured_code_and_layouts_of_sharded_parameters_are_left_out(run):
     status = loop_of(fully_shard(nn.Sequential(nn.Conv2d(2, 2, 3))), run)
     assert status.tier == "eager"
     assert "uncompiled steps alone are captured then: run='eager+graph'" in status.decisions[0]
@@ -63,8 +63,42 @@ def test_parameters_that_dtensor_alone_spreads_are_left_out():
     assert "by DTensor alone (tensor parallelism)" in loop_of(model, "eager+graph").decisions[0]
 
 
-def test_a_graph_of_sharded_parameters_stays():
-    assert loop_of(fully_shard(nn.Linear(4, 4)), "eager+graph").tier == "eager+graph"
+@pytest.mark.parametrize("run", ["eager+graph", "full", "regional", "aot_eager"])
+def test_a_graph_and_compiled_code_of_sharded_parameters_stay(run):
+    assert loop_of(fully_shard(nn.Linear(4, 4)), run).tier == run
+
+
+@pytest.mark.campaign
+def test_each_call_of_a_tier_that_compiles_begins_at_rest():
+    """An evaluation leaves the root's parameters whole."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.inner(x).relu()
+
+    model = fully_shard(Net())
+    optimizer = torch.optim.AdamW(model.parameters())
+    rested = []
+
+    def step(x):
+        found = isinstance(model.inner.weight, DTensor)
+        model(x).sum().backward()
+        return found
+
+    for run, calls in (("eager", 1), ("aot_eager", 6)):
+        loop = hotloop.Loop(model, optimizer, run=run)
+        train_step = loop.step(step)
+        for _ in range(calls):
+            with torch.no_grad():
+                model(torch.ones(1, 4))
+            rested.append(train_step(torch.ones(1, 4)))
+        assert loop.last_ran() == (run, "run")
+        loop.close()
+    assert rested == [False, *[True] * 6]
 
 
 def test_auto_of_several_processes_names_no_tier_that_sharding_rules_out_where_nothing_can_be_captured():
@@ -79,7 +113,7 @@ def test_auto_of_several_processes_names_no_tier_that_sharding_rules_out_where_n
     tier = initial._agreed(context, initial._to_choose(context), 2, chooses=True)
     assert tier == parse("eager")
     assert len(decided) == 1
-    assert "hotloop.compile the model instead" in decided[0]
+    assert "name a tier, as run='full'" in decided[0]
 
 
 def test_auto_of_one_process_tries_no_compiled_tier_of_sharded_parameters():
@@ -89,4 +123,33 @@ def test_auto_of_one_process_tries_no_compiled_tier_of_sharded_parameters():
     policy = loop.transitions.policy
     assert not isinstance(policy, Fixed)
     assert set(policy.candidates.names()) == {"eager", "eager+graph"}
+    assert "compiled tiers run when they are named: run='full'" in loop.status().decisions[0]
     loop.close()
+
+
+@pytest.mark.campaign
+def test_a_comparison_of_own_code_loses_no_whole_gradient_that_is_kept():
+    """The step compiles a part itself, and in the calls that would compare it uses no gradient that is kept."""
+
+    def trained(run):
+        torch.manual_seed(0)
+        model = fully_shard(nn.Linear(4, 4))
+        loop = hotloop.Loop(model, torch.optim.AdamW(model.parameters()), run=run)
+        doubled = torch.compile(lambda x: 2 * x, backend="eager")
+
+        @loop.step
+        def step(x, trains):
+            if trains:
+                model(doubled(x)).sum().backward()
+            return doubled(x)
+
+        for number in range(16):
+            model.set_requires_gradient_sync(number < 7)
+            step(torch.ones(1, 4), trains=number <= 7)
+        model.set_requires_gradient_sync(True)
+        model(torch.ones(1, 4)).sum().backward()
+        loop.close()
+        return model.weight.grad.to_local()
+
+    given = [trained(run) for run in ("eager", "aot_eager")]
+    assert torch.equal(*given)

@@ -290,6 +290,8 @@ class OpTrace:
 
     def _wrote(self, tensor: torch.Tensor) -> None:
         memory = _memory(tensor)
+        if not tensor.numel():  # a shard of which another process holds all has no memory to know it by
+            return
         if memory in self._inputs:
             self._obstacle(
                 "the step writes into its own argument", "work on a copy: x = x.clone()", not_repeatable=True

@@ -32,6 +32,9 @@ class AgreedStep:
     Args:
         audit: audits a call of the step.
         to_be_audited: returns whether the step has to be audited before anything else.
+
+    Attributes:
+        asked_for: the tier that the processes are on the way to, or in; None once all have left it, in one call.
     """
 
     def __init__(
@@ -51,16 +54,16 @@ class AgreedStep:
         """Votes since the last proof, and calls: as many in all processes, those that raised included."""
         self._proved: set[Signature] = set()
         # What all of them were asked for: a step whose first call comes after the tier failed here votes nevertheless.
-        self._asked_for: Tier | None = (
+        self.asked_for: Tier | None = (
             peers.asked_for if peers.asked_for is not None and peers.asked_for.compiles else None
         )
 
     def run(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
         """Run a step. Where compiled code of one process has failed, that process is eager until all of them are."""
-        if self._asked_for is None:
+        if self.asked_for is None:
             return run()
         votes, self._calls = self._calls % EVERY == 0, self._calls + 1
-        if self._code.proven(self._asked_for.base):
+        if self._code.proven(self.asked_for.base):
             return self._proven(run, tier, inputs, call, votes=votes)
         return self.towards(run, tier, inputs, call)
 
@@ -94,11 +97,11 @@ class AgreedStep:
 
     def _readiness(self, tier: Tier, inputs: Signature) -> Vote:
         """Return whether this process can run the step both ways: it was audited, and its shape came before."""
-        if self._too_many_shapes() is not None:
+        if self._too_many_shapes() is not None or not tier.compiles:
             return Vote.NEVER
         if self._to_be_audited() or self._rebuilds():
             return Vote.NOT_NOW
-        if self._step.not_repeatable is not None or not tier.compiles:
+        if self._step.not_repeatable is not None:
             return Vote.NEVER
         return Vote.YES if inputs in self._seen else Vote.NOT_NOW
 
@@ -125,7 +128,7 @@ class AgreedStep:
     def _proven(
         self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any], *, votes: bool
     ) -> Any:
-        step, asked = self._step, self._asked_for
+        step, asked = self._step, self.asked_for
         assert asked is not None
         if votes:
             mine = Vote.NOT_NOW if self._code.compiled_anew else Vote.YES
@@ -168,4 +171,4 @@ class AgreedStep:
         self._code.not_proven(tier.base)
         if step.context.progress.tier.compiles:
             step.context.reports.failed(step, tier.without_graph(), obstacle)
-        self._asked_for = None
+        self.asked_for = None

@@ -48,7 +48,6 @@ _KEYS = 256
 _ALIKE = 3
 """Audited kinds of calls: a line that kept all of them from being captured is taken to do so in every kind."""
 
-_KEPT = "leave that to its default between calls: accumulate within one call, say, or train without a graph"
 _LEFT_OTHERWISE = Obstacle(
     "parameters are sharded (FSDP2), and the step leaves set_requires_gradient_sync(), or another of its settings, "
     "otherwise than it found it, which a replay does not",
@@ -121,8 +120,7 @@ class Capturing:
 
     def _note_what_shards_keep(self) -> None:
         """Note what keeps recordings out for good: what one call keeps another finds, of whatever kind it is."""
-        if self._unshared is None and (why := self._context.parts.sharded().why_not_recorded()):
-            self._unshared = Obstacle(f"parameters are sharded (FSDP2), and {why}", _KEPT)
+        self._unshared = self._unshared or self._context.parts.kept()
 
     def _find(self, signature: Signature, key: Hashable) -> CallKind:
         kinds = self.kinds
@@ -248,10 +246,9 @@ class Capturing:
             call.run, *call.arguments, reports_capturing=told, too_dear=reports.survey_too_dear
         )
         self._note_what_shards_keep()  # before anything is run twice
-        if self._unshared is not None:
-            self.decline(kind, self._unshared)
-        elif self._context.parts.sharded().settings() != sharding:
-            self.decline(kind, _LEFT_OTHERWISE)
+        keeps = self._unshared or (_LEFT_OTHERWISE if self._context.parts.sharded().settings() != sharding else None)
+        if keeps is not None and self._context.progress.may_capture:
+            self.decline(kind, keeps)
         elif audit is not None and not audit.stopped:
             kind.state = Audited(audit)
         elif audit is not None and audit.asked and not told:

@@ -120,7 +120,8 @@ class StepRunner:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         """Run the step once, in a tier or on the way to it; return the step's result."""
         self.shapes.mark(args, kwargs)
-        if self._own.due() and gradients_of(flatten((args, kwargs))[0]) is None:
+        asks = self._own.due() and gradients_of(flatten((args, kwargs))[0]) is None
+        if asks and self.context.parts.kept() is None:
             return self._own.compare((args, kwargs))
         if tier.channels_last:
             with channels_last(self.context.parts.modules()):
@@ -129,6 +130,13 @@ class StepRunner:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         step, context = self.step, self.context
+        asked = tier if self._agreed is None else self._agreed.asked_for
+        if asked is not None and asked.compiles:
+            # In all processes, whatever each runs by now: else one would gather what another has whole.
+            context.parts.sharded().rest()
+        if tier.compiles and (kept := context.parts.kept()) is not None:
+            context.reports.failed(step, tier.without_graph(), kept)
+            tier = context.progress.tier
         step.doing, step.ran = "run", tier.name
         run = functools.partial(step.program.step, *args, **kwargs)
         if self._agreed is not None:

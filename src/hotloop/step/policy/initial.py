@@ -27,6 +27,7 @@ _PROVEN_ALONE = (
     "this layout is proven in one alone: call model.to(memory_format=torch.channels_last) before; of a model "
     "for fully_shard, which refuses such parameters, lay out the inputs alone"
 )
+_NAMED_ALONE = "run='auto': parameters are sharded (FSDP2), and compiled tiers run when they are named: run='full'"
 _COMPILED = "a compiler chooses the layout of its code itself"
 
 
@@ -142,8 +143,7 @@ def _to_choose(context: Context) -> Tier:
     base, why = context.base_tier, ""
     sharded = context.parts.sharded()
     if context.engine is None:
-        instead = "hotloop.compile the model instead" if sharded else "name a tier, as run='full'"
-        why = f"nothing can be captured on {context.device}: {instead}"
+        why = f"nothing can be captured on {context.device}: name a tier, as run='full'"
     elif base.base != "eager":
         why = "the model is compiled already: name its tier, run='as-given+graph'"
     elif not context.parts.wrappers() and not sharded:
@@ -158,9 +158,11 @@ def _to_choose(context: Context) -> Tier:
 def _unless_sharded(context: Context, tier: Tier | None) -> Tier | None:
     """Return the tier, or the models as given where parameters are sharded in a way that rules the tier out."""
     wanted = dataclasses.replace(context.base_tier, graph=True) if tier is None else tier
-    if wanted.graph:
+    if wanted.graph or wanted.compiles:
         context.parts.sharded().rest()  # an evaluation before has left whole parameters
     why = _why_sharding_rules_out(context, wanted) if wanted.other_kernels or wanted.graph else ""
+    if tier is None and not why and context.parts.sharded():
+        context.reports.decided(_NAMED_ALONE, {})
     return _left_out(context, wanted, why, context.base_tier, chooses=tier is None) if why else tier
 
 
@@ -176,9 +178,10 @@ def _why_sharding_rules_out(context: Context, tier: Tier) -> str:
         return f"parameters are spread over processes by DTensor alone (tensor parallelism), {_GIVEN_OUT}"
     if why := sharded.why_never_recorded():
         return f"parameters are sharded (FSDP2), and {why}: hotloop.compile the model instead"
-    if tier.graph and tier.base == "eager":
+    if tier.base == "eager" or (tier.compiles and not tier.graph):
         return ""
-    return "parameters are sharded (FSDP2), and uncompiled steps alone are captured then: run='eager+graph'"
+    why = "parameters are sharded (FSDP2), and uncompiled steps alone are captured then: run='eager+graph'"
+    return f"{why}, or run={tier.without_graph().name!r}, which compiles and does not capture" if tier.compiles else why
 
 
 def _left_out(context: Context, tier: Tier, why: str, instead: Tier, *, chooses: bool) -> Tier:

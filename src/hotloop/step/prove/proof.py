@@ -198,12 +198,12 @@ def _find_unseen_writes(
     found = program.holdings.found
     known = {tensor.data_ptr() for tensor in found}
     for name, parameter in program.holdings.parameters().items():
-        was = start.get(f"parameter {name}")
+        was, held = start.get(f"parameter {name}"), in_place(parameter)
         counted = id(parameter) not in untouched or name in at_step
-        if was is None or counted or parameter.data_ptr() in known:
+        if was is None or counted or held.data_ptr() in known:
             continue
-        if not torch.equal(parameter, was.to(parameter.device)):
-            found.append(in_place(parameter))
+        if not torch.equal(held, was.to(held.device)):
+            found.append(held)
 
 
 def run_and_undo(

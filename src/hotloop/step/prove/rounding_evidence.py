@@ -18,6 +18,7 @@ import torch
 from hotloop._torch.deterministic import without_randomness
 from hotloop._torch.fake import uncounted
 from hotloop._torch.places import overlaps, write
+from hotloop._torch.sharded import shard_of
 from hotloop.errors import describe
 from hotloop.measure import BLIND, DRAWS, Limits
 from hotloop.measure.limits import SPREADS
@@ -306,7 +307,7 @@ def _changed(program: Program, change: Callable[[torch.Tensor, torch.Generator],
     try:
         try:
             with torch.no_grad():
-                for parameter in program.holdings.parameters().values():
+                for parameter in map(shard_of, program.holdings.parameters().values()):
                     if not parameter.is_floating_point() or parameter.layout != torch.strided or overlaps(parameter):
                         continue
                     if parameter.device not in draws:

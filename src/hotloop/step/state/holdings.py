@@ -14,9 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotloop._torch.sharded import Sharded, is_spread, shard_of
 from hotloop._torch.views import can_be_guarded, guard
+from hotloop.step.obstacle import Obstacle
 
 EVERY_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
 """Attributes that each optimizer has: its groups, state and hooks."""
+_KEPT = "leave that to its default between calls: accumulate within one call, say, or train with run='eager'"
 
 
 class Holdings:
@@ -242,6 +244,11 @@ class Parts:
         if self._sharded is None:
             self._sharded = Sharded(self._holdings.modules.values())
         return self._sharded
+
+    def kept(self) -> Obstacle | None:
+        """Return what FSDP2 keeps for the coming call, of which no undo and no recording knows; None where nothing."""
+        why = self.sharded().why_not_recorded()
+        return Obstacle(f"parameters are sharded (FSDP2), and {why}", _KEPT) if why else None
 
     def reduces(self) -> bool:
         """Return whether the coming call reduces gradients over several processes, as far as wrappers say."""

@@ -98,7 +98,8 @@ class Bindings:
 class ForwardSyncs:
     """What wrappers for several processes keep for the next forward and backward, as the last ones decided.
 
-    DDP keeps whether it sends its buffers, FSDP2 whether it reduces gradients. A step that ended half-way leaves more.
+    DDP keeps whether it sends its buffers. FSDP2 keeps what a step has switched, and whole gradients where a step has
+    reduced none; a step that ended half-way has left more.
     """
 
     def __init__(self, holdings: Holdings) -> None:
@@ -109,14 +110,13 @@ class ForwardSyncs:
     def save(self) -> None:
         """Note what holds now."""
         self._found = [one.require_forward_param_sync for one in self._wrappers]
-        self._reducing = self._sharded.reducing()
+        self._switches = self._sharded.switches()
 
     def restore(self) -> None:
         """Let the next forward and backward do what was noted."""
         for wrapper, found in zip(self._wrappers, self._found, strict=True):
             wrapper.require_forward_param_sync = found
-        self._sharded.rest()
-        self._sharded.reduce(self._reducing)
+        self._sharded.undo(self._switches)
 
 
 class BufferTables:
