@@ -235,7 +235,7 @@ def test_a_step_that_leaves_a_setting_as_it_found_it_is_replayed():
 
         for _ in range(20):
             losses.append(step(torch.randn(3, 4, generator=draws)))
-            assert Sharded([model]).reducing() == [(False, False)] * 2
+            assert [one["reduce_grads"] for one in Sharded([model]).switches()] == [False] * 2
         ran = loop.last_ran()
         loop.close()
         return torch.stack(losses), ran
@@ -289,7 +289,7 @@ def test_an_undone_step_has_changed_no_setting():
     syncs = ForwardSyncs(Holdings({"model": model}, {"optimizer": optimizer}))
     unsynced(model)
     syncs.restore()
-    assert Sharded([model]).reducing() == [(True, True)] * 2
+    assert [one["reduce_grads"] for one in Sharded([model]).switches()] == [True] * 2
 
 
 def test_what_keeps_whole_gradients_or_parameters_is_named():
