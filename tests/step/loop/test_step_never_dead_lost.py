@@ -505,7 +505,7 @@ def test_a_recording_lets_no_stale_stream_into_the_capture_and_puts_the_setting_
 
 
 def test_code_of_a_proof_that_captures_for_itself_waits_for_the_gpu_before_it_replays(monkeypatch):
-    done = []
+    done, program = [], Program(Shape(), run="eager")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("waited"))
 
@@ -514,7 +514,6 @@ def test_code_of_a_proof_that_captures_for_itself_waits_for_the_gpu_before_it_re
             done.append("captured")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    program = Program(Shape(), run="eager")
 
     def captures():
         Graph().capture_end()
