@@ -109,6 +109,8 @@ PROGRAM = """
 
 PACED = """
     import contextlib
+    import os
+    import time
     from unittest import mock
 
     import torch
@@ -121,14 +123,21 @@ PACED = """
     from hotloop.measure import Timing
     from hotloop.step.policy.agreed_auto import AgreedAuto
     from hotloop.testing import captured_step_emulation
+    from hotloop.train import fit
 
-    timed, planted = AgreedAuto.timed, contextlib.ExitStack()
+    timed, written, planted = AgreedAuto.timed, fit.write_settings, contextlib.ExitStack()
 
     def paced(self, ran, timing):
         seconds = {"eager": 0.1, "eager+graph": 0.005}[ran.tier] if ran.kind == "run" else timing.seconds
         return timed(self, ran, Timing(seconds, seconds))
 
+    def late(*given):
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # the other process waits for nothing of it
+            time.sleep(1)
+        written(*given)
+
     planted.enter_context(mock.patch.object(AgreedAuto, "timed", paced))
+    planted.enter_context(mock.patch.object(fit, "write_settings", late))
     planted.enter_context(mock.patch.object(guard, "SLOWER_SECONDS", 600.0))  # preparing takes real time
     planted.enter_context(captured_step_emulation())
 
@@ -328,6 +337,17 @@ def test_an_optimizer_that_cannot_step_shares_is_refused(kind, more, why):
     optimizer = getattr(torch.optim, kind)([torch.nn.Parameter(torch.ones(1))], **more)
     with pytest.raises(ConfigError, match=why) if why else contextlib.nullcontext():
         sharding.check_steps(optimizer)
+
+
+class Own(torch.optim.Optimizer):
+    """An optimizer with a kernel of its own, which it calls fused as torch does."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1, "fused": True})
+
+
+def test_a_fused_optimizer_that_is_not_torchs_is_not_refused():
+    sharding.check_steps(Own([torch.nn.Parameter(torch.ones(1))]))
 
 
 def test_parameters_laid_out_channels_last_are_refused():

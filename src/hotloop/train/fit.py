@@ -147,7 +147,8 @@ class _Fitting:
             runs=max(1.0, self.within.runs),
             batches=ahead,
             shapes=ahead and len(ahead),
-            workload=self.task.factory,
+            # Several processes compile nothing in the background, and the first one may yet have to write its file.
+            workload=self.task.factory if self.ranks.size == 1 else None,
             layout=self.settings.compile.layout,
             sentinel=self.settings.compile.sentinel,
             record=self.live.record,

@@ -28,7 +28,7 @@ SCHEDULE_OUTSIDE = "call scheduler.step() outside the step"
 _IN_PLACE = "write into the tensor that is there (.copy_(), .mul_(), .lerp_()), which a replay does too"
 _EVALUATE_OUTSIDE = (
     "evaluate outside of the step: fully_shard keeps the root's whole parameters after a forward that no backward "
-    "follows"
+    "follows; a teacher's, it frees with fully_shard(teacher, reshard_after_forward=True)"
 )
 _PARAMETRIZE = (
     f"{_IN_PLACE}; in place of torch.nn.utils.weight_norm and spectral_norm take those of "
