@@ -111,7 +111,7 @@ def check_steps(optimizer: torch.optim.Optimizer) -> None:
             "or run.strategy=ddp"
         )
     fused = any(group.get("fused") for group in optimizer.param_groups)
-    if fused and isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad):  # Adam's takes them, others are not torch's
+    if fused and isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad):  # Adam's takes them
         raise ConfigError(
             f"run.strategy=fsdp2: torch's fused kernel of {kind} takes no shares of parameters. Leave fused=True out, "
             "use AdamW, or run.strategy=ddp"
