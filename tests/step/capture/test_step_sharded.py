@@ -13,6 +13,7 @@ from hotloop._torch.sharded import Sharded, is_spread, shard_of
 from hotloop.step.state.holdings import Holdings, Views
 from hotloop.step.state.undo import ForwardSyncs
 from hotloop.testing import captured_step_emulation
+from hotloop.testing.captured import Tape
 
 
 @pytest.fixture(autouse=True)
@@ -303,3 +304,50 @@ def test_what_keeps_whole_gradients_or_parameters_is_named():
     sharded = Sharded([model])
     model.set_reshard_after_backward(False)
     assert "set_reshard_after_backward(False)" in sharded.why_not_recorded()
+
+
+def test_a_capture_that_fails_between_two_backwards_leaves_no_whole_gradients(monkeypatch):
+    """The first backward does not reduce: what it has kept would be added to eager's."""
+    recorded, failed = Tape.record, []
+
+    def record(self, operation, args, kwargs):
+        if "cumsum" in str(operation) and not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError("planted")
+        return recorded(self, operation, args, kwargs)
+
+    def trained(run):
+        model, optimizer = made()
+        loop, draws = hotloop.Loop(model, optimizer, run=run), torch.Generator().manual_seed(1)
+
+        @loop.step
+        def step(x):
+            unsynced(model)
+            model(x).square().mean().backward()
+            model.set_requires_gradient_sync(True)
+            loss = model(x.cumsum(0)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        losses = [step(torch.randn(3, 4, generator=draws)) for _ in range(12)]
+        loop.close()
+        return torch.stack(losses)
+
+    eager = trained("eager")
+    monkeypatch.setattr(Tape, "record", record)
+    with captured_step_emulation():
+        assert torch.equal(eager, trained("eager+graph"))
+    assert failed
+
+
+def test_parameters_that_a_program_keeps_whole_stay_so():
+    """After the optimizer's step eager computes with what it has gathered before."""
+
+    def between(number, model):
+        model.set_reshard_after_backward(number < 12)
+
+    _, _, ran, status = beside_eager(between=between)
+    assert ran[-1] == ("eager", "run")
+    assert "set_reshard_after_backward(False)" in " ".join(status.replace("│", " ").split())
