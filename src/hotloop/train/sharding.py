@@ -105,10 +105,10 @@ def check_steps(optimizer: torch.optim.Optimizer) -> None:
         ConfigError: it does not.
     """
     kind = type(optimizer).__name__
-    if kind == "Rprop":
+    if isinstance(optimizer, torch.optim.Rprop | torch.optim.Adafactor):
         raise ConfigError(
-            "run.strategy=fsdp2: torch's Rprop cannot step shares of parameters. Use another optimizer, such as AdamW, "
-            "or run.strategy=ddp"
+            f"run.strategy=fsdp2: torch's {kind} cannot step shares of parameters. Use another optimizer, such as "
+            "AdamW, or run.strategy=ddp"
         )
     fused = any(group.get("fused") for group in optimizer.param_groups)
     if fused and isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad):  # Adam's takes them
