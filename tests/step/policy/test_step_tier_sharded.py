@@ -153,3 +153,16 @@ def test_a_comparison_of_own_code_loses_no_whole_gradient_that_is_kept():
 
     given = [trained(run) for run in ("eager", "aot_eager")]
     assert torch.equal(*given)
+
+
+def test_blocks_of_torchs_own_classes_say_what_to_write():
+    """Dynamo skips frames of torch.nn, which it inlines elsewhere: between two hooks the forward is such a frame."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    fully_shard(model[0])
+    loop = hotloop.Loop(fully_shard(model), torch.optim.AdamW(model.parameters()), run="aot_eager")
+    step = loop.step(lambda x: model(x).sum().backward())
+    for _ in range(6):
+        step(torch.ones(2, 4))
+    told = " ".join(loop.status().decisions)
+    loop.close()
+    assert "between FSDP2's hooks torch compiles no class of its own; call it in a module of yours" in told

@@ -321,6 +321,8 @@ class Lane:
         if all(cause.stage == ev.GraphBreak.kind for cause in tally.causes.values()):  # breaks are logged as INFO only
             kind = type(call.target).__name__
             reason = f"no tensor operation of {kind} reached a graph in this call"
+            if root.sharded and type(call.target).forward.__module__.startswith("torch."):
+                reason += ": between FSDP2's hooks torch compiles no class of its own; call it in a module of yours"
             collector.emit(explain.no_effect("no_graph", tally.component, reason), tally)
 
     def _forgive_user_error(self, call: TargetCall) -> None:
