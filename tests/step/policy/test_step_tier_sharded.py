@@ -113,7 +113,7 @@ def test_auto_of_several_processes_names_no_tier_that_sharding_rules_out_where_n
     tier = initial._agreed(context, initial._to_choose(context), 2, chooses=True)
     assert tier == parse("eager")
     assert len(decided) == 1
-    assert "name a tier, as run='full'" in decided[0]
+    assert "nothing can be captured on cpu" in decided[0]
 
 
 def test_auto_of_one_process_tries_no_compiled_tier_of_sharded_parameters():
@@ -123,7 +123,6 @@ def test_auto_of_one_process_tries_no_compiled_tier_of_sharded_parameters():
     policy = loop.transitions.policy
     assert not isinstance(policy, Fixed)
     assert set(policy.candidates.names()) == {"eager", "eager+graph"}
-    assert "compiled tiers run when they are named: run='full'" in loop.status().decisions[0]
     loop.close()
 
 

@@ -151,8 +151,6 @@ def test_a_part_that_is_frozen_later_and_a_model_of_others_are_trained_as_by_eag
 def test_what_is_declined_names_what_to_write(others):
     for one in both(others, "captured"):
         assert "captured then: run='eager+graph', or run='aot_eager', which compiles" in " ".join(one["decided"])
-    for one in both(others, "auto"):
-        assert "compiled tiers run when they are named: run='full'" in " ".join(one["decided"])
     first, second = both(others, "fails to compile")
     assert [one["last"] for one in (first, second)] == ["eager", "eager"]
     assert "nothing of the model was compiled: PlantedError" in said(second)

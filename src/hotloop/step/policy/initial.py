@@ -27,7 +27,6 @@ _PROVEN_ALONE = (
     "this layout is proven in one alone: call model.to(memory_format=torch.channels_last) before; of a model "
     "for fully_shard, which refuses such parameters, lay out the inputs alone"
 )
-_NAMED_ALONE = "run='auto': parameters are sharded (FSDP2), and compiled tiers run when they are named: run='full'"
 _COMPILED = "a compiler chooses the layout of its code itself"
 
 
@@ -143,7 +142,7 @@ def _to_choose(context: Context) -> Tier:
     base, why = context.base_tier, ""
     sharded = context.parts.sharded()
     if context.engine is None:
-        why = f"nothing can be captured on {context.device}: name a tier, as run='full'"
+        why = f"nothing can be captured on {context.device}"
     elif base.base != "eager":
         why = "the model is compiled already: name its tier, run='as-given+graph'"
     elif not context.parts.wrappers() and not sharded:
@@ -161,8 +160,6 @@ def _unless_sharded(context: Context, tier: Tier | None) -> Tier | None:
     if wanted.graph or wanted.compiles:
         context.parts.sharded().rest()  # an evaluation before has left whole parameters
     why = _why_sharding_rules_out(context, wanted) if wanted.other_kernels or wanted.graph else ""
-    if tier is None and not why and context.parts.sharded():
-        context.reports.decided(_NAMED_ALONE, {})
     return _left_out(context, wanted, why, context.base_tier, chooses=tier is None) if why else tier
 
 
