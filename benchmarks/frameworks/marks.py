@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hotloop.prove.bench.way import synchronize
+from hotloop.step.state.trial_run import wait_for
 
 
 class Marks:
@@ -26,14 +26,14 @@ class Marks:
     def begin(self):
         """Start the clock before the first step; setup until then counts to it."""
         if self._begin is None:
-            synchronize(self.device)
+            wait_for(self.device)
             self._begin = time.perf_counter()
 
     def done(self, loss=None):
         """Read the clock, if the step that has ended is one to note."""
         self.count += 1
         if self._at is None or self.count in self._at:
-            synchronize(self.device)
+            wait_for(self.device)
             self.ends[self.count] = time.perf_counter() - self._begin
             if loss is not None and self._at is None:
                 self.losses.append(float(loss.detach()))

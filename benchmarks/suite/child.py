@@ -10,7 +10,7 @@ import time
 import torch
 
 import hotloop
-from hotloop.prove.bench.way import synchronize
+from hotloop.step.state.trial_run import wait_for
 
 from . import clock
 from .plan import VARYING, Row
@@ -131,7 +131,7 @@ def first_steps(bench, turns, result):
     begin = time.perf_counter()
     for _ in range(FIRST[bench.size]):
         losses.append(float(turns.step().detach()))
-        synchronize(bench.device)
+        wait_for(bench.device)
         ends.append(time.perf_counter() - begin)
     result |= {"first_seconds": [round(end, 5) for end in ends], "losses": losses}
 
@@ -191,7 +191,7 @@ def real_run(bench, turns, result):
         begin = time.perf_counter()
         for _ in range(steps):
             turns.step()
-        synchronize(bench.device)
+        wait_for(bench.device)
         blocks.append([steps, round(time.perf_counter() - begin, 5)])
         spent, done = spent + blocks[-1][1], done + steps
         if done in _MARKS or done == bench.row.steps:
@@ -249,7 +249,7 @@ def run_auto(bench):
     for mark in marks:
         while turns.done < mark:
             turns.step()
-        synchronize(bench.device)
+        wait_for(bench.device)
         result["real"][str(mark)] = round(time.perf_counter() - begin, 4)
         bench.keep()
     if row.told > row.steps:
@@ -279,7 +279,7 @@ def settle(bench, turns, result, begin):
     while quiet < 2 * _BLOCK and time.perf_counter() < until and turns.done < bench.row.told:
         turns.step()
         quiet = 0 if policy.busy else quiet + 1
-    synchronize(bench.device)
+    wait_for(bench.device)
     result["real"][str(turns.done)] = round(time.perf_counter() - begin, 4)
     result["settled"] = quiet >= 2 * _BLOCK
 

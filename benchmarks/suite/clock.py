@@ -12,7 +12,8 @@ import time
 import torch
 
 from hotloop.measure import interval, ratio_interval
-from hotloop.prove.bench.way import in_turns, synchronize
+from hotloop.prove.bench.way import in_turns
+from hotloop.step.state.trial_run import wait_for
 
 PAIRS = 12
 """Blocks of each way: with 12, the 95% interval of a median goes from the third to the tenth."""
@@ -40,11 +41,11 @@ class Turns:
         """Return the seconds of a step, over a block of so many that ends with the device being done."""
         for _ in range(_WARM):
             self.step()
-        synchronize(self.device)
+        wait_for(self.device)
         begin = time.perf_counter()
         for _ in range(steps):
             self.step()
-        synchronize(self.device)
+        wait_for(self.device)
         return (time.perf_counter() - begin) / steps
 
 
@@ -113,7 +114,7 @@ def busy(turns, steps=5):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(count):
                 turns.step()
-            synchronize(turns.device)
+            wait_for(turns.device)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
