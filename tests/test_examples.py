@@ -16,6 +16,7 @@ from hotloop.step.workload import load_factory
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", ["classifier", "unet"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the data package reads its own files in an old way
 def test_an_example_trains(name):
@@ -30,6 +31,7 @@ def test_an_example_trains(name):
     assert any(not torch.equal(a, b) for a, b in zip(before, workload.model.parameters(), strict=True))
 
 
+@pytest.mark.campaign
 def test_a_program_is_cross_validated_with_a_search_in_each_fold(tmp_path):
     quick = ["training.num_epochs=1", "kfold.n_splits=2", "kfold.inner_trials=2", "kfold.inner_splits=2"]
     given = ["hpo.metric=accuracy", "hpo.sampler=random", f"run.folder={tmp_path / 'cv'}"]

@@ -20,6 +20,7 @@ def torch_alone():
     return modules_after("import torch")
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("use", ["import hotloop", "import hotloop; hotloop.compile; hotloop.status; hotloop.watch"])
 def test_importing_costs_at_most_a_fifth_of_torch(torch_alone, use):
     both = modules_after(f"import torch; {use}")
@@ -57,6 +58,7 @@ def test_every_public_name_is_there_and_listed():
         hotloop.nonesuch
 
 
+@pytest.mark.campaign
 def test_every_module_of_the_package_imports():
     program = (
         "import importlib, pkgutil, warnings, hotloop\n"

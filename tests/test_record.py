@@ -339,6 +339,7 @@ def test_snapshots_cost_a_fiftieth_of_the_time_at_most(tmp_path, monkeypatch):
     run.finish()
 
 
+@pytest.mark.campaign
 def test_a_hundred_thousand_steps_stay_small_and_none_takes_a_snapshot_of_its_own(tmp_path, monkeypatch):
     taken, pieces = [], RunRecord._pieces
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
@@ -499,6 +500,7 @@ LINE = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.campaign
 @QUICK
 @given(lines=st.lists(LINE, max_size=5))
 def test_any_lines_load_or_raise_record_error(tmp_path, lines):

@@ -75,6 +75,7 @@ def test_a_run_that_left_nothing_died():
     assert page.outcome(dataclasses.asdict(found)).startswith("**died")
 
 
+@pytest.mark.campaign
 def test_one_fault_in_one_way(tmp_path):
     """By real processes, with this torch; then the same with an eager run that trained otherwise."""
     fault, bench = FAULTS["dynamo"], Bench(sys.executable, tmp_path)

@@ -43,6 +43,7 @@ def test_the_captured_step_is_right_and_no_speed(found):
     assert [row["way"] for row in found[0]["totals"]] == ["eager"]
 
 
+@pytest.mark.campaign
 def test_hardware_and_versions_are_named_and_no_host(found):
     machine = found[0]["machine"]
     assert machine["torch"]

@@ -390,6 +390,7 @@ def test_a_fork_of_the_parent_that_ends_leaves_the_child_alone(parent):
     assert re.match("running|Done", process.stdout.read())  # done, where this process was held up in between
 
 
+@pytest.mark.campaign
 def test_the_real_child_compiles_and_reports(parent):
     process, _ = parent("wait")
     said = process.stdout.read()

@@ -164,6 +164,7 @@ for number in range(10_000):
 """
 
 
+@pytest.mark.campaign
 def test_kill_9_in_the_middle_of_a_write_leaves_the_next_run_fine(tmp_path, said):
     folder = tmp_path / "store"
     program = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder))

@@ -134,6 +134,7 @@ def test_an_entry_that_makes_no_sense_is_a_miss_said_once_and_replaced(store, ke
     assert store.get(key)["full"].step_seconds == 2.0
 
 
+@pytest.mark.campaign
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.sampled_from(["schema", "tiers", "full", "figures", "runs", "when"]), x)).map(lambda v: json.dumps(v).encode()))  # fmt: skip
 def test_any_file_is_read_without_an_error(tmp_path_factory, text):
     store, key = CostStore(tmp_path_factory.mktemp("any")), key_of(Net(), ())
@@ -260,6 +261,7 @@ def test_the_oldest_entries_and_torn_files_are_removed(store, monkeypatch):
     assert not torn.exists()
 
 
+@pytest.mark.campaign
 def test_many_processes_at_once_leave_a_whole_file(store, key):
     program = """
 import sys, pickle

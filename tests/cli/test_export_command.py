@@ -96,6 +96,7 @@ def test_an_exported_program_computes_the_same_for_another_size_of_batch(program
     assert torch.equal(again(x), averaged(program)(x))
 
 
+@pytest.mark.campaign
 @reads_a_program
 def test_the_encoder_of_a_recipe_loads_in_transformers(criteria, tmp_path):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer

@@ -59,6 +59,7 @@ def share_faster(there: float) -> float:
     return sum(trial.verdict().outcome == "faster" for trial in trials) / len(trials)
 
 
+@pytest.mark.campaign
 def test_on_a_noisy_machine_errors_are_few():
     assert share_faster(1.2) <= 0.01
     assert share_faster(1.05) <= 0.05

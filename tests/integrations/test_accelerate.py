@@ -63,6 +63,7 @@ def prepared(accelerator, model, **settings):
     return prepare(accelerator, model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)
 
 
+@pytest.mark.campaign
 def test_a_dynamo_plugin_is_applied_once_and_by_hotloop(tmp_path):
     """Accelerate's own compile would leave ``_orig_mod.`` in the keys, and a model that ``eval()`` does not reach."""
     plugin = TorchDynamoPlugin(backend="aot_eager", use_regional_compilation=True)

@@ -169,6 +169,7 @@ def test_gradient_checkpointing():
     assert as_eager(unet).fallbacks == 0
 
 
+@pytest.mark.campaign
 def test_a_model_that_is_offloaded_as_a_whole_is_compiled_inside_of_its_hooks():
     unet = small_unet()
     cpu_offload_with_hook(unet, torch.device("cpu"))

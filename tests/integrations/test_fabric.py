@@ -123,6 +123,7 @@ def test_a_captured_step_under_bf16_is_eagers():
     assert ours.status.tier == "eager+graph", ours.status
 
 
+@pytest.mark.campaign
 def test_the_example_trains_on_one_device(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [str(EXAMPLE), "--accelerator", "cpu", "--run", "eager", "--steps", "4"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")

@@ -72,6 +72,7 @@ def test_fabric():
     assert hotloop.status(left["model"]).components["model"].requested == "default", "the last block's"
 
 
+@pytest.mark.campaign
 def test_transformers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"input_ids": [number % 16] * 4, "labels": number % 3} for number in range(16)]

@@ -23,6 +23,7 @@ def _fresh_state():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator:UserWarning")
 def test_trainer():
     trainer = program("trainer").main(run="eager", trials=1)

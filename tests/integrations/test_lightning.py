@@ -90,6 +90,7 @@ def test_a_scalers_read_for_an_unfused_optimizer_has_the_programs_line():
     assert (declined.file, declined.source.partition("(")[0]) == (__file__, "trainer.fit"), declined
 
 
+@pytest.mark.campaign
 def test_weights_averaged_by_the_trainer():
     averaging = {"epochs": 3, "batches": 8}
     eager = fit(Sgd, StochasticWeightAveraging(0.01, swa_epoch_start=1), **averaging)
@@ -176,6 +177,7 @@ class Watches(pl.Callback):
         self.seen = [one.grad.norm() for one in pl_module.parameters()]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("more", [(), (Watches,)], ids=["owned", "in place"])
 def test_statistics_that_weight_averaging_computes_at_the_end_compile_nothing_anew(more):
     """Weight averaging makes BatchNorm divide by the number of batches, which is read in Python."""
@@ -189,6 +191,7 @@ def test_statistics_that_weight_averaging_computes_at_the_end_compile_nothing_an
     assert hot.status().running == "aot_eager"
 
 
+@pytest.mark.campaign
 def test_what_keeps_the_step_the_trainers_own_is_said_and_the_module_compiled_in_place():
     for module, callbacks, reason in (
         (Manual, [], "manual optimization"),
@@ -205,6 +208,7 @@ def test_what_keeps_the_step_the_trainers_own_is_said_and_the_module_compiled_in
     assert 'HotLoop(run="default")' in str(quiet.status())
 
 
+@pytest.mark.campaign
 def test_a_whole_checkpoint_is_eagers(tmp_path):
     """The checkpoint is compared whole: the model, the loops' counters, callbacks, optimizer and schedules."""
     left = []
@@ -256,6 +260,7 @@ class Fails(Sgd):
         return super().training_step(batch, batch_idx)
 
 
+@pytest.mark.campaign
 def test_an_exception_restores_the_module_and_comes_through():
     torch.manual_seed(1)
     held = []

@@ -41,6 +41,7 @@ class Decorated(Sgd):
         return F.cross_entropy(self.net(ids), labels)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("module", [AnyArguments, Decorated])
 @pytest.mark.parametrize("run", ["aot_eager", "eager+graph"])
 def test_a_step_whose_arguments_cannot_be_told_gets_those_that_the_trainer_gives(module, run):
@@ -58,6 +59,7 @@ class ReadsTheNumber(Sgd):
         return loss * (1 + batch_idx / 64)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("module", [ReadsTheNumber, AnyArguments, Decorated])
 def test_a_step_that_reads_the_number_of_its_batch_is_compiled_from_the_start(module):
     """Each number occurs once, so waiting for a number to repeat would compile nothing."""
@@ -123,6 +125,7 @@ class MeasuresValidation(Sgd):
         self.measured.reset()
 
 
+@pytest.mark.campaign
 def test_metrics_of_a_validation_keep_no_step_from_being_compiled():
     """Their code reaches Python's own caches (of regular expressions, say), in which every compile writes."""
     eager, hot = fit(MeasuresValidation, batches=12, validate=True), HotLoop("aot_eager")
@@ -246,6 +249,7 @@ class TakesItOut(pl.Callback):
             trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, HotLoop)]
 
 
+@pytest.mark.campaign
 def test_a_callback_that_is_taken_out_in_a_fit_leaves_the_rest_of_it_to_the_trainer(caplog):
     eager = fit()
     ours = fit(Sgd, HotLoop("aot_eager"), TakesItOut())

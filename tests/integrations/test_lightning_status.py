@@ -110,6 +110,7 @@ class Stops(pl.Callback):
             raise Mine("the disk is full\nand more of it")
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("callbacks", [(), (Watches(),)], ids=["owned", "in place"])
 def test_after_an_exception_the_status_says_what_ended_the_fit_and_what_had_run(callbacks):
     hot = HotLoop("aot_eager")
@@ -168,6 +169,7 @@ def test_a_callback_that_was_taken_out_says_when_and_what_is_left():
     hotloop.uncompile(model)
 
 
+@pytest.mark.campaign
 def test_two_callbacks_are_refused_before_anything_runs():
     losses, hot = Losses(), HotLoop("aot_eager")
     for pair in ((HotLoop(), hot), (hot, hot)):

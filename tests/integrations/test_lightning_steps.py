@@ -43,6 +43,7 @@ def compiles(events):
     return sum(isinstance(one, ev.Compiled) for one in events)
 
 
+@pytest.mark.campaign
 def test_a_step_that_logs_is_one_graph_compiled_before_fit_or_by_it():
     eager = fit(Logs, epochs=2, validate=True)
     with hotloop.watch() as before:  # fullgraph raises where a graph breaks
@@ -130,6 +131,7 @@ def test_a_step_that_reads_a_counter_is_left_to_its_modules(module, caplog):
     assert part.modes["training"]["frames_compiled"] == 12, "the network ran compiled in each step"
 
 
+@pytest.mark.campaign
 def test_what_is_left_to_its_modules_is_said_once_and_not_anew_at_each_evaluation(caplog):
     class Watched(ReadsTheCounter):
         def on_after_backward(self):

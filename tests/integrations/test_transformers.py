@@ -103,6 +103,7 @@ def test_mixed_precision_clipping_and_a_second_model_compile_once(kind, tmp_path
     assert all(torch.equal(a, b) for a, b in zip(once, ours.model.parameters(), strict=True))
 
 
+@pytest.mark.campaign
 def test_a_captured_step_accumulates_and_clips_as_eager(tmp_path):
     # 7 batches: the last update of the epoch has one batch only, which the loss is divided by.
     settings = {"data": samples(28), "gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "num_train_epochs": 3}
@@ -133,6 +134,7 @@ def test_a_collator_that_pads_to_the_longest_is_counted_and_compiled_for_any_len
     assert hot.record.document["measurements"]["shapes"]["training_step"]
 
 
+@pytest.mark.campaign
 def test_torch_compile_of_the_arguments_is_taken_over_and_applied_once(tmp_path):
     hot = HotLoop()
     trainer = trainer_of(Trainer, tmp_path, hot, torch_compile=True, torch_compile_backend="aot_eager")
@@ -144,6 +146,7 @@ def test_torch_compile_of_the_arguments_is_taken_over_and_applied_once(tmp_path)
     assert all("_orig_mod" not in name for name in trainer.model_wrapped.state_dict())
 
 
+@pytest.mark.campaign
 def test_a_compile_that_the_trainer_has_applied_is_recognised(tmp_path):
     hot = HotLoop("aot_eager")
     trainer = trainer_of(Trainer, tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
@@ -232,6 +235,7 @@ def plain_trainer(model, folder, hot, arguments=None, *, kind=Trainer, more=(), 
     return kind(model, arguments, train_dataset=samples(16), callbacks=[hot, *more], data_collator=collator)
 
 
+@pytest.mark.campaign
 def test_trainers_that_share_arguments_are_each_given_the_compile_that_these_ask_for(tmp_path):
     arguments = None
     for _ in range(2):
@@ -279,6 +283,7 @@ def test_a_callback_that_a_plain_trainer_shares_compiles_in_place_there(tmp_path
     assert hot.status().components["model"].state == "compiled", hot.status()
 
 
+@pytest.mark.campaign
 def test_a_preset_of_ones_own_is_asked_for_and_runs(tmp_path):
     hot = HotLoop(hotloop.Preset(name="mine", backend="aot_eager"))
     trainer_of(HotTrainer, tmp_path, hot).train()
@@ -294,6 +299,7 @@ def test_a_trainer_whose_callback_was_taken_out_says_so(tmp_path):
     assert "taken out of the Trainer's callbacks" in trainer.hot.status().hint, trainer.hot.status()
 
 
+@pytest.mark.campaign
 def test_a_model_that_was_compiled_before_stays_so_after_training(tmp_path):
     hot, model = HotLoop("default"), hotloop.compile(small_bert(), "aot_eager")
     plain_trainer(model, tmp_path, hot).train()
@@ -308,6 +314,7 @@ class TakesItOut(TrainerCallback):
             self.trainer.remove_callback(HotLoop)
 
 
+@pytest.mark.campaign
 def test_a_callback_that_is_taken_out_while_training_leaves_the_model_as_it_was_given(tmp_path):
     trainer = trainer_of(HotTrainer, tmp_path, HotLoop("aot_eager"))
     out = TakesItOut()
@@ -334,6 +341,7 @@ class Anneals(TrainerCallback):
         self.trainer.scale = 1.0 + int(state.epoch or 0)
 
 
+@pytest.mark.campaign
 def test_what_a_loss_of_ones_own_reads_is_never_frozen(tmp_path):
     trained = []
     for run in ("eager", "eager+graph"):
@@ -359,6 +367,7 @@ class ReadsByItself(HotTrainer):
         return loss * (1.0 + self.state.global_step)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("kind", "captured"), [(NothingOfItsOwn, True), (ReadsByItself, False)])
 def test_what_a_trainer_counts_for_itself_keeps_no_step_of_a_subclass_from_being_captured(tmp_path, kind, captured):
     trained = []
@@ -390,6 +399,7 @@ class LibraryTrainer(Trainer):
 """
 
 
+@pytest.mark.campaign
 def test_what_a_librarys_trainer_reads_is_never_frozen(tmp_path, monkeypatch):
     folder = tmp_path / "site-packages"  # installed, as trl is
     folder.mkdir()

@@ -159,6 +159,7 @@ def test_two_tiers_of_the_same_code_both_count_its_compile():
     assert "the compile that it found made for aot_eager" in second.notes[0]
 
 
+@pytest.mark.campaign
 def test_ways_that_do_not_fit_into_memory_together_run_one_after_another(monkeypatch):
     monkeypatch.setattr(Rounds, "_groups", lambda self: None)
     found = bench(programs.make, "aot_eager", "full+graph", steps=24)

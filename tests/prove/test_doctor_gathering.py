@@ -21,6 +21,7 @@ def machine():
     return gathering.gather(trials=False)
 
 
+@pytest.mark.campaign
 def test_this_machine_is_known(machine):
     import torch
 
@@ -47,6 +48,7 @@ def test_a_torch_that_breaks_at_import_is_a_finding(tmp_path, monkeypatch):
     assert "libcudart" in judge(found)[0].what
 
 
+@pytest.mark.campaign
 def test_without_a_compiler_no_trial_is_made_and_the_presets_know(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

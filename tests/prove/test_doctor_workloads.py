@@ -177,6 +177,7 @@ def test_the_same_seed_makes_the_same_program(program):
     assert torch.equal(*seen)
 
 
+@pytest.mark.campaign
 @pytest.mark.inductor
 def test_with_inductor_the_loss_is_what_is_left(program, line_of, monkeypatch):
     monkeypatch.setattr(step_operations, "_LEAST_SHARE", 0.0)  # of a step that waits for a busy core, it is small

@@ -29,6 +29,7 @@ def failures(found):
     return [(one.kind, one.what) for one in found.findings if one.fails]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("make", [programs.allocator, programs.trained_only])
 def test_two_networks_trained_in_batches_and_asked_by_an_allocator_are_safe(make):
     found = hotloop.harness(make)
@@ -46,6 +47,7 @@ def test_two_networks_trained_in_batches_and_asked_by_an_allocator_are_safe(make
     assert "36 calls between them, under the emulation of CUDA graphs, since there is no GPU" in found.verdict
 
 
+@pytest.mark.campaign
 def test_what_an_allocator_holds_is_listed_with_its_holder_and_the_remedy():
     found = hotloop.harness(programs.allocator)
     (held,) = [one for one in found.held if one.component == "model[0]"]
@@ -100,6 +102,7 @@ def test_holders_are_named_by_the_path_that_leads_to_them():
     CACHE.clear()
 
 
+@pytest.mark.campaign
 def test_training_and_inference_are_switched_apart():
     found = hotloop.harness(programs.allocator, "reduce-overhead", inference="none")
     assert found.passed
@@ -322,6 +325,7 @@ def referred(caplog):
     return any("judged again, in more bits" in one.getMessage() for one in caplog.records)
 
 
+@pytest.mark.campaign
 def test_a_gradient_that_is_all_rounding_is_no_fault(monkeypatch, caplog):
     with_kernels_of_its_own(monkeypatch, lambda output, _: rounded_otherwise(output))
     with caplog.at_level("INFO", "hotloop"):

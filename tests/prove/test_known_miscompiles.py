@@ -49,6 +49,7 @@ def of_threads(parts):
     return pytest.mark.parametrize("part", [pytest.param(part, id=str(number)) for number, part in parts.items()])
 
 
+@pytest.mark.campaign
 @of_threads(PLANTED)
 def test_verify_names_the_region_of_a_planted_one(part):
     with planted(faults_of(part)) as wrong:

@@ -291,6 +291,7 @@ def test_an_error_of_the_users_own_reaches_them():
         hotloop.verify(workload(data=data), "aot_eager")
 
 
+@pytest.mark.campaign
 def test_the_verdict_reads_as_a_table_and_as_json(found):
     verdict = found
     text = str(verdict)
@@ -302,6 +303,7 @@ def test_the_verdict_reads_as_a_table_and_as_json(found):
     assert plain["visible"] < 1e-5
 
 
+@pytest.mark.campaign
 @pytest.mark.inductor
 def test_inductor_passes_and_a_wrong_lowering_is_found(monkeypatch):
     import torch._inductor.config

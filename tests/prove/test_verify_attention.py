@@ -158,6 +158,7 @@ def test_verify_says_what_it_has_no_reference_for():
     assert "does not show from outside" in verdict.reference_why
 
 
+@pytest.mark.campaign
 def test_batches_of_another_size_have_masks_of_theirs():
     data = [*batches(3), *batches(3, size=7)]
     verdict = hotloop.verify(workload(Attention(), data=data), "aot_eager", steps=4)

@@ -65,6 +65,7 @@ def test_a_right_compile_exits_with_0_and_prints_the_table(program, capsys):
     assert "step 1 agrees" not in told.out
 
 
+@pytest.mark.campaign
 def test_a_graph_break_is_told_once_in_hotloops_words(program):
     """The command runs in a process of its own, where torch is not loaded yet."""
     command = [sys.executable, "-m", "hotloop", "verify", f"{program}:breaks", "--preset", "aot_eager", "--steps", "1"]

@@ -64,6 +64,7 @@ def test_wrong_code_of_the_programs_own_is_the_suspect():
     assert f"{__file__}:" in verdict.blamed.how
 
 
+@pytest.mark.campaign
 def test_a_program_that_compiles_a_part_of_its_step_rightly_passes():
     assert hotloop.verify(by_hand("aot_eager"), "aot_eager").passes
 

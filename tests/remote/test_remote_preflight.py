@@ -40,6 +40,7 @@ def shown(facts, *command):
 COMPILED = ("train", "train.py:make", "training.optimization.use_torch_compile=true")
 
 
+@pytest.mark.campaign
 def test_what_a_person_should_know_of_a_cluster_is_shown(project, facts):
     said = shown(facts(findings=[{"level": "problem", "what": "no compiler", "remedy": "install g++"}]))
     assert "Node gpu-1: torch " in said

@@ -160,6 +160,7 @@ def test_the_charts_of_the_page_are_those_of_the_view(document, tmp_path):
     assert places == list(range(len(drawn)))
 
 
+@pytest.mark.campaign
 def test_a_long_run_stays_a_small_page_and_keeps_its_spikes(tmp_path):
     steps = [
         {"step": n, "seconds": 0.01, "loss": n % 7 / 7, "learning_rate": 1e-4, "running": "inductor"}

@@ -337,6 +337,7 @@ def test_a_study_is_read_as_it_was_begun_where_the_command_took_a_default_out(ow
     assert run.training.checkpoint_every_steps == best.training.checkpoint_every_steps
 
 
+@pytest.mark.campaign
 def test_the_command_searches_announces_and_names_the_best(own, tmp_path):
     own("make")
     arguments = [

@@ -89,6 +89,7 @@ def test_more_trials_go_on_and_done_ones_count(work):
     assert sorted(values(study)) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.campaign
 def test_a_random_search_draws_by_the_trial_alone(work, open_study, compose, tmp_path):
     first = values(work(objectives.quadratic)[0])
     settings = compose(hpo__folder=tmp_path / "other", hpo__n_trials=2)
@@ -108,6 +109,7 @@ def test_samplers_go_on_in_a_new_process_and_stay_in_the_space(work, sampler):
     assert all(one["training.batch_size"] in (16, 32) for one in found.values())
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("pruner", ["median", "successive_halving", "hyperband"])
 def test_pruners_end_what_is_worse_and_keep_the_best(work, pruner):
     def by_number(asked):
@@ -522,6 +524,7 @@ def test_no_trial_is_taken_twice_by_processes(compose, tmp_path):
     all_taken_once(numbers, [context.Process(target=_race, args=(given, numbers)) for _ in range(3)])
 
 
+@pytest.mark.campaign
 def test_no_trial_is_taken_twice_on_postgresql(compose, tmp_path, postgresql):
     numbers, given = queue.Queue(), about(compose, tmp_path, hpo__storage=f"'{postgresql.url}'", hpo__name="race")
     all_taken_once(numbers, [threading.Thread(target=_race, args=(given, numbers)) for _ in range(4)])
@@ -627,6 +630,7 @@ def test_a_trial_that_ends_while_the_document_is_written_is_no_trouble(work, mon
     assert document.best_values(found)
 
 
+@pytest.mark.campaign
 def test_a_search_by_tpe_draws_by_what_is_in_the_storage_whatever_its_process_knows(work, compose, tmp_path):
     named = {"hpo__sampler": "tpe", "hpo__startup_trials": 2, "hpo__n_trials": 5}
     whole = values(work(objectives.quadratic, **named)[0])

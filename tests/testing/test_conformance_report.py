@@ -82,6 +82,7 @@ def test_of_a_test_with_parameters_the_worst_counts_and_suites_of_one_name_are_t
     assert first.endswith("| **no** | yes |")
 
 
+@pytest.mark.campaign
 def test_processes_of_which_none_knows_all_tests_are_refused(pytester):
     pytest.importorskip("xdist")
     ran = pytester.runpytest_subprocess(

@@ -73,6 +73,7 @@ def rooms():
     return [set().union(*parts) for parts in zip(*inside, strict=True)]
 
 
+@pytest.mark.campaign
 def test_every_path_in_the_code_is_in_the_ledger_and_every_path_in_the_ledger_is_in_the_code():
     asked, _, _ = rooms()
     outside = [private_uses(file)[0] for file in FILES if PRIVATE_ROOM not in file.parents]

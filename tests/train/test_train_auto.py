@@ -184,6 +184,7 @@ def test_what_is_switched_off_by_the_environment_is_not_decided(tmp_path, train,
     assert component["causes"] == [{"reason": "Disabled (eager execution mode)", "stage": "disabled"}]
 
 
+@pytest.mark.campaign
 def test_a_launch_bound_run_goes_on_captured_to_the_same_result(tmp_path, train, capsys):
     settings = {**LONG, "training__batch_size": 1, "training__gradient_accumulation": 2}
     train(**OFF, **settings, run__folder=tmp_path / "off")
@@ -302,6 +303,7 @@ def test_a_model_that_cannot_be_captured_trains_on_and_says_why(tmp_path, train,
     assert ran(tmp_path / "run")[-1] == "eager"
 
 
+@pytest.mark.campaign
 def test_validation_does_not_run_compiled_code(tmp_path, train, monkeypatch):
     from hotloop.train import fit
 

@@ -39,6 +39,7 @@ def test_off_is_said(train, capsys):
     assert lines(capsys) == ["[torch.compile] Disabled (eager execution mode)"]
 
 
+@pytest.mark.campaign
 def test_compiled_is_said_after_the_first_compiled_step_and_again_with_the_measured_speed_up(tmp_path, train, capsys):
     train(**ON, compile__preset="aot_eager", training__num_epochs=9, training__max_steps=24)
     said = lines(capsys)
@@ -56,12 +57,14 @@ def test_compiled_is_said_after_the_first_compiled_step_and_again_with_the_measu
     assert document["measurements"]["speed_up"] > 0
 
 
+@pytest.mark.campaign
 def test_the_eager_steps_can_be_left_out(tmp_path, train, capsys):
     train(**ON, compile__preset="aot_eager", training__max_steps=2, compile__measure_eager_steps=0)
     assert [entry["running"] for entry in record.load(tmp_path / "run")["steps"]] == ["aot_eager"] * 2
     assert lines(capsys)[-1] == "[torch.compile] Model compiled with graph optimization (aot_eager)"
 
 
+@pytest.mark.campaign
 def test_a_short_run_is_compiled_after_half_of_its_steps(tmp_path, train, capsys):
     train(**ON, compile__preset="aot_eager", training__max_steps=2)
     assert [entry["running"] for entry in record.load(tmp_path / "run")["steps"]] == ["none", "aot_eager"]
@@ -86,6 +89,7 @@ def test_a_run_that_ends_before_its_compile_says_that_it_ran_otherwise_than_aske
     assert f"[torch.compile] Not compiled: {why}" in lines(capsys)
 
 
+@pytest.mark.campaign
 def test_components_have_presets_of_their_own_for_training_and_inference(tmp_path, train):
     train(**ON, compile__components__loss__training="aot_eager", compile__preset="none", training__max_steps=5,
           compile__components__model__inference="aot_eager")  # fmt: skip
@@ -193,6 +197,7 @@ def graphs():
         yield emulation
 
 
+@pytest.mark.campaign
 def test_cuda_graphs_are_tried_on_copies_before_they_are_turned_on(tmp_path, train, capsys, graphs):
     train(**GRAPHS, training__max_steps=4)
     assert (
@@ -207,6 +212,7 @@ def test_cuda_graphs_are_tried_on_copies_before_they_are_turned_on(tmp_path, tra
     )
 
 
+@pytest.mark.campaign
 def test_where_cuda_graphs_are_not_safe_the_run_stays_eager_with_the_reason(
     tmp_path, train, capsys, graphs, monkeypatch
 ):
@@ -224,6 +230,7 @@ def test_where_cuda_graphs_are_not_safe_the_run_stays_eager_with_the_reason(
     assert model["causes"][0]["stage"] == "harness"
 
 
+@pytest.mark.campaign
 def test_a_rehearsal_changes_nothing_of_the_run(tmp_path, train, graphs, monkeypatch):
     train(**GRAPHS, training__max_steps=4)
     tried = [entry["loss"] for entry in record.load(tmp_path / "run")["steps"]]
@@ -232,6 +239,7 @@ def test_a_rehearsal_changes_nothing_of_the_run(tmp_path, train, graphs, monkeyp
     assert [entry["loss"] for entry in record.load(tmp_path / "other")["steps"]] == tried
 
 
+@pytest.mark.campaign
 def test_a_rehearsal_takes_out_its_own_events_only(tmp_path, train, graphs, monkeypatch):
     planned = rehearse.rehearse
 

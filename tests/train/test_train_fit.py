@@ -70,6 +70,7 @@ def test_a_run_interrupted_and_resumed_is_the_run_that_was_not(tmp_path, train, 
     assert record.load(tmp_path / "run")["status"] == "finished"
 
 
+@pytest.mark.campaign
 def test_a_compiled_run_resumed_is_the_run_that_was_not_interrupted(tmp_path, train, monkeypatch):
     compiled = {
         "training__optimization__use_torch_compile": True,

@@ -458,6 +458,7 @@ print("lightning" in sys.modules)
 """
 
 
+@pytest.mark.campaign
 def test_its_process_imports_no_lightning(tmp_path, train):
     """That takes longer than to import torch."""
     train("training.max_steps=1")

@@ -176,6 +176,7 @@ def test_a_fold_is_resumed_with_its_rows_alone(own, tmp_path):
         run("train", f"run.resume={folder}", "training.num_epochs=3")
 
 
+@pytest.mark.campaign
 def test_each_fold_has_a_search_of_its_own_over_its_training_side(own, tmp_path):
     folder = tmp_path / "cv"
     ended = run(

@@ -69,6 +69,7 @@ def test_the_setting_that_names_a_device_which_is_not_here_is_told(monkeypatch):
             environment.device_of(configure.load(["recipe=digits", setting]).run)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", ["digits", "language"])
 def test_a_recipe_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, train, monkeypatch, name):
     train(name, "training.ema_decay=0.5", folder="whole")
@@ -91,6 +92,7 @@ def test_a_recipe_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, trai
     assert all(torch.equal(tensor, theirs["model"]["model"][key]) for key, tensor in ours["model"]["model"].items())
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", ["digits", "language"])
 def test_a_recipe_runs_compiled_without_a_graph_break_or_a_recompile(tmp_path, train, name):
     on = ["training.optimization.use_torch_compile=true", "compile.preset=aot_eager", "compile.fullgraph=true"]

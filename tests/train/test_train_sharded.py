@@ -395,6 +395,7 @@ def test_presets_that_capture_for_themselves_are_refused(given, strategy, refuse
         check_presets(settings, compiling.plan(settings, ["model"])["model"])
 
 
+@pytest.mark.campaign
 def test_shares_become_the_state_of_one_device_and_are_made_of_it_again():
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(ALONE)]
     said = subprocess.run(command, check=True, timeout=900, capture_output=True, text=True).stdout.splitlines()

@@ -150,6 +150,7 @@ def test_axe_finds_nothing_on_any_page(chromium, full, scheme, width):
         machine(page, url)
 
 
+@pytest.mark.campaign
 def test_what_axe_finds_fails_a_test(chromium):
     page = chromium.new_page()
     page.set_content("<html lang=en><title>a</title><main><h1>a</h1><input></main>")

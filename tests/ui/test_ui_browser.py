@@ -240,6 +240,7 @@ def test_a_recipe_that_is_chosen_is_shown_at_once(person):
     expect(person.locator("#setup")).to_have_attribute("data-draft", "language")
 
 
+@pytest.mark.campaign
 def test_the_form_is_reached_by_the_keyboard_and_each_field_has_its_label(person):
     person.goto(at(person.base, "/training"))
     nameless = person.evaluate(

@@ -78,6 +78,7 @@ def test_settings_are_kept_by_name_loaded_and_compared(person, runs):
     expect(person.locator("#preset")).to_have_count(0)
 
 
+@pytest.mark.campaign
 def test_a_run_is_asked_to_save_and_to_sample_and_its_weights_are_exported(person, runs):
     with training(runs / "a"):
         asked = Requests(runs / "a", (SAVE, SAMPLE))

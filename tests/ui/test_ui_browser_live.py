@@ -96,6 +96,7 @@ def test_runs_that_are_compared_are_followed(person, runs):
         one.finish()
 
 
+@pytest.mark.campaign
 def test_the_legend_counts_what_happens(person, runs):
     written = RunRecord(runs / "a")
     for step in range(1, 20):

@@ -597,6 +597,7 @@ def test_the_preview_marks_what_has_changed_and_what_is_wrong(client):
     assert re.search(r'id="note-run.seed"[^>]*><span class="wrong">run.seed=', text)
 
 
+@pytest.mark.campaign
 def test_a_programs_parameters_are_fields(client, tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     name = f"{tmp_path}/train.py:make"

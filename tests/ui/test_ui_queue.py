@@ -181,6 +181,7 @@ def test_a_launcher_becomes_the_run(root, tmp_path, waiting, monkeypatch):
     assert there == [str(tmp_path)]
 
 
+@pytest.mark.campaign
 def test_many_launchers_at_once_start_each_run_once(root, waiting):
     for name in ("a", "b"):
         waiting.add(root / name, ["--version"])

@@ -84,6 +84,7 @@ def long_record(folder, steps):
     return folder
 
 
+@pytest.mark.campaign
 def test_a_hundred_thousand_points_become_what_a_screen_can_show(client, root):
     long_record(root / "long", 100_000)
     charts = client.get("/run/charts?run=long").json()

@@ -53,6 +53,7 @@ def test_a_shape_changed_in_place_and_left():
     assert status.state == "compiled", status.causes
 
 
+@pytest.mark.campaign
 def test_a_tensor_without_gradient_that_a_block_adds_one_to():
     class Collect(nn.Module):
         def __init__(self):

@@ -47,6 +47,7 @@ def test_containers_really_compile(make):
     assert (status.compiles, status.frames_compiled, status.frames_eager) == (1, 2, 0)
 
 
+@pytest.mark.campaign
 def test_twelve_containers_of_different_widths_all_compile():
     models = [hotloop.compile(nn.Sequential(nn.Linear(8, 8 + i), nn.GELU()), "aot_eager") for i in range(12)]
     for model in models:

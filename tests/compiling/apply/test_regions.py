@@ -34,6 +34,7 @@ def counter(monkeypatch):
     return compiler
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("regions", "tied"), [("whole", True), ("blocks", True), ("blocks", False), ("auto", True)])
 def test_numbers_are_eagers_and_equal_blocks_are_compiled_once(counter, regions, tied):
     batches = [(tokens(seed=s), tokens(seed=s + 9)) for s in range(2)]
@@ -61,6 +62,7 @@ def test_each_block_trains_its_own_parameters():
     assert not any(torch.equal(moved[0], other) for other in moved[1:])
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("regions", ["whole", "blocks"])
 @pytest.mark.parametrize("dynamic", [None, True, False])
 @pytest.mark.some_of(3)
@@ -234,6 +236,7 @@ def test_modes_set_inside_the_model_hold_in_every_piece(around):
     assert status.state == "compiled", status.causes
 
 
+@pytest.mark.campaign
 def test_ambient_autocast():
     model = Tied(layers=3)
     reference = copy.deepcopy(model)
@@ -247,6 +250,7 @@ def test_ambient_autocast():
     assert torch.equal(model.embed.weight.grad, reference.embed.weight.grad)
 
 
+@pytest.mark.campaign
 def test_a_graph_break_between_blocks():
     class Breaks(nn.Module):
         def __init__(self):
@@ -264,6 +268,7 @@ def test_a_graph_break_between_blocks():
     assert status.regions == ("Block",)
 
 
+@pytest.mark.campaign
 def test_the_class_declares_its_blocks_as_diffusers_does():
     class Declares(Tied):
         _repeated_blocks = ("Block",)

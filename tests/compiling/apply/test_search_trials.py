@@ -125,6 +125,7 @@ def test_each_batch_size_compiles_once_static(trial, graphs):
     assert all(graphs.made[number] == size for number, size in graphs.ran)
 
 
+@pytest.mark.campaign
 @TRIALS
 @pytest.mark.parametrize("kind", [network, Attention])
 def test_each_dropout_value_compiles_once_and_the_twentieth_trial_is_compiled(kind, trial, graphs):

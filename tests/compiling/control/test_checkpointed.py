@@ -59,6 +59,7 @@ def trained(settings, *, preset=None, early_stop=True):
     return [*losses, *(one.detach() for one in model.parameters())], hotloop.status(model) if preset else None
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("settings", "early_stop", "limit"),
     [
@@ -86,6 +87,7 @@ def test_a_recompile_limit_may_be_reached_between_a_forward_and_its_recomputatio
     assert any("recompile limit" in cause.reason for part in parts for cause in part.causes)
 
 
+@pytest.mark.campaign
 def test_it_may_be_reached_on_inductor(monkeypatch):
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     theirs, _ = trained({})

@@ -320,6 +320,7 @@ def test_uncompile_restores_every_dict():
     assert hotloop.uncompile(nn.Linear(1, 1)) is not None
 
 
+@pytest.mark.campaign
 def test_a_deleted_model_is_freed_at_once():
     model = compiled(Tied, tokens())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

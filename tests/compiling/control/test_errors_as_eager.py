@@ -90,6 +90,7 @@ APART = "custom", "assert", "shape", "not implemented"
 TRACED += [(settings, how) for settings in ("fullgraph", "strict") for how in APART]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("settings", "how"), TRACED)
 @pytest.mark.some_of(3)
 def test_met_while_tracing(settings, how):
@@ -143,6 +144,7 @@ def test_met_in_a_recompile_after_good_steps():
     assert status.state == "compiled"
 
 
+@pytest.mark.campaign
 def test_it_is_not_traced_forever(monkeypatch):
     """A loop that catches its own error at every call is not slowed for good."""
     from hotloop.compiling.observe import collector

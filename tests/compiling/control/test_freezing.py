@@ -10,6 +10,7 @@ from torch import nn
 import hotloop
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("regions", ["whole", "blocks"])
 @pytest.mark.parametrize("first", [True, False], ids=["freeze later", "unfreeze later"])
 def test_a_parameter_that_is_frozen_or_unfrozen_later(first, regions):

@@ -146,6 +146,7 @@ def trained(model, *, fails, steps=14, region=False):
     return outputs, model.state_dict(), torch.get_rng_state(), counted
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("region", [False, True])
 @pytest.mark.parametrize("fails", [0, 1, 12])
 @pytest.mark.parametrize("preset", ["aot_eager", pytest.param("default", marks=pytest.mark.inductor)])
@@ -290,6 +291,7 @@ def test_a_function_is_not_repeated_whether_or_not_a_graph_has_run():
             ours(x, fails=True, first=first)
 
 
+@pytest.mark.campaign
 def test_only_calls_that_may_fail_so_are_noted(monkeypatch):
     """A call of code in one graph is noted only where its root is about to be traced."""
     noted = []
@@ -388,6 +390,7 @@ def traced():
     signal.signal(signal.SIGUSR1, own)
 
 
+@pytest.mark.campaign
 def test_an_interrupt_while_a_call_is_put_back_waits_until_it_is(traced):
     def whole(model):
         return model.calls, model.seen == [1], model.mean.item(), torch.get_rng_state().sum().item()

@@ -234,6 +234,7 @@ def test_a_loop_accepts_a_tier_of_a_model_with_an_unused_head():
     assert not optimizer.state[model.auxiliary.weight]
 
 
+@pytest.mark.campaign
 @pytest.mark.inductor
 def test_inductor_leaves_them_absent_too():
     eager = Heads()

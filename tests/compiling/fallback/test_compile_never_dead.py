@@ -238,6 +238,7 @@ def test_a_failing_backend_under_strict_is_raised_and_under_fullgraph_steps_down
     assert (status.state, status.fallbacks) == ("eager", 1)
 
 
+@pytest.mark.campaign
 def test_mark_dynamic_violated():
     class Fixed(nn.Module):
         def __init__(self):
@@ -273,6 +274,7 @@ class Counting(nn.Module):
         return self.net(x) * (self.k + 1)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("settings", [{}, {"fullgraph": True}, {"strict": True}])
 def test_recompile_limit(settings):
     class Growing(nn.Module):
@@ -312,6 +314,7 @@ def test_torchs_own_flag_to_fail_at_the_limit_is_the_users_to_set():
         assert torch._dynamo.config.suppress_errors is False
 
 
+@pytest.mark.campaign
 def test_the_state_a_module_counts_in_python_moves_once_a_call():
     model = Counting()
     hotloop.compile(model, "aot_eager")

@@ -330,6 +330,7 @@ class Many(nn.Module):
         return self.d(x)
 
 
+@pytest.mark.campaign
 def test_a_component_steps_down_as_a_whole_at_an_optimizer_step_only(plant, caplog):
     counter = plant(Counter(fail=lambda *a: True))
     model = hotloop.compile(Many(), "aot_eager")

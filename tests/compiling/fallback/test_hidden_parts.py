@@ -120,6 +120,7 @@ def test_a_torch_without_inductor(eager_losses):
     assert_eager(found, "no working Inductor", eager_losses)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
 def test_a_platform_without_a_compiler(platform, ended, eager_losses):
     assert_eager(ended[platform], "no C++ compiler", eager_losses)

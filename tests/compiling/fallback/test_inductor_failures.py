@@ -36,6 +36,7 @@ def test_a_model_trains_within_rounding(no_cache):
     assert (status.state, status.running, status.regions) == ("compiled", "default", ("Block", "rest"))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("phase", "operator"), [("forward", torch.ops.aten.relu.default), ("backward", torch.ops.aten.sum.dim_IntList)]
 )
@@ -55,6 +56,7 @@ def test_lowering_fails(phase, operator):
             hotloop.compile(Net(), "default", strict=True)(rows(16))
 
 
+@pytest.mark.campaign
 def test_lowering_fails_in_a_recompile_only(no_cache):
     model = Net()
     batches = [rows(16), rows(5, seed=1), rows(16, seed=2)]
@@ -84,6 +86,7 @@ print(json.dumps([one(model).to_dict(), said]))
 """
 
 
+@pytest.mark.campaign
 def test_a_broken_compiler_steps_down_and_the_rest_of_the_run_does_not_try_again(tmp_path):
     env = {**os.environ, "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", BROKEN, str(pathlib.Path(__file__).parents[1])]
@@ -110,6 +113,7 @@ def test_a_compiler_that_is_not_there_is_known_before_the_first_step(monkeypatch
         hotloop.compile(Net(), "default", strict=True)
 
 
+@pytest.mark.campaign
 def test_an_index_out_of_range_keeps_its_class_and_names_the_line(no_cache):
     class Lookup(nn.Module):
         def __init__(self):
@@ -129,6 +133,7 @@ def test_an_index_out_of_range_keeps_its_class_and_names_the_line(no_cache):
     assert one(model).state == "compiled"
 
 
+@pytest.mark.campaign
 def test_options_reach_inductor(no_cache):
     hotloop.compile(Net().eval(), "default", options={"fallback_random": True, "shape-padding": True})(rows())
     reference = Net()
@@ -138,6 +143,7 @@ def test_options_reach_inductor(no_cache):
     mine.assert_equal(its, rtol=1e-2, atol=1e-3)  # the same dropout masks as eager
 
 
+@pytest.mark.campaign
 def test_retain_graph(no_cache):
     model = Net(p=0.0)
     reference = copy.deepcopy(model)

@@ -120,12 +120,14 @@ def test_a_kept_graph_is_gone_through_as_in_eager(kind, ways, cache):
         assert_trains_as(model, reference, way)
 
 
+@pytest.mark.campaign
 def test_a_backward_may_write_over_what_was_saved_for_it(cache):
     model = hotloop.compile(Lone(), "default")
     (node,) = compiled_nodes(model(rows()))
     assert node._forward_cls.metadata.bw_donated_idxs
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("donated", [True, False])
 def test_code_from_the_cache_that_writes_over_what_was_saved_is_no_danger(donated, cache):
     reference = Lone()
@@ -138,6 +140,7 @@ def test_code_from_the_cache_that_writes_over_what_was_saved_is_no_danger(donate
         assert_trains_as(model, reference, twice)
 
 
+@pytest.mark.campaign
 def test_a_graph_is_kept_whose_outputs_are_views(cache):
     def way(model, x):
         flat, turned = model(x)
@@ -169,6 +172,7 @@ def test_a_graph_is_kept_that_writes_what_it_makes_into_an_input(cache):
     assert_trains_as(hotloop.compile(copy.deepcopy(reference), "default"), reference, way)
 
 
+@pytest.mark.campaign
 def test_a_graph_is_kept_that_hands_on_what_plain_torch_compile_has_made(cache):
     class Head(Lone):
         def forward(self, x):
@@ -199,6 +203,7 @@ def test_a_backward_from_the_cache_writes_over_nothing_that_its_forward_hands_ou
     torch.testing.assert_close(shown, reference(rows())[1])
 
 
+@pytest.mark.campaign
 def test_a_gradient_of_a_gradient_is_refused_in_torchs_words(cache):
     model = hotloop.compile(Waves(), "default")
     x = rows().requires_grad_()

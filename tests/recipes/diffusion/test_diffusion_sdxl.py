@@ -100,6 +100,7 @@ def bare(folder, settings, steps, trained):
     return losses
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("prediction", "trained"),
     [("epsilon", ()), ("v_prediction", ()), ("epsilon", TEXTS[:1]), ("epsilon", TEXTS[1:]), ("v_prediction", TEXTS)],

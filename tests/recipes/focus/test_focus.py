@@ -56,6 +56,7 @@ def losses(folder):
     return [one["loss"] for one in record.load(folder)["steps"]]
 
 
+@pytest.mark.campaign
 def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_path, train):
     outcome = train("training.max_steps=40", "training.num_epochs=5")
     document = record.load(tmp_path / "run")
@@ -199,6 +200,7 @@ def test_the_program_for_the_harness_learns_for_as_long_as_it_is_run():
         assert not torch.equal(weight, before)
 
 
+@pytest.mark.campaign
 def test_its_step_is_captured_as_one_piece():
     from hotloop.testing import captured_step_emulation
 
@@ -346,6 +348,7 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_ladder_that_was_given_is_walked(train, capsys):
     outcome = train(
@@ -412,6 +415,7 @@ def test_with_auto_what_is_not_safe_for_the_allocator_stays_eager(tmp_path, trai
     assert "modes" not in lens or not lens["modes"]
 
 
+@pytest.mark.campaign
 def test_with_auto_the_steps_find_nothing_of_the_code_between_them(train, monkeypatch):
     """Where it stayed on, a step with gradients would find it, and the loop's own code would be lost."""
     entries = []

@@ -16,6 +16,7 @@ def settings():
     return configure.load(["recipe=focus", "focus.files=6"])
 
 
+@pytest.mark.campaign
 def test_documents_are_the_same_for_a_seed_and_none_is_on_both_sides(settings):
     sides = texts.load(settings)
     names = [{one.name for one in side} for side in sides]

@@ -379,6 +379,7 @@ class Scaled(Classifier):
         return self.scaled(super().forward(x))
 
 
+@pytest.mark.campaign
 def test_what_a_model_reads_that_was_compiled_before(both):
     def program(run):
         model = Scaled().to(run.device)

@@ -297,6 +297,7 @@ def test_a_counter_that_the_step_names_nowhere_is_captured(both):
     assert not both.equal(program, exact=True).dropped
 
 
+@pytest.mark.campaign
 def test_anomaly_mode_is_in_force(both):
     def program(run):
         model = Classifier().to(run.device)

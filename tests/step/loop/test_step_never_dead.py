@@ -295,6 +295,7 @@ def test_gradients_that_are_read_go_back_and_keep_their_place():
     assert kept_places(ours) == kept_places(theirs)
 
 
+@pytest.mark.campaign
 def test_what_a_scaler_noted_is_taken_back():
     """It refuses to unscale twice in one step, and an undone step did so already."""
 

@@ -323,6 +323,7 @@ def test_a_step_called_while_an_exception_is_handled_keeps_that_context():
             loop.close()
 
 
+@pytest.mark.campaign
 def test_errors_of_shape_read_as_eager_says_them():
     """An error that torch itself raises in the model is asked of eager, so it has eager's words."""
     texts = {}
@@ -357,6 +358,7 @@ def test_errors_of_shape_read_as_eager_says_them():
 # -- interrupts ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, Stop])
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.some_of(3)

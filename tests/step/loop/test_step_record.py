@@ -50,6 +50,7 @@ def program(folder, run, ending, **kwargs):
     )  # fmt: skip
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("ending", "status"), [("end", "finished"), ("raise", "failed")])
 def test_a_program_that_never_closes_its_loop_has_a_settled_record(tmp_path, ending, status):
     running = program(tmp_path / "run", "auto", ending)
@@ -63,6 +64,7 @@ def test_a_program_that_never_closes_its_loop_has_a_settled_record(tmp_path, end
         assert document["error"] == "ValueError: mine"
 
 
+@pytest.mark.campaign
 def test_a_killed_program_leaves_a_record_that_says_so(tmp_path):
     with program(tmp_path / "run", "auto", "wait") as running:
         assert running.stdout.readline() == "trained\n"

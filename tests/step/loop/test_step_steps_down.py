@@ -148,6 +148,7 @@ def test_a_model_that_trains_eager_once_the_tier_was_declined_is_not_said_to_be_
     assert [event for event in seen if isinstance(event, events.NoEffect)] == []
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("run", ["aot_eager", "full"])
 def test_a_gradient_penalty_is_declined_for_what_it_is(run):
     torch.manual_seed(0)

@@ -262,6 +262,7 @@ def test_a_background_compile_that_fails_is_a_declined_tier_with_its_reason(chil
     assert_same(ours, train("eager", 80))
 
 
+@pytest.mark.campaign
 @pytest.mark.inductor
 def test_a_program_that_does_not_run_in_the_child_is_compiled_in_the_foreground(child):
     """A custom operator that the main script registers is not there in the child, say."""

@@ -173,6 +173,7 @@ def test_tensors_that_compiled_code_alone_writes_are_put_back(run):
     assert count.item() == STEPS
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("optimizer", "run"),
     [(torch.optim.AdamW, "aot_eager"), (torch.optim.AdamW, GRAPH), (torch.optim.RAdam, "aot_eager")],

@@ -241,6 +241,7 @@ class Deep(nn.Module):
         return self.last(x)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("bits", [True, False])
 @pytest.mark.parametrize(("factor", "width"), [(0.0, 7), (0.5, 24), (1.4, 7), (2.0, 24)])
 @pytest.mark.some_of(3)

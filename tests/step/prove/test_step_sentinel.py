@@ -51,6 +51,7 @@ def test_compiled_code_that_goes_wrong_is_found_within_a_period_and_left():
     assert run.loop.record.document["measurements"]["sentinel_checks"] >= 3
 
 
+@pytest.mark.campaign
 def test_under_bfloat16_a_backward_wrong_by_1_percent_is_found():
     with faulty("aten.mm") as fault, checked_every(PERIOD):
         run = Run("aot_eager", 70, autocast=BF16, size=256, before=goes_wrong(fault, 1.01))
@@ -60,6 +61,7 @@ def test_under_bfloat16_a_backward_wrong_by_1_percent_is_found():
     assert run.loop.status().tier == "eager"
 
 
+@pytest.mark.campaign
 def test_nan_counts_at_once():
     with faulty() as fault, checked_every(1):
         run = Run("aot_eager", 40, before=goes_wrong(fault, math.nan))
@@ -70,6 +72,7 @@ def test_nan_counts_at_once():
     assert all(torch.isfinite(one).all() for one in run.losses)  # eager's outcome of that step was the one that stayed
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("autocast", [None, BF16], ids=["float32", "bfloat16"])
 def test_right_code_is_never_told_on(autocast):
     with checked_every(1):
@@ -198,6 +201,7 @@ def test_a_wrong_recording_of_right_code_is_left_and_the_code_stays():
     assert run.loop.status().tier == "aot_eager"
 
 
+@pytest.mark.campaign
 def test_one_odd_step_is_looked_into_and_forgiven():
     seen = []
 
@@ -214,6 +218,7 @@ def test_one_odd_step_is_looked_into_and_forgiven():
     assert run.loop.status().tier == "aot_eager"
 
 
+@pytest.mark.campaign
 def test_limits_that_were_wrong_once_are_learnt_and_a_fault_beyond_them_is_found():
     """Code within eager's own rounding, which is past the normal limits: looked into once, by two steps."""
     wide = []

@@ -212,12 +212,14 @@ def torn(stage, chosen, within=""):
     return found
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.some_of(3)
 def test_an_interrupt_leaves_the_state_from_before_the_step_or_from_after_it(stage):
     assert not torn(stage, lambda places: [places[(2 * part + 1) * len(places) // 32] for part in range(16)])
 
 
+@pytest.mark.campaign
 def test_an_interrupt_in_any_operation_of_a_replay_comes_before_all_of_it_or_after():
     """As on a GPU, where a replay is one launch: on the stand-in, step counts moved without the averages of Adam."""
     bytecodes = Interrupted("replay", 0).bytecodes
@@ -254,6 +256,7 @@ def test_what_a_scaler_hands_to_an_optimizer_is_taken_back_where_an_interrupt_co
     assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()
 
 
+@pytest.mark.campaign
 def test_an_interrupt_while_handlers_are_exchanged_leaves_the_programs_own():
     assert not torn("warm-up", list, within="hotloop/interrupts.py")
 
