@@ -175,7 +175,7 @@ def prefetched(model):
     return model
 
 
-def resumed():
+def resumed(**how):
     """The run goes back to a checkpoint of torch's that was saved in the middle of it."""
     place = f"{STORE}.checkpoint"
 
@@ -189,7 +189,7 @@ def resumed():
             checkpoint.load(states, checkpoint_id=place)
             set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
 
-    return trained(between=between)
+    return trained(between=between, **how)
 
 
 def planted(stage, after, **how):
@@ -320,10 +320,10 @@ def raises_within(at):
     return trained(made=made, between=between, steps=20)
 
 
-def half():
+def half(**how):
     """Products and gathered parameters in 16 bits; without dropout, whose backward aot_eager rounds otherwise there."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    return trained(made=lambda: blocks(change=undropped, mp_policy=policy))
+    return trained(made=lambda: blocks(change=undropped, mp_policy=policy), **how)
 
 
 def kept_unsharded(model):
@@ -389,6 +389,12 @@ WAYS = {
     "fails between backwards": lambda: planted("forward run", 124, times=2, inside=synced_last),
     "fails to compile": lambda: planted("forward compile", 0),
     "captured": lambda: trained("aot_eager+graph"),
+    "captured by blocks": lambda: trained("regional+graph"),
+    "captured, evaluated": lambda: evaluated(2, run="regional+graph"),
+    "captured, resumed": lambda: resumed(run="regional+graph"),
+    "captured, unsynced": lambda: trained("regional+graph", between=switching(30)),
+    "captured, compiled anew": lambda: trained("regional+graph", between=set_at(35, scaled), steps=100),
+    "captured, in 16 bits": lambda: half(run="regional+graph"),
     "auto": lambda: trained("auto"),
 }
 

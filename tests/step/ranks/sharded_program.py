@@ -495,7 +495,6 @@ WAYS = {
     "wrong": wrong,
     "auto": chosen,
     "sgd": lambda: beside_eager(by=lambda ones: torch.optim.SGD(ones, lr=2**-6)),
-    "compiled": lambda: beside_eager("aot_eager+graph"),
     "offloaded": lambda: beside_eager(made=lambda: sharded(offload_policy=CPUOffloadPolicy(pin_memory=False))),
     "two dimensions": of_two_dimensions,
     "tensor parallel": tensor_parallel,

@@ -59,7 +59,7 @@ def equal(tmp_path_factory):
 def others(tmp_path_factory):
     """What two processes tell of all else that they live through."""
     more = ("frozen later", "taught", "flaky", "raises within", "switched for the next", "hooked alone", "auto")
-    named = ("fails to compile", "captured")
+    named = ("fails to compile",)
     left = [name for name in LEFT if name != "unsynced later"]
     return told_by(tmp_path_factory.mktemp("others"), *ANEW, *left, *more, *named)
 
@@ -148,9 +148,25 @@ def test_a_part_that_is_frozen_later_and_a_model_of_others_are_trained_as_by_eag
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("size", [1, 2])
+def test_compiled_code_is_captured(tmp_path, size):
+    names = [
+        f"captured{more}" for more in ("", " by blocks", ", evaluated", ", resumed", ", compiled anew", ", in 16 bits")
+    ]
+    ranks = told_by(tmp_path, *names, "captured, unsynced", size=size)
+    for name in names:
+        for one in (told[name] for told in ranks):
+            assert one["same"], one
+            assert one["last"] == ("aot_eager+graph" if name == "captured" else "regional+graph"), one["status"]
+            assert one["replays"] >= 38
+    for one in (told["captured, unsynced"] for told in ranks):
+        assert one["same"], one
+        assert (one["last"], one["replays"] > 10) == ("eager", True)
+        assert KEPT in said(one)
+
+
+@pytest.mark.long
 def test_what_is_declined_names_what_to_write(others):
-    for one in both(others, "captured"):
-        assert "captured then: run='eager+graph', or run='aot_eager', which compiles" in " ".join(one["decided"])
     first, second = both(others, "fails to compile")
     assert [one["last"] for one in (first, second)] == ["eager", "eager"]
     assert "nothing of the model was compiled: PlantedError" in said(second)

@@ -149,7 +149,6 @@ def test_auto_chooses_the_captured_step_in_all_processes_alike(captured):
     ("name", "why"),
     [
         ("sgd", "torch's fused SGD kernel takes no sharded parameters"),
-        ("compiled", "uncompiled steps alone are captured then"),
         ("offloaded", "CPUOffloadPolicy()) keeps parameters on the host"),
         ("two dimensions", "of two dimensions (HSDP)"),
         ("tensor parallel", "by DTensor alone (tensor parallelism)"),

@@ -175,10 +175,10 @@ def _why_sharding_rules_out(context: Context, tier: Tier) -> str:
         return f"parameters are spread over processes by DTensor alone (tensor parallelism), {_GIVEN_OUT}"
     if why := sharded.why_never_recorded():
         return f"parameters are sharded (FSDP2), and {why}: hotloop.compile the model instead"
-    if tier.base == "eager" or (tier.compiles and not tier.graph):
+    if tier.base == "eager" or tier.compiles:
         return ""
-    why = "parameters are sharded (FSDP2), and uncompiled steps alone are captured then: run='eager+graph'"
-    return f"{why}, or run={tier.without_graph().name!r}, which compiles and does not capture" if tier.compiles else why
+    stays = "their layout stays as it is" if tier.channels_last else "the model is compiled already"
+    return f"parameters are sharded (FSDP2), and {stays}: an uncompiled model takes run='eager+graph' or run='full+graph'"
 
 
 def _left_out(context: Context, tier: Tier, why: str, instead: Tier, *, chooses: bool) -> Tier:
