@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FLAT = "FSDP1 keeps parameters flat, and no step of such is captured: those of FSDP2 (fully_shard) are"
-UNCOMPILED = (
-    "parameters are sharded (FSDP2), and a Trainer captures uncompiled steps alone then: run='eager+graph'"
-)
+UNCOMPILED = "parameters are sharded (FSDP2), and a Trainer captures uncompiled steps alone then: run='eager+graph'"
 
 
 def is_first() -> bool:

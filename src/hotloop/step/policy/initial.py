@@ -178,7 +178,7 @@ def _why_sharding_rules_out(context: Context, tier: Tier) -> str:
     if tier.base == "eager" or tier.compiles:
         return ""
     stays = "their layout stays as it is" if tier.channels_last else "the model is compiled already"
-    return f"parameters are sharded (FSDP2), and {stays}: an uncompiled model takes run='eager+graph' or run='full+graph'"
+    return f"parameters are sharded (FSDP2), and {stays}: an uncompiled model takes run='eager+graph' or 'full+graph'"
 
 
 def _left_out(context: Context, tier: Tier, why: str, instead: Tier, *, chooses: bool) -> Tier:
