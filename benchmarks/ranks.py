@@ -395,8 +395,8 @@ def equal_everywhere(value):
     return bool(torch.equal(least, most))
 
 
-def main():
-    """Run under torchrun."""
+def parsed():
+    """Read the command line; return what was asked for, and the ways to train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--steps", type=int)
@@ -409,12 +409,24 @@ def main():
     asked = parser.parse_args()
     if asked.sharded and asked.through != "torch":
         parser.error("--sharded shards by torch's own fully_shard: leave --through out")
-    if asked.only and (asked.only[0] != "eager" or "auto" not in asked.only or not set(asked.only) <= set(TIERS)):
-        parser.error(f"--only takes eager first, then auto and others of {', '.join(TIERS)}")
+    if unknown := [name for name in (asked.models or "").split(",") if name and name not in MODELS]:
+        parser.error(f"--models {', '.join(unknown)}: expected some of {', '.join(MODELS)}")
+    if unknown := [name for name in asked.only or () if name not in TIERS]:
+        parser.error(f"--only {', '.join(unknown)}: expected eager,auto and more of {', '.join(TIERS)}")
+    if asked.only and (asked.only[0] != "eager" or "auto" not in asked.only):
+        parser.error(f"--only {','.join(asked.only)}: eager has to be the first, and auto among them")
+    if "LOCAL_RANK" not in os.environ:
+        parser.error("start it by torchrun: torchrun --nproc-per-node 2 benchmarks/ranks.py")
     runs = asked.only or [run for run in TIERS if asked.compiled or run != "compiled"]
     if "compiled" in runs and (asked.sharded or asked.through != "torch"):
         parser.error("torch's own compile is of DistributedDataParallel: leave --sharded and --through out")
     asked.through = "shards" if asked.sharded else asked.through
+    return asked, runs
+
+
+def main():
+    """Run under torchrun."""
+    asked, runs = parsed()
     small, local = asked.small, int(os.environ["LOCAL_RANK"])
     device = torch.device("cpu") if small else torch.device("cuda", local)
     if device.type == "cuda":

@@ -49,9 +49,12 @@ class TierAccount:
 
     @property
     def seconds(self) -> float | None:
-        """A typical step's time; looked at again when an eighth more steps have been timed, since it is asked often."""
+        """A typical step's time; looked at again when an eighth more steps have been timed, since it is asked often.
+
+        Of a tier that only ran beside another it is the least: these few are among a run's first steps, which are slow.
+        """
         if self.samples and (self._known is None or self.timed >= self._known_at):
-            self._known = typical(list(self.samples))
+            self._known = typical(list(self.samples)) if self.steps else min(self.samples)
             self._known_at = self.timed + 1 + min(self.timed, SAMPLES) // 8
         return self._known
 
