@@ -19,7 +19,7 @@ from hotloop._torch.dynamo import is_mark
 from hotloop._torch.module import get_entry
 from hotloop.compiling.control import MethodEntry
 from hotloop.step.guard.fingerprint import ABSENT, Fingerprints, is_plain
-from hotloop.step.guard.users import is_users_object
+from hotloop.step.guard.users import is_users_object, package_of
 from hotloop.step.state.holdings import EVERY_OPTIMIZERS, Holdings
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Holder:
         if issubclass(self.kind, torch.nn.Module) and not self._counts_of_module(key):
             return False
         # What torch's classes keep for themselves, their own code changes: a fused optimizer has a flag.
-        torchs = key.startswith("_") and self.kind.__module__.startswith("torch.")
+        torchs = key.startswith("_") and package_of(self.kind) == "torch"
         torchs = torchs and not issubclass(self.kind, torch.optim.lr_scheduler.LRScheduler)
         if issubclass(self.kind, torch.optim.Optimizer) and not self.optimizer and (torchs or key in _OPTIMIZERS):
             return False
@@ -206,8 +206,8 @@ class ReadSet:
         for key in keys:
             if key not in holder.first and key in holder.fields:
                 value = holder.fields[key]
-                made_in = (value if isinstance(value, types.FunctionType) else type(value)).__module__ or ""
-                ours = made_in.startswith("hotloop.")  # in the place of a value while a step is audited
+                made = value if isinstance(value, types.FunctionType) else type(value)
+                ours = package_of(made) == "hotloop"  # in the place of a value while a step is audited
                 holder.first[key] = ABSENT if ours else Fingerprints(self.held).of(value)
 
     def joined(self, other: ReadSet) -> ReadSet:
