@@ -21,9 +21,7 @@ def is_users_object(value: Any) -> bool:
     """Return whether a value is looked into by its attributes."""
     if isinstance(value, type | types.ModuleType | torch.optim.Optimizer):
         return False
-    return package_of(type(value)) not in _LIBRARIES and (
-        hasattr(value, "__dict__") or bool(slots_of(type(value)))
-    )
+    return package_of(type(value)) not in _LIBRARIES and (hasattr(value, "__dict__") or bool(slots_of(type(value))))
 
 
 def is_users_class(cls: type) -> bool:
