@@ -80,7 +80,8 @@ class Run:
             for _ in range(steps):
                 x = torch.randn(program.shape, device="cuda", generator=draws)
                 torch.cuda.reset_peak_memory_stats()
-                self.losses.append(step(x))
+                # cloned: the result of F.mse_loss holds memory of the size of `x`, which would grow with every step
+                self.losses.append(step(x).detach().clone())
                 doing = self.loop.last_ran()[1]
                 peak = torch.cuda.max_memory_allocated() - self.others
                 self.peaks[doing] = max(self.peaks.get(doing, 0), peak)

@@ -20,9 +20,21 @@ OTHERS = (
     "over calls", "unsynced calls", "unsynced kinds", "unsynced within", "hooked later", "taught", "short batches",
     "host read", "auto",
 )  # fmt: skip
-IN_FORCE = ("plain", "evaluated often", "half")
-# "recomputed" was declined on a GPU, and trained as eager does
-COMPILED = (*IN_FORCE, "recomputed", "unsynced later", "unsynced in a proof", "inductor")
+IN_FORCE = {
+    "plain": "regional",
+    "evaluated often": "regional",
+    "half": "regional",
+    "zeroed": "regional",
+    "inductor": "full",
+    "recomputed by inductor": "full",
+    "captured": "aot_eager+graph",
+    "captured by blocks": "regional+graph",
+    "captured, evaluated": "regional+graph",
+    "captured, resumed": "regional+graph",
+    "captured, compiled anew": "regional+graph",
+    "captured, in 16 bits": "regional+graph",
+}
+COMPILED = (*IN_FORCE, "recomputed", "unsynced later", "unsynced in a proof", "captured, unsynced")
 TWO = 2
 by_nccl = functools.partial(told_by, "sharded_program.py", backend="nccl")
 
@@ -37,6 +49,10 @@ def two(tmp_path_factory):
     if torch.cuda.device_count() < TWO:
         pytest.skip("needs two GPUs of one host")
     return by_nccl(tmp_path_factory.mktemp("two"), *CAPTURED, *OTHERS, size=TWO)
+
+
+def said(one):
+    return " ".join(one["status"].replace("│", " ").split())
 
 
 def check(trained, name):
@@ -57,7 +73,7 @@ def test_one_process_accumulates_over_calls_and_leaves_what_it_cannot_replay(alo
     assert over["last"] == "eager+graph", over["status"]
     (unsynced,) = check(alone, "unsynced calls")
     assert unsynced["last"] == "eager"
-    assert "set_requires_gradient_sync(False)" in " ".join(unsynced["status"].split())
+    assert "set_requires_gradient_sync(False)" in said(unsynced)
 
 
 @pytest.mark.parametrize("name", ["unsynced kinds", "unsynced within", "hooked later", "taught"])
@@ -101,8 +117,12 @@ def test_compiled_code_trains_as_eager_and_is_left_while_whole_gradients_are_kep
     for name in COMPILED:
         assert all(told[name]["same"] for told in ranks), [told[name] for told in ranks]
     for told in ranks:
-        assert [told[name]["last"] for name in IN_FORCE] == ["regional"] * 3, told
-        assert told["inductor"]["last"] == "full", told["inductor"]["status"]
-        assert told["unsynced later"]["last"] == "eager"
-        assert "set_requires_gradient_sync(False)" in " ".join(told["unsynced later"]["status"].split())
+        assert {name: told[name]["last"] for name in IN_FORCE} == IN_FORCE
+        # Not Inductor but aot_eager, of torch 2.11, draws the same numbers again where activations are recomputed
+        assert told["recomputed"]["last"] == "regional" or "another position of the generator" in said(
+            told["recomputed"]
+        )
+        for name in ("unsynced later", "captured, unsynced"):
+            assert told[name]["last"] == "eager"
+            assert "set_requires_gradient_sync(False)" in said(told[name])
         assert told["unsynced in a proof"]["lasts"] == ["eager"] * 4

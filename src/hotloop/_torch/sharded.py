@@ -87,6 +87,10 @@ class Sharded:
                 return "set_post_optim_event() has the next forward wait for an event from outside of the step"
         return ""
 
+    def has_run(self) -> bool:
+        """Return whether all models have run forward before."""
+        return all(state._is_root is not None for state in self._states)  # noqa: SLF001 - in the ledger
+
     def settings(self) -> tuple[Any, ...]:
         """Return what a program may set at any time and a recording freezes."""
         return tuple(

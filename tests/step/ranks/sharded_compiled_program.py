@@ -356,6 +356,7 @@ WAYS = {
     "prefetched": lambda: trained(made=lambda: prefetched(blocks())),
     "frozen": lambda: trained(made=lambda: blocks(change=frozen)),
     "recomputed": lambda: trained(made=lambda: blocks(change=recomputed)),
+    "recomputed by inductor": lambda: trained("full", made=lambda: blocks(change=recomputed), steps=40),
     "averaged": averaged,
     "taught": taught,
     "divided": divided,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.checks import checks_left_out
+from hotloop._torch.sharded import shard_of
 from hotloop.errors import describe
 from hotloop.interrupts import interruptible
 from hotloop.measure import flatten, unflatten
@@ -353,9 +354,9 @@ def own_autocast_cache(*, compiled: bool) -> Iterator[None]:
 
 
 def gradients_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, torch.Tensor]:
-    """Return the gradients that an optimizer is about to use, by parameter name."""
+    """Return the gradients that an optimizer is about to use, or this process's shards of them, by parameter name."""
     return {
-        names.get(id(parameter), "a parameter"): parameter.grad
+        names.get(id(parameter), "a parameter"): shard_of(parameter.grad)
         for group in optimizer.param_groups
         for parameter in group["params"]
         if parameter.grad is not None

@@ -241,12 +241,13 @@ class Capturing:
     def audit(self, kind: CallKind, call: StepCall) -> Any:
         """Run the call eagerly and observe it."""
         reports, told, began = self._context.reports, kind.path.reports_capturing, time.perf_counter()
-        sharding = self._context.parts.sharded().settings()
+        sharding = self._context.parts.sharded()
+        found = sharding.settings() if sharding.has_run() else None  # a first forward makes some of the settings
         result, audit = self.auditor.audit(
             call.run, *call.arguments, reports_capturing=told, too_dear=reports.survey_too_dear
         )
         self._note_what_shards_keep()  # before anything is run twice
-        keeps = self._unshared or (_LEFT_OTHERWISE if self._context.parts.sharded().settings() != sharding else None)
+        keeps = self._unshared or (_LEFT_OTHERWISE if found not in {None, sharding.settings()} else None)
         if keeps is not None and self._context.progress.may_capture:
             self.decline(kind, keeps)
         elif audit is not None and not audit.stopped:
