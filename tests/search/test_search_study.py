@@ -401,8 +401,8 @@ def test_nobody_takes_a_trial_while_a_study_is_begun_anew(open_study, monkeypatc
     monkeypatch.setattr(Study, "_is_empty", looks)
     settings = study.settings.model_copy(update={"hpo": study.settings.hpo.model_copy(update={"metric": "loss"})})
     begun = Study(settings, tmp_path / "study", said.append)
-    begun.storage.close()
     assert begun.trials() == []
+    begun.storage.close()
     (line,) = said  # and no word of trials that were lost
     assert line.startswith("No trial of the study was over, so it begins with these settings")
 
@@ -488,6 +488,15 @@ def test_a_study_keeps_its_settings(open_study):
         open_study("training.num_epochs=2")
     with pytest.raises(ConfigError, match=r"hpo\.space\.training\.learning_rate\.log"):
         open_study("hpo.space.training.learning_rate.log=[1e-5,1e-4]")
+
+
+def test_a_study_that_is_refused_leaves_no_connection_open(open_study, compose, monkeypatch, tmp_path):
+    open_study()
+    closed, close = [], storage.Storage.close
+    monkeypatch.setattr(storage.Storage, "close", lambda self: closed.append(1) or close(self))
+    with pytest.raises(ConfigError, match=r"run\.seed"):
+        Study(compose("run.seed=77"), tmp_path / "study", lambda text: None, 0)
+    assert closed == [1]
 
 
 def _race(folder, numbers):
@@ -661,7 +670,7 @@ def test_a_storage_that_was_emptied_is_told_before_its_trials_are_run_again(tmp_
     (tmp_path / "study" / "trials" / "0000").mkdir(parents=True)
     (tmp_path / "study" / "study.db").touch()
     said = []
-    Study(compose(), tmp_path / "study", said.append)
+    Study(compose(), tmp_path / "study", said.append).storage.close()
     assert len(said) == 1
     assert "study.db holds no trial, though" in said[0]
     assert said[0].endswith("all of them are run again")

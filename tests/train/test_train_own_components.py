@@ -272,7 +272,8 @@ def test_the_compiling_child_compiles_the_step_and_not_what_is_before_it(tmp_pat
 
 def test_doctor_makes_an_odd_batch_ready_and_looks_at_the_step_alone(tmp_path):
     (tmp_path / "odd.py").write_text(PROGRAM.replace("MODELS", NAMED).replace("randn(24", "randn(65"))
-    found = examine(f"{tmp_path / 'odd.py'}:make", preset="aot_eager", steps=6)
+    # Of a dozen steps the latter half has one that compiles; of six it has three, and a busy machine makes another long.
+    found = examine(f"{tmp_path / 'odd.py'}:make", preset="aot_eager", steps=12)
     said = json.dumps(found)
     assert "missing 1 required positional argument" not in said
     assert "square().mean()" in said  # a line of the step, and none of what is before it

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pickle
 import random
 from typing import TYPE_CHECKING, Any
 
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.record import whole
 from hotloop.report import runs
 
@@ -41,6 +42,7 @@ def save(path: Path, document: Mapping[str, Any]) -> None:
 
     Raises:
         OSError: it cannot be written; the former stays. Its ``errno`` is the disk's.
+        TrainingFailedError: something in it cannot be written, which trying again would not change; the same.
     """
     import torch  # noqa: PLC0415 - a search deletes checkpoints, and starts in a third of the time without torch
 
@@ -54,6 +56,11 @@ def save(path: Path, document: Mapping[str, Any]) -> None:
         failed = OSError(f"checkpoint {path} cannot be written: {disk or error}")
         failed.errno = disk.errno if disk else None
         raise failed from error
+    except (pickle.PicklingError, AttributeError, TypeError) as error:  # what pickle refuses has no class of its own
+        raise TrainingFailedError(
+            f"checkpoint {path} cannot be written ({error}): it holds tensors and plain values alone. Leave all else "
+            "out of what state_dict() returns"
+        ) from error
 
 
 def load(path: Path) -> dict[str, Any]:

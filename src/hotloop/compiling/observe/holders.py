@@ -62,15 +62,17 @@ def _path_inside(value: Any, tensors: list[torch.Tensor]) -> str | None:
     return next((f"[{key!r}]" for key, entry in entries if any(entry is tensor for tensor in tensors)), None)
 
 
-def _places(tensor: torch.Tensor, ours: list[torch.Tensor]) -> Iterator[str]:
-    """Yield the containers and objects that refer to a tensor, without our own list."""
+def _places(tensor: torch.Tensor, ours: list[torch.Tensor]) -> list[str]:
+    """Return the containers and objects that refer to a tensor, without our own list."""
+    found = []  # no generator: since Python 3.14 one that runs is listed as a holder of its variables
     for holder in gc.get_referrers(tensor):
         if isinstance(holder, types.FrameType) or holder is ours:
             continue
         if isinstance(holder, dict | list | tuple | set | types.CellType):
-            yield _place(holder, tensor, depth=3)
+            found.append(_place(holder, tensor, depth=3))
         elif not isinstance(holder, torch.Tensor):
-            yield _attribute(holder, tensor) or f"an object of {type(holder).__name__}"
+            found.append(_attribute(holder, tensor) or f"an object of {type(holder).__name__}")
+    return found
 
 
 def _place(holder: Any, value: Any, depth: int) -> str:

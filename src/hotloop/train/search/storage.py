@@ -113,6 +113,21 @@ class Storage:
             time.sleep(wait)
             wait = min(5.0, 2 * wait)
 
+    @contextlib.contextmanager
+    def let_go_on_failure(self) -> Iterator[None]:
+        """Close, whatever fails in the block: nobody else would have the connections.
+
+        Raises:
+            SearchStoppedError: the storage failed.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self.close()
+            if isinstance(error, self.errors):
+                raise self.gone(error) from error
+            raise
+
     def close(self) -> None:
         """Let go of the connections."""
         self.optuna.remove_session()

@@ -95,15 +95,13 @@ class Study:
         self._known: dict[str, Any] = {}
         """What samplers find out about all trials so far, handed on from one to the next."""
         self._half_taken: int | None = None  # an attempt, until the storage has answered that this worker has it
-        try:
+        with self.storage.let_go_on_failure():
             self.study = self.storage.study(study_name(settings), list(settings.hpo.objectives.values()))
             anew = self._check_settings(begins=since is None)
             self.since = len(self.trials()) if since is None else since
             if since is None and not self.since and not anew and (folder / "trials").is_dir():
                 say(f"{self.storage.shown} holds no trial, though {folder / 'trials'} does: all of them are run again")
-        except self.storage.errors as error:
-            raise self.storage.gone(error) from error
-        self.study.pruner = samplers.pruner(settings, reports(settings))
+            self.study.pruner = samplers.pruner(settings, reports(settings))
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
         """Return every attempt so far."""

@@ -70,7 +70,7 @@ def main(job: Job) -> int:
         settings = configure.from_dict(job.settings)
         study = Study(settings, Path(job.folder), lambda line: tell(told.Said(line, job.number)), job.since)
         part = Part(job.number, job.deadline)
-        with _objective(job, settings) as objective:
+        with contextlib.closing(study.storage), _objective(job, settings) as objective:
             Worker(study, tell, objective, part).run()
     except KeyboardInterrupt:
         return INTERRUPTED
