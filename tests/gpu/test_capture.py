@@ -66,6 +66,86 @@ def test_a_captured_step_trains_as_eager_does_dropout_included(host, fused):
     assert_as_eager(ours, theirs, 1e-5 if fused else 1e-4)
 
 
+class Scaled:
+    """A body with Python numbers that it copies to the device, one of which changes."""
+
+    def __init__(self):
+        self.scale, self.calls = 0.5, 0
+
+    def __call__(self, model, x):
+        self.calls += 1
+        where, out = x.device, model(x)
+        out = torch.where(out > 0, out, torch.tensor(0.0, device=where, dtype=out.dtype))
+        out = out * torch.as_tensor([1.0, 2.0, 3.0, 4.0], device=where) + out.new_tensor([[0.5, 0.25, 0.0, 0.0]])
+        return (out * torch.tensor(self.scale, device=where)).square().mean()
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_python_numbers_that_are_copied_to_the_device_are_captured(changes):
+    """Their copies wait for the device in eager; a recording makes them there. One that changes is recorded anew."""
+
+    def run(tier):
+        body = Scaled()
+
+        def changing(model, x):
+            return body(model, x)
+
+        torch.manual_seed(0)
+        model = Net().cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-8, fused=True)
+        loop = hotloop.Loop(model, optimizer, run=tier)
+
+        @loop.step
+        def step(x):
+            loss = changing(model, x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        draws, losses = torch.Generator().manual_seed(2), []
+        for number in range(60):
+            if changes and number == 30:
+                body.scale = 0.75
+            losses.append(step(torch.randn(32, 16, generator=draws).cuda()))
+        return [loss.item() for loss in losses], model, loop
+
+    ours, theirs = run("eager+graph"), run("eager")
+    assert ours[2].status().tier == "eager+graph", ours[2].status()
+    assert_as_eager(ours, theirs)
+
+
+def test_t5_is_captured():
+    """Its attention is not fused: transformers' mask copies a number to the device in every step."""
+    transformers = pytest.importorskip("transformers")
+
+    def run(tier):
+        torch.manual_seed(0)
+        settings = {"vocab_size": 100, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+        config = transformers.T5Config(**settings, decoder_start_token_id=0)
+        model = transformers.T5ForConditionalGeneration(config).cuda().train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        loop = hotloop.Loop(model, optimizer, run=tier)
+
+        @loop.step
+        def step(input_ids, attention_mask, labels):
+            loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        draws, losses = torch.Generator("cuda").manual_seed(2), []
+        for _ in range(30):
+            texts = torch.randint(3, 100, (4, 12), generator=draws, device="cuda")
+            losses.append(step(texts, torch.ones_like(texts), texts[:, :6].clone()))
+        return [loss.item() for loss in losses], model, loop
+
+    ours, theirs = run("eager+graph"), run("eager")
+    assert ours[2].status().tier == "eager+graph", ours[2].status()
+    assert_as_eager(ours, theirs, 1e-4)
+
+
 def test_the_random_stream_ends_where_eagers_does():
     train("eager+graph", 30)
     captured = torch.cuda.get_rng_state()

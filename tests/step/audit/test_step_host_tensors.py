@@ -12,10 +12,14 @@ SCALE = torch.tensor(0.5)
 MANY = torch.ones(4)
 
 
-def look(body, *inputs):
+def observed(body, *inputs):
     model = nn.Linear(4, 4, device=DEVICE)
     _, seen = trace_step(Holdings({"model": model}, {}, ()), DEVICE, list(inputs), lambda: body(model, *inputs))
-    return seen.obstacles
+    return seen
+
+
+def look(body, *inputs):
+    return observed(body, *inputs).obstacles
 
 
 def on_device():
@@ -51,14 +55,17 @@ def test_one_made_in_the_step_must_not_be_copied():
     assert found.reason == "a tensor made on the host is copied to the device"
 
 
-def test_python_numbers_are_copied_too():
+@pytest.mark.parametrize(("number", "held"), [(4, True), (36, False)])
+def test_python_numbers_are_copied_and_a_recording_makes_few_of_them_on_the_device(number, held):
     """torch hides the copy, which waits for the device, and shows what it has made; on the meta device it copies none."""
 
     def tensor(numbers, device):
         return torch.ops.aten.lift_fresh(torch.empty(len(numbers), device=device))
 
-    (found,) = look(lambda model, x: model(x) + tensor([1.0, 2.0, 3.0, 4.0], DEVICE), on_device())
+    seen = observed(lambda model, x: model(x).sum() + tensor([1.0] * number, DEVICE).sum(), on_device())
+    (found,) = seen.numbers if held else seen.obstacles
     assert found.reason == "Python numbers are copied to the device: torch.tensor(..., device=...)"
+    assert not (seen.obstacles if held else seen.numbers)
 
 
 def nothing(device):

@@ -31,6 +31,7 @@ from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import first_after_step, ours
 from hotloop._torch.host_reads import host_read
+from hotloop._torch.python_numbers import MOST
 from hotloop._torch.sharded import Sharded, shard_of
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
@@ -242,7 +243,11 @@ class OpTrace:
         if why := host_read(operation, args, kwargs):
             check, caught = check_running(codes_of(self._listener.checks), trace_step.__code__)
             caught = caught if self._listener.checks != "skip" else ""
-            self._obstacle(f"{why}{_CAUGHT if caught else ''}{caught}", _MOVE_IT_OUT, check=check and not caught)
+            self._obstacle(
+                f"{why}{_CAUGHT if caught else ''}{caught}",
+                _MOVE_IT_OUT,
+                among=self.seen.checks if check and not caught else None,
+            )
         elif is_higher_order(operation):
             writes = name.endswith("_mutation")  # into its arguments; it has no schema that says into which
             self._obstacle(f"{_CALLS_FUNCTIONS}: {operation.name()}", _COMPILE_IT, not_repeatable=writes)
@@ -270,7 +275,12 @@ class OpTrace:
         outside = {one for one in host - arguments if one not in self._made or one in self._of_outside}
         on_device = any(one.device.type == self._device.type for one in (*given, *made))
         if name == "aten.lift_fresh" and on_device and not self._stepping_now:
-            self._obstacle("Python numbers are copied to the device: torch.tensor(..., device=...)", _MAKE_IT)
+            few = all(one.numel() <= MOST for one in made)
+            self._obstacle(
+                "Python numbers are copied to the device: torch.tensor(..., device=...)",
+                _MAKE_IT,
+                among=self.seen.numbers if few else None,
+            )
         elif not self._stepping_now and (on_device or arguments):
             if outside:
                 self._obstacle(
@@ -300,7 +310,9 @@ class OpTrace:
             self._known.add(memory)
             self.seen.written_found.append(tensor.detach())
 
-    def _obstacle(self, reason: str, hint: str, *, not_repeatable: bool = False, check: bool = False) -> None:
+    def _obstacle(
+        self, reason: str, hint: str, *, not_repeatable: bool = False, among: list[Obstacle] | None = None
+    ) -> None:
         if self.seen.stopped:
             return
         place = user_place()
@@ -313,7 +325,7 @@ class OpTrace:
             hint = spared_by(library) if hint in (_MOVE_IT_OUT, _COPY_IT_OUT) else hint
         elif place is not None:
             hint = remedy_of(reason, linecache.getline(*place)) or hint
-        found = self.seen.checks if check else self.seen.obstacles
+        found = self.seen.obstacles if among is None else among
         file, line = place or (None, None)
         if all((one.file, one.line) != (file, line) for one in found):
             found.append(Obstacle(reason, hint, file, line, not_repeatable))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.checks import checks_left_out
+from hotloop._torch.python_numbers import numbers_made_on_device
 from hotloop._torch.sharded import shard_of
 from hotloop.errors import describe
 from hotloop.interrupts import interruptible
@@ -308,7 +309,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
         ready.recorded(None)
 
     try:
-        with answered(program.holdings.modules), checks_left_out() if seen.checks else contextlib.nullcontext():
+        with answered(program.holdings.modules), _replaced(seen):
             result = captured.record(
                 engine.begin(program.device, reports_capturing=reports_capturing),
                 lambda: program.step(*static_args, **static_kwargs),
@@ -320,6 +321,16 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
         raise
     captured.finish(inputs, leaves, result)
     return captured, captured.result(leaves)
+
+
+@contextlib.contextmanager
+def _replaced(seen: AuditFindings) -> Iterator[None]:
+    """Replace what the step calls and no recording can hold."""
+    with (
+        checks_left_out() if seen.checks else contextlib.nullcontext(),
+        numbers_made_on_device() if seen.numbers else contextlib.nullcontext(),
+    ):
+        yield
 
 
 def _prepared(
