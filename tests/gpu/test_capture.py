@@ -67,22 +67,23 @@ def test_a_captured_step_trains_as_eager_does_dropout_included(host, fused):
 
 
 class Scaled:
-    """A body with Python numbers that it copies to the device, one of which changes."""
+    """A body with constants that it makes on the host, one of which changes."""
 
     def __init__(self):
-        self.scale, self.calls = 0.5, 0
+        self.scale, self.to_one = 0.5, [1.0, 2.0, 3.0, 4.0]
 
     def __call__(self, model, x):
-        self.calls += 1
         where, out = x.device, model(x)
         out = torch.where(out > 0, out, torch.tensor(0.0, device=where, dtype=out.dtype))
-        out = out * torch.as_tensor([1.0, 2.0, 3.0, 4.0], device=where) + out.new_tensor([[0.5, 0.25, 0.0, 0.0]])
+        out = out * torch.as_tensor(self.to_one, device=where) + out.new_tensor([[0.5, 0.25, 0.0, 0.0]])
+        distance = torch.arange(4)[:, None] - torch.arange(4)[None]
+        out = out @ distance.abs().to(where).float() + torch.ones(4).cuda() * 0.5
         return (out * torch.tensor(self.scale, device=where)).square().mean()
 
 
 @pytest.mark.parametrize("changes", [False, True])
-def test_python_numbers_that_are_copied_to_the_device_are_captured(changes):
-    """Their copies wait for the device in eager; a recording makes them there. One that changes is recorded anew."""
+def test_constants_that_are_copied_to_the_device_are_captured(changes):
+    """Their copies wait for the device in eager; a recording keeps them. One that changes is recorded anew."""
 
     def run(tier):
         body = Scaled()

@@ -1,5 +1,6 @@
 """Tensors on the host in a step on a device: what a capture would read once, for good. The meta device stands for a GPU."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -50,9 +51,29 @@ def test_one_that_meets_an_argument_on_the_host_is_told_as_well():
     assert "meets the device" in found.reason
 
 
-def test_one_made_in_the_step_must_not_be_copied():
-    (found,) = look(lambda model, x: model(x) + torch.arange(4.0).to(DEVICE), on_device())
+@pytest.mark.parametrize(
+    ("body", "held"),
+    [
+        (lambda model, x: model(x) + torch.arange(4.0).to(DEVICE), True),
+        (lambda model, x: model(x) + (torch.arange(4) * 2).to(DEVICE, torch.float32), True),
+        (lambda model, x: model(x) + torch.tensor([1.0, 2.0, 3.0, 4.0]).to(DEVICE), True),
+        (lambda model, x: model(x).clone().copy_(torch.arange(4.0)), False),
+        (lambda model, x: model(x).sum() + torch.ones(1 << 23).to(DEVICE).sum(), False),
+    ],
+)
+def test_one_made_in_the_step_is_kept_by_a_recording_if_it_is_moved_and_small(body, held):
+    seen = observed(body, on_device())
+    (found,) = seen.constants if held else seen.obstacles
     assert found.reason == "a tensor made on the host is copied to the device"
+    assert bool(seen.constants) == held
+
+
+@pytest.mark.parametrize("data", [np.ones(40, dtype=np.float32), [1.0] * 40])
+def test_an_array_or_a_long_list_is_data_and_no_constant(data):
+    seen = observed(lambda model, x: model(x).sum() + torch.tensor(data).to(DEVICE).sum(), on_device())
+    (found,) = seen.obstacles
+    assert "meets the device: its value is frozen" in found.reason
+    assert seen.constants == []
 
 
 @pytest.mark.parametrize(("number", "held"), [(4, True), (36, False)])
@@ -63,9 +84,9 @@ def test_python_numbers_are_copied_and_a_recording_makes_few_of_them_on_the_devi
         return torch.ops.aten.lift_fresh(torch.empty(len(numbers), device=device))
 
     seen = observed(lambda model, x: model(x).sum() + tensor([1.0] * number, DEVICE).sum(), on_device())
-    (found,) = seen.numbers if held else seen.obstacles
+    (found,) = seen.constants if held else seen.obstacles
     assert found.reason == "Python numbers are copied to the device: torch.tensor(..., device=...)"
-    assert not (seen.obstacles if held else seen.numbers)
+    assert not (seen.obstacles if held else seen.constants)
 
 
 def nothing(device):

@@ -238,7 +238,7 @@ class StepAuditor:
     def _kept(self, seen: AuditFindings) -> list[Obstacle]:
         """Return what no function of ours may stand in for: compiled code is guarded on torch's, and compiles anew."""
         compiled = self._step.own_compiles.functions or self._context.base_tier.name != "eager"
-        return [*seen.checks, *seen.numbers] if compiled else []
+        return [*seen.checks, *seen.constants] if compiled else []
 
     def _look_at(
         self,
@@ -287,11 +287,8 @@ class StepAuditor:
             looked.obstacles += [*self._changes.inside(recorder), *([] if looked.heard.complete else [UNHEARD])]
             looked.obstacles += found_in_arguments(given, named(*call), self._step.argument)
             looked.obstacles += [asks] if asks is not None else []
-            looked.obstacles += [
-                *self._kept(looked.seen),
-                *looked.heard.obstacles,
-                *self._drawn_since(random, looked.heard),
-            ]
+            looked.obstacles += [*self._kept(looked.seen), *looked.heard.obstacles]
+            looked.obstacles += self._drawn_since(random, looked.heard)
             self._note_writes(looked.seen, others)
             looked.met_others = self._changes.strangers() or self._own_compiled(before=own_before)
             if looked.met_others:

@@ -36,8 +36,10 @@ class AuditFindings:
     """Gradients were computed with parameters that an optimizer had stepped before, in the same step: a GAN does."""
     checks: list[Obstacle] = dataclasses.field(default_factory=list)
     """Host reads in checks of libraries, which a recording of eager code leaves out."""
-    numbers: list[Obstacle] = dataclasses.field(default_factory=list)
-    """Python numbers that are copied to the device, which a recording of eager code makes there."""
+    constants: list[Obstacle] = dataclasses.field(default_factory=list)
+    """Tensors made on the host that are copied to the device, which a recording of eager code keeps."""
+    constant_bytes: int = 0
+    """The host memory that these take."""
     altered: bool = False
     """Gradients were written after an optimizer had found them: ``zero_grad(set_to_none=False)``."""
     asked: bool = False

@@ -30,8 +30,8 @@ from hotloop._torch.fake import version_of
 from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import first_after_step, ours
+from hotloop._torch.host_constants import FEW, MOST_BYTES, room_for
 from hotloop._torch.host_reads import host_read
-from hotloop._torch.python_numbers import MOST
 from hotloop._torch.sharded import Sharded, shard_of
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
@@ -243,11 +243,8 @@ class OpTrace:
         if why := host_read(operation, args, kwargs):
             check, caught = check_running(codes_of(self._listener.checks), trace_step.__code__)
             caught = caught if self._listener.checks != "skip" else ""
-            self._obstacle(
-                f"{why}{_CAUGHT if caught else ''}{caught}",
-                _MOVE_IT_OUT,
-                among=self.seen.checks if check and not caught else None,
-            )
+            among = self.seen.checks if check and not caught else None
+            self._obstacle(f"{why}{_CAUGHT if caught else ''}{caught}", _MOVE_IT_OUT, among=among)
         elif is_higher_order(operation):
             writes = name.endswith("_mutation")  # into its arguments; it has no schema that says into which
             self._obstacle(f"{_CALLS_FUNCTIONS}: {operation.name()}", _COMPILE_IT, not_repeatable=writes)
@@ -275,22 +272,32 @@ class OpTrace:
         outside = {one for one in host - arguments if one not in self._made or one in self._of_outside}
         on_device = any(one.device.type == self._device.type for one in (*given, *made))
         if name == "aten.lift_fresh" and on_device and not self._stepping_now:
-            few = all(one.numel() <= MOST for one in made)
-            self._obstacle(
-                "Python numbers are copied to the device: torch.tensor(..., device=...)",
-                _MAKE_IT,
-                among=self.seen.numbers if few else None,
-            )
+            few = all(one.numel() <= FEW for one in made)
+            copied = "Python numbers are copied to the device: torch.tensor(..., device=...)"
+            self._obstacle(copied, _MAKE_IT, among=self._constants(made) if few else None)
         elif not self._stepping_now and (on_device or arguments):
             if outside:
                 self._obstacle(
                     "a tensor on the host that is no argument meets the device: its value is frozen", _MOVE_IT
                 )
             elif host - arguments and name in _COPIES:
-                self._obstacle("a tensor made on the host is copied to the device", _MAKE_IT)
+                among = self._constants((*given, *made)) if name == "aten._to_copy" else None
+                self._obstacle("a tensor made on the host is copied to the device", _MAKE_IT, among=among)
         fresh = {_memory(one) for one in made if one.device.type == "cpu"} - host
         self._of_arguments = self._of_arguments - fresh | (fresh if arguments else set())
         self._of_outside = self._of_outside - fresh | (fresh if outside and not arguments else set())
+        if name == "aten.lift_fresh":  # of an array, or of a long list: its values are somebody's data
+            self._of_outside -= host
+            self._of_outside |= {_memory(one) for one in made if one.device.type == "cpu" and one.numel() > FEW}
+
+    def _constants(self, copied: Sequence[torch.Tensor]) -> list[Obstacle] | None:
+        """Return what notes that a constant is copied to the device; None where they become too large to be kept.
+
+        Args:
+            copied: the constant, in each of its dtypes.
+        """
+        self.seen.constant_bytes += room_for(max(one.nbytes for one in copied))
+        return self.seen.constants if self.seen.constant_bytes <= MOST_BYTES else None
 
     def _leaves(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if name == "aten.copy_":

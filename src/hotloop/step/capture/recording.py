@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.checks import checks_left_out
-from hotloop._torch.python_numbers import numbers_made_on_device
+from hotloop._torch.host_constants import HostConstants
 from hotloop._torch.sharded import shard_of
 from hotloop.errors import describe
 from hotloop.interrupts import interruptible
@@ -75,6 +75,7 @@ class CapturedStep:
         self._end_memory = Memory([])
         self._left_alone: list[int] = []
         self._on_host = seen.on_host
+        self._constants = HostConstants(seen.constant_bytes) if seen.constants else None
         self._watch: Watch | None = None
         self._reads_of_python = seen.read.reads if seen.read is not None else None
         self._parts_done, self._syncs = 0, ForwardSyncs(program.holdings)
@@ -226,6 +227,13 @@ class CapturedStep:
         return result
 
     @contextlib.contextmanager
+    def replacing(self, seen: AuditFindings) -> Iterator[None]:
+        """Replace what the step calls and no recording can hold."""
+        nothing, constants = contextlib.nullcontext(), self._constants
+        with checks_left_out() if seen.checks else nothing, constants.copied_from() if constants else nothing:
+            yield
+
+    @contextlib.contextmanager
     def _optimizers(self, recording: Recording, executes: Callable[[], None]) -> Iterator[None]:
         """While recording: recorded optimizers read the device, the others are called between two segments."""
         names = {id(parameter): path for path, parameter in self.program.holdings.parameters().items()}
@@ -309,7 +317,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
         ready.recorded(None)
 
     try:
-        with answered(program.holdings.modules), _replaced(seen):
+        with answered(program.holdings.modules), captured.replacing(seen):
             result = captured.record(
                 engine.begin(program.device, reports_capturing=reports_capturing),
                 lambda: program.step(*static_args, **static_kwargs),
@@ -321,16 +329,6 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
         raise
     captured.finish(inputs, leaves, result)
     return captured, captured.result(leaves)
-
-
-@contextlib.contextmanager
-def _replaced(seen: AuditFindings) -> Iterator[None]:
-    """Replace what the step calls and no recording can hold."""
-    with (
-        checks_left_out() if seen.checks else contextlib.nullcontext(),
-        numbers_made_on_device() if seen.numbers else contextlib.nullcontext(),
-    ):
-        yield
 
 
 def _prepared(

@@ -1,0 +1,138 @@
+"""Constants that a step makes on the host and copies to the device, in a recording.
+
+``torch.tensor(0.0, device="cuda")`` makes the tensor on the host, copies it and waits, which no capture can hold.
+transformers writes that in the masks of every model whose attention is not fused (T5, Speech2Text), and MPNet makes its
+relative positions on the host. In a capture the copy begins in pinned memory, which the recording keeps. The value is
+as safe there as the 2.0 of ``x * 2.0``: the Python state that it came from is looked at before each replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import numbers
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop._torch.thread_patch import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FEW = 32
+"""Numbers in one ``torch.tensor(...)``: a longer list, or an array, is data rather than a constant."""
+MOST_BYTES = 1 << 24
+"""Bytes of all constants of a step. They are copied in each replay."""
+_ALIGNED = 64
+
+
+def room_for(nbytes: int) -> int:
+    """Return the bytes that a constant takes in `HostConstants`."""
+    return -(-nbytes // _ALIGNED) * _ALIGNED
+
+
+class HostConstants:
+    """The host memory from which a recording copies its constants.
+
+    Args:
+        nbytes: how many bytes the constants take, as `room_for` counts them.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        self._used = 0
+
+    @contextlib.contextmanager
+    def copied_from(self) -> Iterator[None]:
+        """Copy what this thread makes on the host, and moves to the device in the block, from the memory of these."""
+        calls: tuple[tuple[Any, str, Any], ...] = (
+            (torch, "tensor", self._made),
+            (torch, "as_tensor", self._made),
+            (torch.Tensor, "new_tensor", self._made_like),
+            (torch.Tensor, "to", self._moved),
+            (torch.Tensor, "cuda", self._moved_to_gpu),
+        )
+        with contextlib.ExitStack() as stack:
+            for owner, name, make in calls:
+                stack.enter_context(replaced(owner, name, make))
+            yield
+
+    def _made(self, real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(real)
+        def made(data: Any, dtype: torch.dtype | None = None, device: Any = None, **more: Any) -> torch.Tensor:
+            where = torch.device(device) if device is not None else torch.empty(0).device  # of torch.set_default_device
+            if where.type == "cpu" or not _are_numbers(data) or more.keys() - {"requires_grad"}:
+                return real(data, dtype=dtype, device=device, **more)
+            held = self._held(torch.tensor(data, dtype=dtype, device="cpu"))
+            there = torch.empty_like(held, device=where).copy_(held, non_blocking=True)
+            return there.requires_grad_(more.get("requires_grad", False))
+
+        return made
+
+    @staticmethod
+    def _made_like(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(real)
+        def made(like: torch.Tensor, data: Any, **more: Any) -> torch.Tensor:
+            if like.is_cpu or not _are_numbers(data):
+                return real(like, data, **more)
+            return torch.tensor(data, **{"dtype": like.dtype, "device": like.device, **more})
+
+        return made
+
+    def _moved(self, real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(real)
+        def moved(one: torch.Tensor, *args: Any, **more: Any) -> torch.Tensor:
+            asked = (*args, *more.values())
+            if not _can_be_held(one) or not any(map(_is_elsewhere, asked)):
+                return real(one, *args, **more)
+            dtypes = [each for each in asked if isinstance(each, torch.dtype)]
+            dtypes += [each.dtype for each in asked if isinstance(each, torch.Tensor)]
+            held = self._held(real(one, dtypes[0]) if dtypes else one)  # else torch converts it into other memory
+            flags = {"non_blocking": True}
+            return real(held, *(each for each in args if not isinstance(each, bool)), **{**more, **flags})
+
+        return moved
+
+    def _moved_to_gpu(self, real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(real)
+        def moved(one: torch.Tensor, device: Any = None, *args: Any, **more: Any) -> torch.Tensor:
+            if not _can_be_held(one):
+                return real(one, device, *args, **more)
+            return real(self._held(one), device, non_blocking=True)
+
+        return moved
+
+    def _held(self, host: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor into the memory that is kept, with the strides of a copy that torch makes."""
+        nbytes = host.numel() * host.element_size()
+        begin, self._used = self._used, self._used + room_for(nbytes)
+        if self._used > self._memory.numel():
+            raise RuntimeError("the step makes more tensors on the host than the last time, and copies them")
+        strides = torch.empty_like(host, device="meta").stride()
+        held = self._memory[begin : begin + nbytes].view(host.dtype).as_strided(host.shape, strides)
+        with torch.no_grad():
+            return held.copy_(host)
+
+
+def _can_be_held(one: torch.Tensor) -> bool:
+    return one.is_cpu and not one.is_pinned() and not one.requires_grad and one.layout == torch.strided
+
+
+def _are_numbers(data: Any) -> bool:
+    """Return whether data is a number, or lists and tuples of a few numbers."""
+    if isinstance(data, list | tuple):
+        return len(data) <= FEW and all(map(_are_numbers, data)) and _count(data) <= FEW
+    return isinstance(data, numbers.Number)
+
+
+def _count(data: Any) -> int:
+    return sum(map(_count, data)) if isinstance(data, list | tuple) else 1
+
+
+def _is_elsewhere(argument: Any) -> bool:
+    """Return whether an argument of ``Tensor.to`` names a device other than the host."""
+    if isinstance(argument, torch.Tensor):
+        return not argument.is_cpu
+    is_device = isinstance(argument, torch.device | str | int) and not isinstance(argument, bool)
+    return is_device and torch.device(argument).type != "cpu"
