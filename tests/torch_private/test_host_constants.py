@@ -18,6 +18,7 @@ MOVED = {
     "keyword": lambda one: one.to(device=META, dtype=torch.float64),
     "dtype": lambda one: one.to(META, torch.bfloat16),
     "flags": lambda one: one.to("meta", torch.int64, True, True),
+    "type_as": lambda one: one.type_as(torch.empty(1, dtype=torch.float64, device=META)),
     "other": lambda one: one.to(torch.empty(1, dtype=torch.float64, device=META)),
 }
 

@@ -125,6 +125,8 @@ def examples():
         return graph.forward
 
     torch.compile(layer, backend=backend)(torch.ones(1, 2))
+    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+        scripted = torch.jit.trace(torch.neg, torch.ones(1))
     return {
         **sharded_examples(),
         "Module": layer,
@@ -135,6 +137,7 @@ def examples():
         "Node": traced[1],
         "OpOverload": torch.ops.aten.add.Tensor,
         "Generator": torch.Generator(),
+        "ScriptFunction": scripted,
         "Distribution": torch.distributions.Normal(0.0, 1.0),
         "UntypedStorage": layer.weight.untyped_storage(),
         "BackwardCFunction": torch.autograd.Function._backward_cls,

@@ -25,6 +25,7 @@ FEW = 32
 MOST_BYTES = 1 << 24
 """Bytes of all constants of a step. They are copied in each replay."""
 _ALIGNED = 64
+_TO = torch.Tensor.to
 
 
 def room_for(nbytes: int) -> int:
@@ -51,6 +52,7 @@ class HostConstants:
             (torch, "as_tensor", self._made),
             (torch.Tensor, "new_tensor", self._made_like),
             (torch.Tensor, "to", self._moved),
+            (torch.Tensor, "type_as", self._moved),
             (torch.Tensor, "cuda", self._moved_to_gpu),
         )
         with contextlib.ExitStack() as stack:
@@ -88,9 +90,9 @@ class HostConstants:
                 return real(one, *args, **more)
             dtypes = [each for each in asked if isinstance(each, torch.dtype)]
             dtypes += [each.dtype for each in asked if isinstance(each, torch.Tensor)]
-            held = self._held(real(one, dtypes[0]) if dtypes else one)  # else torch converts it into other memory
-            flags = {"non_blocking": True}
-            return real(held, *(each for each in args if not isinstance(each, bool)), **{**more, **flags})
+            held = self._held(_TO(one, dtypes[0]) if dtypes else one)  # else torch converts it into other memory
+            given = [each for each in args if not isinstance(each, bool)]  # but non_blocking and copy, which are known
+            return _TO(held, *given, **{**more, "non_blocking": True})
 
         return moved
 

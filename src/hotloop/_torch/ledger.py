@@ -444,6 +444,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "torch's check of a condition on a tensor, which transformers calls",
         "a step in which transformers checks such a condition is not captured",
     ),
+    (
+        "ScriptFunction._torchdynamo_inline",
+        "the Python that a TorchScript function was made of, which audits and recordings run",
+        "a step with a TorchScript function that makes tensors on the host is not captured: DeBERTa",
+    ),
     # -- captures
     (
         "torch._C:_cuda_endAllocateToPool",

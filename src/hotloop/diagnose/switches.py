@@ -68,6 +68,18 @@ SWITCHES = (
         "encoder_layerdrop and decoder_layerdrop (before transformers 5.23 such a layer reads all the same)",
     ),
     Switch(
+        "transformers/models/deberta",
+        ("(labels >= 0).nonzero()",),
+        "the loss looks for rows that have a label: compute it outside of the model, "
+        "F.cross_entropy(model(input_ids, attention_mask).logits, labels)",
+    ),
+    Switch(
+        "transformers/models/",
+        ("labels.max() >= self.config.vocab_size",),
+        'losses of CTC read labels and lengths on the host, and nothing spares that: run="regional" compiles the '
+        "blocks of the model",
+    ),
+    Switch(
         "transformers/models/",
         (".detach().sum(-1).tolist()",),
         "SpecAugment draws its masks on the host: set apply_spec_augment=False in the model's config, or mask the "

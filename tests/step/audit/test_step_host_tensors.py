@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from hotloop._torch.scripted import unscripted
 from hotloop.step.audit.op_trace import trace_step
 from hotloop.step.state.holdings import Holdings
 
@@ -66,6 +67,21 @@ def test_one_made_in_the_step_is_kept_by_a_recording_if_it_is_moved_and_small(bo
     (found,) = seen.constants if held else seen.obstacles
     assert found.reason == "a tensor made on the host is copied to the device"
     assert bool(seen.constants) == held
+
+
+def scaled(x: torch.Tensor, factor: int):
+    return x / torch.sqrt(torch.tensor(x.size(-1), dtype=torch.float) * factor)
+
+
+def test_what_torchscript_makes_on_the_host_is_the_steps_own():
+    """As DeBERTa scales: what a scripted function makes shows in no dispatch, so its Python is run."""
+    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+        scripted = torch.jit.script(scaled)
+    assert look(lambda model, x: scripted(model(x), 3), on_device()) == []
+    expected = torch.ones(4) / 12**0.5
+    torch.testing.assert_close(scripted(torch.ones(4), 3), expected)
+    with unscripted():
+        torch.testing.assert_close(scripted(torch.ones(4), factor=3), expected)
 
 
 @pytest.mark.parametrize("data", [np.ones(40, dtype=np.float32), [1.0] * 40])

@@ -32,6 +32,7 @@ from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import first_after_step, ours
 from hotloop._torch.host_constants import FEW, MOST_BYTES, room_for
 from hotloop._torch.host_reads import host_read
+from hotloop._torch.scripted import unscripted
 from hotloop._torch.sharded import Sharded, shard_of
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
@@ -102,7 +103,7 @@ def trace_step(
     listener = listener or Listener()
     with holdings.still():
         look = OpTrace(holdings, device, inputs, listener)
-    with answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
+    with unscripted(), answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
         result = interruptible(run)
     if look.seen.stopped:
         return result, look.seen

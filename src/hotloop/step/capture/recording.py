@@ -11,6 +11,7 @@ import torch
 
 from hotloop._torch.checks import checks_left_out
 from hotloop._torch.host_constants import HostConstants
+from hotloop._torch.scripted import unscripted
 from hotloop._torch.sharded import shard_of
 from hotloop.errors import describe
 from hotloop.interrupts import interruptible
@@ -230,7 +231,8 @@ class CapturedStep:
     def replacing(self, seen: AuditFindings) -> Iterator[None]:
         """Replace what the step calls and no recording can hold."""
         nothing, constants = contextlib.nullcontext(), self._constants
-        with checks_left_out() if seen.checks else nothing, constants.copied_from() if constants else nothing:
+        checks = checks_left_out() if seen.checks else nothing
+        with unscripted(), checks, constants.copied_from() if constants else nothing:
             yield
 
     @contextlib.contextmanager
