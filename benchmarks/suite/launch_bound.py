@@ -45,6 +45,63 @@ def speech(place):
     return Program(model, optimizer, train_step, batches)
 
 
+def t5(place):
+    """T5-small, 8 texts of 128 words to 32; its attention is not fused, and its mask copies a number to the device."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    small = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    words, number, length, answer = place.of(gpu=(32_128, 8, 128, 32), cpu=(60, 2, 8, 4))
+    sized = place.of(gpu={"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}, cpu=small)
+    config = T5Config(vocab_size=words, decoder_start_token_id=0, **sized)
+    model = place.build(lambda: T5ForConditionalGeneration(config))
+    optimizer, autocast = adamw(model.parameters()), place.autocast()
+
+    def train_step(input_ids, attention_mask, labels):
+        with autocast():
+            loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    texts = [(place.whole(2, words, number, length), place.whole(2, words, number, answer)) for _ in range(BATCHES)]
+    return Program(model, optimizer, train_step, [(text, torch.ones_like(text), labels) for text, labels in texts])
+
+
+def deberta(place):
+    """DeBERTa-v3-base as a classifier of 16 texts of 128 words, with dropout; TorchScript makes its scales."""
+    from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
+
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    base = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+    words, number, length, buckets = place.of(gpu=(128_100, 16, 128, 256), cpu=(60, 2, 8, 8))
+    config = DebertaV2Config(
+        vocab_size=words,
+        relative_attention=True,
+        position_buckets=buckets,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type=["p2c", "c2p"],
+        type_vocab_size=0,
+        position_biased_input=False,
+        **place.of(gpu=base, cpu=small),
+    )
+    model = place.build(lambda: DebertaV2ForSequenceClassification(config))
+    optimizer, autocast = adamw(model.parameters()), place.autocast()
+
+    def train_step(input_ids, attention_mask, labels):
+        with autocast():
+            logits = model(input_ids=input_ids, attention_mask=attention_mask).logits
+        loss = F.cross_entropy(logits.float(), labels)  # the model's own loss looks for rows with labels on the host
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    texts = [(place.whole(4, words, number, length), place.whole(0, 2, number)) for _ in range(BATCHES)]
+    return Program(model, optimizer, train_step, [(text, torch.ones_like(text), labels) for text, labels in texts])
+
+
 def ppo(place):
     """A minibatch of a PPO update: actor and critic of width 256 in float32, with the checks of torch.distributions."""
     number, seen, moves, width = place.of(gpu=(4096, 64, 8, 256), cpu=(32, 8, 2, 16))

@@ -14,7 +14,7 @@ from .totals import LONG, LONGEST, MEDIUM, SHORT, best_fixed
 TIERS = ("eager+graph", "regional", "regional+graph", "full", "full+graph", "autotune+graph")
 FIRST_FIVE = ("tiny", "xlmr", "inception", "gpt", "unet")
 WORKLOADS = (*FIRST_FIVE, "xlmr-lengths", "vit", "lora", "mlp")
-HARD = ("resnet50", "convnext", "speech", "ppo", "vae", "lstm")
+HARD = ("resnet50", "convnext", "speech", "t5", "deberta", "ppo", "vae", "lstm")
 """Workloads of which the ways of `CHOICE` are measured alone: layouts, and steps that are hard to capture whole."""
 CHOICE = ("eager", "default", "reduce-overhead", "auto")
 """The ways between which a user chooses; of `auto` a run that is told 1,000 steps and one that is told 10,000."""
@@ -35,6 +35,8 @@ PACKAGES = {
     "resnet50": ("torchvision",),
     "convnext": ("torchvision",),
     "speech": ("transformers",),
+    "t5": ("transformers",),
+    "deberta": ("transformers",),
     "unet": ("diffusers",),
     "diffusion": ("diffusers", "transformers"),
     "lora": ("transformers", "peft"),
@@ -68,6 +70,8 @@ _GUESSES = {
     "resnet50": (2, 30, 45, 0, 2),
     "convnext": (2, 45, 45, 12, 2),
     "speech": (2, 60, 90, 20, 4),
+    "t5": (2, 50, 60, 15, 2),
+    "deberta": (2, 70, 60, 15, 3),
     "ppo": (1, 5, 15, 0, 1),
     "vae": (1, 4, 20, 0, 1),
     "lstm": (1.5, 8, 20, 0, 1),

@@ -29,6 +29,8 @@ NAMES = {
     "xlmr-lengths": "XLM-R base, lengths 64 to 256 in buckets",
     "vit": "ViT-B/16, 32×3×224×224",
     "speech": "Speech2Text with layer drop, 8×1000",
+    "t5": "T5-small, 8×128 to 32",
+    "deberta": "DeBERTa-v3 base, 16×128",
     "lstm": "LSTM of 2 layers d650, 32×35",
     "ppo": "PPO update: actor and critic d256, 4,096 moves",
     "vae": "beta-VAE of 64×64 pictures with torch.distributions, 128",

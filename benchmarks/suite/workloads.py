@@ -297,6 +297,8 @@ MAKERS = {
     "lora": lora,
     "mlp": mlp,
     "speech": launch_bound.speech,
+    "t5": launch_bound.t5,
+    "deberta": launch_bound.deberta,
     "ppo": launch_bound.ppo,
     "vae": launch_bound.vae,
     "lstm": launch_bound.lstm,
