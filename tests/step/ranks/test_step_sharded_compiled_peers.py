@@ -1,4 +1,4 @@
-"""Steps of sharded parameters (FSDP2) that run compiled by name, equal to eager: in one process, and in two together."""
+"""Steps of sharded parameters (FSDP2) that run compiled, equal to eager: in one process, and in two together."""
 
 import functools
 
@@ -29,6 +29,14 @@ LEFT = {
     "hooked": (WAY, "set_all_reduce_hook() has set a hook"),
     "evaluates inside": ("ss", "evaluate outside of the step: fully_shard keeps the root's whole parameters"),
 }
+AUTO = {
+    "auto compiles": "regional",
+    "auto compiles, evaluated": "regional",
+    "auto compiles, unsynced": "eager",
+    "auto captures": "regional+graph",
+    "auto captures, unsynced": "eager",
+}
+"""What `auto` comes to in a long run."""
 SEEN_ONCE = ("unsynced in a proof", "switched for the next")
 """What one call alone does, whichever of the way it is."""
 
@@ -46,7 +54,7 @@ def said(one):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """What two processes tell: to start them takes longer than to train."""
-    return told_by(tmp_path_factory.mktemp("compiled"), *PLAIN, "unsynced later", "unsynced in a proof")
+    return told_by(tmp_path_factory.mktemp("compiled"), *PLAIN, *AUTO, "unsynced later", "unsynced in a proof")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +84,16 @@ def test_compiled_code_is_in_force_in_all_processes(trained, name):
     for one in both(trained, name):
         assert one["log"] == WAY + "r" * 56
         assert one["tier"] == one["last"] != "eager"
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_auto_chooses_compiled_code_in_all_processes_alike(trained, name):
+    first, second = both(trained, name)
+    assert first["log"] == second["log"]
+    assert first["decided"] == second["decided"]
+    for one in (first, second):
+        assert one["tier"] == one["last"] == AUTO[name]
+        assert (AUTO[name] == "eager") == (KEPT in said(one))
 
 
 @pytest.mark.long

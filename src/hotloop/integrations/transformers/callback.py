@@ -241,7 +241,7 @@ class HotLoop(TrainerCallback):
     def agrees(self) -> bool:
         """Return whether several processes are to agree on what runs their steps.
 
-        They agree on eager and captured steps alone, so a compile that ``torch_compile`` asks for stays in place.
+        They agree on what `auto` chooses and on captured steps; a compile that ``torch_compile`` asks for is in place.
         """
         agreed = not self._requested if self.tier is None else self.tier.graph
         return agreed and _has_several_processes()

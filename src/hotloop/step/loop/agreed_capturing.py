@@ -20,12 +20,13 @@ import torch
 from hotloop._torch.wrappers import reset_reducer, why_not_recorded
 from hotloop.errors import StepLostError, describe
 from hotloop.step.guard.fingerprint import SCALARS
-from hotloop.step.loop.agreed_compiling import GIVE_UP, HINT, PAD
+from hotloop.step.loop.agreed_compiling import GIVE_UP, HINT, PAD, elsewhere
 from hotloop.step.loop.agreed_plan import Doing, Plan
 from hotloop.step.loop.capturing import Capturing
 from hotloop.step.loop.kind_states import Audited, Captured, Declined, New, Proven, Warmed
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.ranks.votes import AS_MANY, SETTLE, About
+from hotloop.step.tiers import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +100,7 @@ class AgreedCapturing(Capturing):
     def run_agreed(self, signature: Signature, call: StepCall, tier: Tier) -> Any:
         """Run a call in a captured tier, on the way to it, or without a graph: the same in all processes."""
         kind: CallKind | None = None
-        ours, number = Doing.LEAVE, 0
+        ours, number, self._why = Doing.LEAVE, 0, None
         try:
             kind = self.kind_of(signature, call.leaves)
             number, ours = self._of(kind).number, self._intent(kind, call, tier)
@@ -108,7 +109,8 @@ class AgreedCapturing(Capturing):
         if ours is Doing.LEAVE and self._why is not None:
             self._peers.tell(str(self._why))
         proven = any(one.proven for one in self.kinds.values())
-        found = self._peers.lowest(About.CALL, ours, -ours, number, -number, proven)
+        wished = self._peers.wishes.number()
+        found = self._peers.lowest(About.CALL, ours, -ours, number, -number, proven, wished)
         doing = self._agreed(found, kind)
         if kind is None or doing <= Doing.ONCE:
             return self._once(kind, signature, call, tier)
@@ -131,10 +133,12 @@ class AgreedCapturing(Capturing):
     def _intent(self, kind: CallKind, call: StepCall, tier: Tier) -> Doing:
         """Return what this process would do with a call; nothing of the step runs."""
         why = next(filter(None, map(why_not_recorded, self._context.parts.wrappers())), "")
-        if not tier.graph or why or self._peers.wish is not None:
-            self._why = Obstacle(why, "take that out, or train without a graph") if why else self._peers.wish
+        wishes = self._peers.wishes
+        if not tier.graph or why or wishes.by_name:
+            wish = wishes.by_name.get(wishes.named(wishes.number()))
+            self._why = Obstacle(why, "take that out, or train without a graph") if why else wish
             return Doing.LEAVE
-        if tier.compiles and (not self._code.proven(tier.base) or self._code.compiled_anew):
+        if tier.compiles and (not self._code.proven(tier.base) or tier.base in self._code.compiled_anew):
             return Doing.CODE
         doing: Doing = kind.state.run(kind, call, tier, self._plan)
         return doing
@@ -143,7 +147,9 @@ class AgreedCapturing(Capturing):
         """Return what all do with a call, by what they have voted."""
         if found is None or found[0] == Doing.LEAVE:
             missing = Obstacle(self._peers.unanswered, AS_MANY) if self._peers.unanswered else None
-            self._leave(missing or self._why or self._elsewhere())
+            wished = self._peers.wishes.named(found[5] if found is not None else 0)
+            why = self._peers.wishes.by_name.get(wished) if wished else self._why
+            self._leave(missing or why or self._elsewhere(), parse(wished) if wished else None)
             return Doing.LEAVE
         doing, furthest, alike = Doing(found[0]), Doing(-found[1]), found[2] == -found[3]
         if not alike or doing <= Doing.ONCE:
@@ -328,13 +334,20 @@ class AgreedCapturing(Capturing):
 
     def _elsewhere(self) -> Obstacle:
         """Return the obstacle of another process, with its reason if that process has told it."""
-        told = self._peers.told()
-        return Obstacle(f"another process cannot capture such a call{told and f' ({told})'}", HINT)
+        return elsewhere(self._peers, "another process cannot capture such a call")
 
-    def _leave(self, obstacle: Obstacle) -> None:
-        """Leave the tier for good, in this call, which is the same one in all processes."""
-        self._peers.graphs_left = obstacle.reason
-        if self._context.progress.tier.graph:
+    def _leave(self, obstacle: Obstacle, wished: Tier | None = None) -> None:
+        """Leave the tier for good, in this call, which is the same one in all processes.
+
+        Where `auto` chooses, others may come after it; what all leave is the tier that one of them ``wished`` to leave.
+        """
+        tier, peers, self._fruitless = self._context.progress.tier, self._peers, 0
+        if peers.chooses:
+            with peers.wishes.granting():
+                self._context.reports.failed(self._step, wished or tier, obstacle)
+            return
+        peers.graphs_left = obstacle.reason
+        if tier.graph:
             graph = dataclasses.replace(self._context.base_tier, graph=True)
             self._context.reports.failed(self._step, graph, obstacle)
 

@@ -130,11 +130,11 @@ class StepRunner:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         step, context = self.step, self.context
-        asked = tier if self._agreed is None else self._agreed.asked_for
+        asked = tier if self._agreed is None else self._agreed.asked(tier)
         if asked is not None and asked.compiles:
             # In all processes, whatever each runs by now: else one would gather what another has whole.
             context.parts.sharded().rest()
-        if tier.compiles and (kept := context.parts.kept()) is not None:
+        if tier.compiles and not self._leaves(tier) and (kept := context.parts.kept()) is not None:
             context.reports.failed(step, tier.without_graph(), kept)
             tier = context.progress.tier
         step.doing, step.ran = "run", tier.name
@@ -159,6 +159,10 @@ class StepRunner:
         if unproven:
             return self._towards_code(kind, call, tier)
         return self.capturing.run(kind, call, tier)
+
+    def _leaves(self, tier: Tier) -> bool:
+        """Return whether this process waits for the others to leave the code of a tier."""
+        return self._agreed is not None and self._agreed.left_here(tier)
 
     def _run_agreed(self, agreed: AgreedStep, run: functools.partial[Any], tier: Tier, arguments: Arguments) -> Any:
         """Run the step in one of several processes: on the way to a recording or to compiled code, or through it."""

@@ -2,9 +2,10 @@
 
 Every process runs this policy. What enters a decision is voted on first, and the slowest process counts. Steps are
 counted by calls, as one process may catch an exception of a step that the others end. What a process finds out on its
-own (a decline, a failure, a preparation that became too dear) is noted in `Peers.wish`: the next vote on a call takes
-it to all, and all of them leave the tier. `auto` tries the captured step alone here: a compile in the background, or
-what earlier runs of one process have stored, is not agreed on.
+own (a decline, a failure, a preparation that became too dear) is noted in `Peers.wishes`: the next vote on a call takes
+it to all, and all of them leave the tier. Code is compiled in the foreground here, by all in the same steps, where
+`decide` finds that it pays and that the run can afford it. A compile in the background, or what earlier runs of one
+process have stored, is not agreed on.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from hotloop.step.obstacle import Obstacle
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.candidates import Candidates
 from hotloop.step.policy.history import History
-from hotloop.step.policy.policy import Release, TryTier
+from hotloop.step.policy.policy import Release, SetTier, TryTier
 from hotloop.step.policy.states import Idle, Preparing, Settled, Trying, Waiting
 from hotloop.step.ranks.threads import WAITS, another_trains
 from hotloop.step.ranks.votes import AS_MANY, MOST, About
-from hotloop.step.tiers import parse
+from hotloop.step.tiers import GRAPH, NAMED, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,9 @@ _ASK_BESIDE_THREAD = 4
 _LATE = 2
 """Turns after which the time of a turn is voted on. By then the turn after it has begun on an idle device, so that
 every process knows the time."""
-_RUN_LONGER = "tell the loop of a longer run (total_steps=), or name the tier: run='eager+graph'"
+_RUN_LONGER = "tell the loop of a longer run (total_steps=), or name the tier: run='{name}'"
+_BASES = "eager", "regional", "full"
+_CAPTURED = "eager+graph"
 
 
 class AgreedHistory(History):
@@ -54,7 +57,7 @@ class AgreedHistory(History):
 
 
 class AgreedCandidates(Candidates):
-    """The captured step and the models as given, with the sizes that all processes have agreed on.
+    """Compiled code, captured steps and the models as given, with the sizes that all processes have agreed on.
 
     Attributes:
         free, needed, state: GiB that are free, that a recording takes, and that a proof copies.
@@ -65,9 +68,17 @@ class AgreedCandidates(Candidates):
     state = 0.0
 
     def names(self) -> list[str]:
-        """Name the tiers that all processes can agree on."""
-        base = self._context.base_tier
-        return [base.name, dataclasses.replace(base, graph=True).name]
+        """Name the tiers that all processes can agree on; none with a graph once the captured step was declined."""
+        context, peers = self._context, self._context.peers
+        assert peers is not None
+        assert peers.asked_for is not None
+        graphs = peers.asked_for.graph and _CAPTURED not in self.declined
+        tiers = [tier for tier in map(parse, NAMED) if tier.base in _BASES and (graphs or not tier.graph)]
+        if not context.compiled.in_blocks:
+            tiers = [tier for tier in tiers if tier.base != "regional"]
+        if context.engine is not None and not context.engine.kernels:
+            tiers = [tier for tier in tiers if not (tier.graph and tier.makes_kernels)]
+        return [tier.name for tier in tiers]
 
     def sizes(self) -> tuple[float | None, float | None, float]:
         """Return what this process alone has, in GiB: free memory, what a recording takes, and the state."""
@@ -99,6 +110,7 @@ class AgreedAuto(Auto):
         assert context.peers is not None
         self._peers: Peers = context.peers
         self._peers.chooses, self._peers.captures = True, False
+        self.background.unavailable = "several processes compile in the foreground, all at once"
         self.history = AgreedHistory(context)
         self._agreed_candidates = AgreedCandidates(context, self.speeds, self.history, self.background)
         self.candidates = self._agreed_candidates
@@ -131,7 +143,7 @@ class AgreedAuto(Auto):
         self._calls += 1
         if self._first_step is None:
             actions += self._agree_on_length()
-        if not self._peers.graphs_left:
+        if not self._peers.unanswered:
             actions += self._decide()
         self._peers.captures = self._coming().graph
         return actions
@@ -153,7 +165,7 @@ class AgreedAuto(Auto):
             self._check_cost(self.state)
         elif isinstance(self.state, Trying):
             actions += self._hear_of_turn(self.state)
-        if isinstance(self.state, Idle) and self._steps >= self.state.ask_at and not self._peers.graphs_left:
+        if isinstance(self.state, Idle) and self._steps >= self.state.ask_at and not self._peers.unanswered:
             actions += self._ask_or_wait(self.state)
         if isinstance(self.state, Trying):
             actions += self._next_turn(self.state)
@@ -170,7 +182,8 @@ class AgreedAuto(Auto):
         preparation.drop_step()
         why = self._why_given_up(preparation)
         if why:
-            self._peers.wish = self._peers.wish or Obstacle(f"given up: {why}", _RUN_LONGER)
+            name = preparation.tier.name
+            self._wish(name, Obstacle(f"given up: {why}", _RUN_LONGER.format(name=name)))
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
@@ -231,16 +244,21 @@ class AgreedAuto(Auto):
             state.trial.add(turn, found[0])
         concluded = self._conclude(state)
         if concluded:
-            self._turns.clear()
-            self._times.clear()
+            self._forget_turns()
         return concluded
+
+    def _forget_turns(self) -> None:
+        self._turns.clear()
+        self._times.clear()
 
     def _end(self) -> list[Action]:
         """Go on with the models as given, as all processes do: one of them has not taken part in a vote."""
-        why = self._peers.graphs_left = self._peers.unanswered
+        why = self._peers.unanswered
         line = f"{self.start.name} from now on: {why}; {AS_MANY}"
         self.context.reports.decided(line, {"action": "give up"}, logging.WARNING)
-        return self.declined(dataclasses.replace(self.start, graph=True), Obstacle(why, AS_MANY))
+        others = [tier for name in self.candidates.names() if (tier := parse(name)) != self.start]
+        self.state, self.in_force = Settled(ask_at=self._steps), self.start
+        return [SetTier(self.start, why), *map(Release, others)]
 
     # -- what the loop reports --------------------------------------------------------------------------------------
 
@@ -255,12 +273,21 @@ class AgreedAuto(Auto):
 
     def declined(self, tier: Tier, obstacle: Obstacle) -> list[Action]:
         """Ask all processes to leave a tier that cannot run here; leave it in the call in which all of them do."""
-        if self._peers.graphs_left:
-            actions = [*super().declined(tier, obstacle), Release(tier)]
-            self.state = Settled(ask_at=self._steps)
-            return actions
-        self._peers.wish = self._peers.wish or obstacle
-        return []
+        if not self._peers.wishes.granted:
+            self._wish(tier.name, obstacle)
+            return []
+        if self._peers.unanswered:
+            return self._end()
+        for name in (tier.name, tier.name + GRAPH):
+            self._peers.wishes.by_name.pop(name, None)
+        self._forget_turns()
+        return [*super().declined(tier, obstacle), Release(tier)]
+
+    def _wish(self, name: str, obstacle: Obstacle) -> None:
+        """Note why this process wants to leave a tier, and tell the others."""
+        if name not in self._peers.wishes.by_name:
+            self._peers.wishes.by_name[name] = obstacle
+            self._peers.tell(str(obstacle))
 
     failed = declined
 

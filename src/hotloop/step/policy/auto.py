@@ -307,7 +307,8 @@ class Auto:
             self.context.compiled.forget(tier.base)
         if self.in_force.name in candidates.declined:
             lower = self.in_force.without_graph()
-            usable = lower.name in candidates.proven and lower.name not in candidates.declined
+            proven = lower.name in candidates.proven and lower.name not in candidates.declined
+            usable = proven and self.speeds.ratio(lower.name) is not None  # else a trial finds out whether it is faster
             self.trial_seconds += self.state.spent
             self.state = Settled(ask_at=self._steps)
             return self._switch(lower if usable else self.start, f"{tier.name} declined: {reason}")

@@ -20,6 +20,7 @@ from hotloop.step.tiers import CHANNELS_LAST, Tier, tier_of_setting
 if TYPE_CHECKING:
     from hotloop.presets import Preset
     from hotloop.step.context import Context
+    from hotloop.step.ranks.votes import Peers
 
 _log = logging.getLogger("hotloop")
 _GIVEN_OUT = "and a proof cannot exchange them: hotloop.compile the model instead"
@@ -64,12 +65,13 @@ def policy_for(context: Context, run: str | Preset, sentinel: float) -> Policy:
         _check_layout_of_auto(context)
     chooses = tier is None
     tier = _unless_sharded(context, tier)
-    if context.peers is not None:
-        tier = _agreed(context, _to_choose(context) if tier is None else tier, context.peers.size, chooses=chooses)
+    peers = context.peers
+    if peers is not None and tier is None:
+        return _auto_of_several(context, peers, sentinel)
+    if peers is not None and tier is not None:
+        tier = _agreed(context, tier, peers.size, chooses=chooses)
         if tier.compiles or tier.graph:  # else nothing is agreed on, and a single process may have a loop
-            context.peers.meet(tier, "auto" if chooses else "", sentinel)
-        if chooses and tier.graph:
-            return AgreedAuto(context)
+            peers.meet(tier, "", sentinel)
     return Auto(context) if tier is None else Fixed(context, tier)
 
 
@@ -137,21 +139,22 @@ def _check_layout(context: Context, tier: Tier) -> Tier:
     return below
 
 
-def _to_choose(context: Context) -> Tier:
-    """Return the tier that `auto` may try in several processes; say why it tries none."""
+def _auto_of_several(context: Context, peers: Peers, sentinel: float) -> Policy:
+    """Return `auto` of several processes, which meet here; or the models as given where it tries nothing, and say why.
+
+    On a CPU it chooses among compiled tiers alone.
+    """
     base, why = context.base_tier, ""
-    sharded = context.parts.sharded()
-    if context.engine is None:
-        why = f"nothing can be captured on {context.device}"
-    elif base.base != "eager":
+    if base.base != "eager":
         why = "the model is compiled already: name its tier, run='as-given+graph'"
-    elif not context.parts.wrappers() and not sharded:
+    elif not context.parts.wrappers() and not context.parts.sharded():
         why = "the loop was given no DistributedDataParallel: Loop(DistributedDataParallel(model), optimizer)"
-    if not why:
-        return dataclasses.replace(base, graph=True)
-    line = f"run='auto': several processes choose among captured steps alone, and {why}. Steps run {base.name}"
-    context.reports.decided(line, {})
-    return base
+    if why:
+        context.reports.decided(f"run='auto' in several processes: {why}. Steps run {base.name}", {})
+        return Fixed(context, base)
+    tier = dataclasses.replace(base, graph=context.engine is not None)
+    peers.meet(_agreed(context, tier, peers.size, chooses=True), "auto", sentinel)
+    return AgreedAuto(context)
 
 
 def _unless_sharded(context: Context, tier: Tier | None) -> Tier | None:

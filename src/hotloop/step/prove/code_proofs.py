@@ -21,7 +21,7 @@ from hotloop.step.state.rng_usage import other_threads
 from hotloop.step.state.trial_run import alone, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import torch
 
@@ -68,8 +68,8 @@ class CodeProofs:
 
     Attributes:
         seconds: what the last proof step took, by what it compared.
-        compiled_anew: with other processes, the step in which this process has compiled other code while its tier was
-            in force, until all processes prove theirs again; 0 where there is none.
+        compiled_anew: with other processes, by base, the step in which this process has compiled other code while its
+            tier was in force, until all processes prove theirs again.
     """
 
     def __init__(self, step: DecoratedStep, runs: ReferenceRuns, auditor: StepAuditor, rescue: Rescue) -> None:
@@ -93,7 +93,9 @@ class CodeProofs:
         """The base in force, and the number of its compiles before the step, or at the end of a proof."""
         self._in_step = False
         """A step is running, or has raised."""
-        self.compiled_anew = 0
+        self.compiled_anew: dict[str, int] = {}
+        self._tell: Callable[[], None] | None = None
+        """Reports that code is proven, once it is so in all of several processes."""
 
     def proven(self, base: str) -> bool:
         """Return whether code compiled as a base asks has agreed with eager often enough."""
@@ -134,6 +136,25 @@ class CodeProofs:
         """Return how many more steps have to be run both ways and agree until the code is proven."""
         return max(1, proof.STEPS - len(self._outcomes[base]))
 
+    def _note_proven(self, tier: Tier, verdict: Outcome) -> None:
+        """Report that code is proven here; with other processes, once it is so in all of them."""
+        self._tell = functools.partial(
+            self._context.reports.proven,
+            self._step,
+            tier,
+            worst=verdict.worst,
+            copied_bytes=verdict.nbytes,
+            on_host=verdict.on_host,
+        )
+        if self._context.peers is None:
+            self.tell_proven()
+
+    def tell_proven(self) -> None:
+        """Report the code that was proven since the last report."""
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
+
     def not_proven(self, base: str) -> None:
         """Take a proof back, since another process has not proven its code."""
         self._agree.discard(base)
@@ -160,7 +181,7 @@ class CodeProofs:
             return
         now = self._context.progress.steps + 1
         if self._context.peers is not None:
-            self.compiled_anew = now
+            self.compiled_anew[base] = now
         else:
             self.prove_again(base, f"step {now} has compiled code anew")
 
@@ -337,10 +358,4 @@ class CodeProofs:
             self._agree.add(base)
             if self._evidence.get(base) == "more bits":
                 self.learn(base, outcomes)
-            context.reports.proven(
-                step,
-                tier.without_graph(),
-                worst=verdict.worst,
-                copied_bytes=verdict.nbytes,
-                on_host=verdict.on_host,
-            )
+            self._note_proven(tier.without_graph(), verdict)

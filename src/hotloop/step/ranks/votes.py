@@ -22,13 +22,13 @@ from hotloop._torch.collectives import AGREED, collectives_begun, groups, patien
 from hotloop._torch.wrappers import has_rebuilt
 from hotloop.errors import ConfigError, StepLostError, describe
 from hotloop.step.obstacle import CandidateFailedError
+from hotloop.step.ranks.wishes import Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from torch.nn.parallel import DistributedDataParallel
 
-    from hotloop.step.obstacle import Obstacle
     from hotloop.step.tiers import Tier
 
 VOTE_SECONDS = 300.0
@@ -109,12 +109,13 @@ class Peers:
     Attributes:
         calls: how many calls of all steps of the loop were agreed on, those that raised included.
         unanswered: why there are no votes any more, where a process did not take part in one.
-        graphs_left: why all have left the tier with a graph; empty while it is in force, or on its way.
+        graphs_left: why all have left the tier with a graph that was asked for; empty while it is in force, or on its
+            way.
         reduced: by step, how many calls began with a wrapper that reduces gradients, since its buckets were laid out.
         asked_for: the tier that all were asked for; None where nothing is agreed on.
-        chooses: the tier is chosen by `auto`, and `asked_for` is what it may try.
+        chooses: the tier is chosen by `auto`, which may try captured ones where `asked_for` has a graph.
         captures: all have agreed that the coming call is captured, or on the way to it.
-        wish: why this process wants all to leave the tier that `auto` has chosen; told in the next vote on a call.
+        wishes: the tiers of `auto` that this process wants all to leave.
         elsewhere: the last run that all have undone failed in another process.
         usual: the collectives that a run of the coming call makes, as an earlier one did; None where it is not known.
     """
@@ -128,7 +129,7 @@ class Peers:
         self.reduced: collections.Counter[str] = collections.Counter()
         self.asked_for: Tier | None = None
         self.chooses = self.captures = False
-        self.wish: Obstacle | None = None
+        self.wishes = Wishes()
         self.usual: int | None = None
         self.elsewhere = False
         self._at_start = 0
