@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import numbers
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FEW = 32
-"""Numbers in one ``torch.tensor(...)``: a longer list, or an array, is data rather than a constant."""
+"""Numbers in one ``torch.tensor(...)``: a longer list or array is data rather than a constant."""
 MOST_BYTES = 1 << 24
 """Bytes of all constants of a step. They are copied in each replay."""
 _ALIGNED = 64
@@ -41,7 +40,7 @@ class HostConstants:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=torch.cuda.is_available())
         self._used = 0
 
     @contextlib.contextmanager
@@ -64,11 +63,13 @@ class HostConstants:
         @functools.wraps(real)
         def made(data: Any, dtype: torch.dtype | None = None, device: Any = None, **more: Any) -> torch.Tensor:
             where = torch.device(device) if device is not None else torch.empty(0).device  # of torch.set_default_device
-            if where.type == "cpu" or not _are_numbers(data) or more.keys() - {"requires_grad"}:
+            is_data = isinstance(data, torch.Tensor) or more.keys() - {"requires_grad"}
+            host = None if where.type == "cpu" or is_data else torch.tensor(data, dtype=dtype, device="cpu")
+            held = None if host is None or host.numel() > FEW else self._held(host)
+            if held is None:
                 return real(data, dtype=dtype, device=device, **more)
-            held = self._held(torch.tensor(data, dtype=dtype, device="cpu"))
             there = torch.empty_like(held, device=where).copy_(held, non_blocking=True)
-            return there.requires_grad_(more.get("requires_grad", False))
+            return there.requires_grad_() if more.get("requires_grad") else there  # vmap allows no such call
 
         return made
 
@@ -76,7 +77,7 @@ class HostConstants:
     def _made_like(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(real)
         def made(like: torch.Tensor, data: Any, **more: Any) -> torch.Tensor:
-            if like.is_cpu or not _are_numbers(data):
+            if like.is_cpu or isinstance(data, torch.Tensor):
                 return real(like, data, **more)
             return torch.tensor(data, **{"dtype": like.dtype, "device": like.device, **more})
 
@@ -91,6 +92,8 @@ class HostConstants:
             dtypes = [each for each in asked if isinstance(each, torch.dtype)]
             dtypes += [each.dtype for each in asked if isinstance(each, torch.Tensor)]
             held = self._held(_TO(one, dtypes[0]) if dtypes else one)  # else torch converts it into other memory
+            if held is None:
+                return real(one, *args, **more)
             given = [each for each in args if not isinstance(each, bool)]  # but non_blocking and copy, which are known
             return _TO(held, *given, **{**more, "non_blocking": True})
 
@@ -99,18 +102,23 @@ class HostConstants:
     def _moved_to_gpu(self, real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(real)
         def moved(one: torch.Tensor, device: Any = None, *args: Any, **more: Any) -> torch.Tensor:
-            if not _can_be_held(one):
-                return real(one, device, *args, **more)
-            return real(self._held(one), device, non_blocking=True)
+            held = self._held(one) if _can_be_held(one) else None
+            return real(one, device, *args, **more) if held is None else real(held, device, non_blocking=True)
 
         return moved
 
-    def _held(self, host: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor into the memory that is kept, with the strides of a copy that torch makes."""
+    def _held(self, host: torch.Tensor) -> torch.Tensor | None:
+        """Copy a tensor into the memory that is kept, with the strides of a copy that torch makes.
+
+        Returns:
+            None where there is no room: the step copies more than it did when it was audited, or it is not the step
+            that copies, but an optimizer outside of the recording.
+        """
         nbytes = host.numel() * host.element_size()
-        begin, self._used = self._used, self._used + room_for(nbytes)
-        if self._used > self._memory.numel():
-            raise RuntimeError("the step makes more tensors on the host than the last time, and copies them")
+        begin, end = self._used, self._used + room_for(nbytes)
+        if end > self._memory.numel():
+            return None
+        self._used = end
         strides = torch.empty_like(host, device="meta").stride()
         held = self._memory[begin : begin + nbytes].view(host.dtype).as_strided(host.shape, strides)
         with torch.no_grad():
@@ -119,17 +127,6 @@ class HostConstants:
 
 def _can_be_held(one: torch.Tensor) -> bool:
     return one.is_cpu and not one.is_pinned() and not one.requires_grad and one.layout == torch.strided
-
-
-def _are_numbers(data: Any) -> bool:
-    """Return whether data is a number, or lists and tuples of a few numbers."""
-    if isinstance(data, list | tuple):
-        return len(data) <= FEW and all(map(_are_numbers, data)) and _count(data) <= FEW
-    return isinstance(data, numbers.Number)
-
-
-def _count(data: Any) -> int:
-    return sum(map(_count, data)) if isinstance(data, list | tuple) else 1
 
 
 def _is_elsewhere(argument: Any) -> bool:

@@ -1,5 +1,9 @@
 """Tensors on the host in a step on a device: what a capture would read once, for good. The meta device stands for a GPU."""
 
+import copy
+import pickle
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -69,19 +73,119 @@ def test_one_made_in_the_step_is_kept_by_a_recording_if_it_is_moved_and_small(bo
     assert bool(seen.constants) == held
 
 
-def scaled(x: torch.Tensor, factor: int):
-    return x / torch.sqrt(torch.tensor(x.size(-1), dtype=torch.float) * factor)
+def filled(write):
+    """Return the body of a step that writes into a tensor of its own on the host, and moves it to the device."""
+
+    def body(model, x):
+        table = torch.zeros(4)
+        write(table)
+        return model(x) + table.to(DEVICE)
+
+    return body
 
 
-def test_what_torchscript_makes_on_the_host_is_the_steps_own():
-    """As DeBERTa scales: what a scripted function makes shows in no dispatch, so its Python is run."""
-    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
-        scripted = torch.jit.script(scaled)
-    assert look(lambda model, x: scripted(model(x), 3), on_device()) == []
-    expected = torch.ones(4) / 12**0.5
-    torch.testing.assert_close(scripted(torch.ones(4), 3), expected)
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda table: table.__setitem__(1, SCALE),
+        lambda table: table.__setitem__(slice(None), MANY),
+        lambda table: table.__setitem__([0, 1], MANY[:2]),
+        lambda table: table.add_(MANY),
+        lambda table: table.copy_(MANY),
+        lambda table: table.fill_(SCALE),
+        lambda table: table.masked_fill_(torch.ones(4, dtype=torch.bool), SCALE),
+        lambda table: table.index_add_(0, torch.arange(4), MANY),
+        lambda table: torch.mul(MANY, 2, out=table),
+        lambda table: table.set_(MANY),
+    ],
+)
+def test_data_written_into_a_tensor_of_the_steps_own_is_no_constant(write):
+    seen = observed(filled(write), on_device())
+    assert seen.constants == []
+    assert "meets the device: its value is frozen" in seen.obstacles[0].reason
+
+
+def test_numbers_written_into_a_tensor_of_the_steps_own_are_constants():
+    seen = observed(filled(lambda table: table[1:].fill_(0.5).mul_(3)), on_device())
+    assert (len(seen.constants), seen.obstacles) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "by"),
+    [
+        (lambda: torch.tensor([SCALE, SCALE]), "a list of tensors"),
+        (lambda: torch.as_tensor([[SCALE], [SCALE]]), "a list of tensors"),
+        (lambda: torch.ones(2).new_tensor([*MANY]), "a list of tensors"),
+        (lambda: torch.tensor(MANY.tolist()), "tolist"),
+        (lambda: torch.tensor((MANY * 2).numpy()), "numpy"),
+    ],
+)
+def test_values_that_are_read_from_outside_are_no_constants(body, by):
+    seen = observed(lambda model, x: model(x).sum() + body().to(DEVICE).sum(), on_device())
+    assert f"a value is read on the host ({by}" in seen.obstacles[0].reason
+
+
+@pytest.mark.parametrize("size", [4, 1000])
+@pytest.mark.parametrize("come", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_data_that_comes_where_a_constant_was_is_none(size, come):
+    """Whose memory was let go would give it to the next, which no operation shows."""
+    data = torch.ones(size)
+
+    def body(model, x):
+        for _ in range(20):
+            torch.zeros(size).add_(1)
+        return model(x).sum() + come(data).to(DEVICE).sum()
+
+    seen = observed(body, on_device())
+    assert seen.constants == []
+    assert "meets the device: its value is frozen" in seen.obstacles[0].reason
+
+
+def test_a_tensor_that_requires_a_gradient_is_no_constant():
+    (found,) = look(lambda model, x: model(x) + torch.ones(4, requires_grad=True).to(DEVICE), on_device())
+    assert found.reason == "a tensor made on the host is copied to the device"
+
+
+def scaled(x: torch.Tensor, factor: torch.Tensor):
+    return x / (torch.sqrt(torch.tensor(x.size(-1), dtype=torch.float)) * factor)
+
+
+def scripted(how, *args):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, and tracing tells of its constants
+        return getattr(torch.jit, how)(*args)
+
+
+@pytest.mark.parametrize(
+    ("how", "factor", "known"),
+    [
+        ("script", lambda: torch.tensor(3.0), True),
+        ("script", lambda: SCALE, False),
+        ("trace", lambda: torch.tensor(3.0), False),
+    ],
+)
+def test_what_torchscript_makes_on_the_host_is_the_steps_own(how, factor, known):
+    """As DeBERTa scales: what a scripted function makes shows in no dispatch. A traced one may hold anybody's tensors."""
+    function = scripted(how, scaled, *([(torch.ones(2, 4), torch.ones(()))] if how == "trace" else []))
+    found = look(lambda model, x: function(model(x), factor()), on_device())
+    assert (found == []) == known
+    expected = torch.ones(4) / 36**0.5
+    torch.testing.assert_close(function(torch.ones(4), torch.tensor(3.0)), expected)
     with unscripted():
-        torch.testing.assert_close(scripted(torch.ones(4), factor=3), expected)
+        torch.testing.assert_close(function(torch.ones(4), factor=torch.tensor(3.0)), expected)
+
+
+def ways(x: torch.Tensor):
+    return x * 2.0 if torch.jit.is_scripting() else x * 3.0
+
+
+def test_only_a_recording_runs_the_python_of_a_scripted_function():
+    """The step that is audited is the program's own."""
+    function, results = scripted("script", ways), []
+    observed(lambda model, x: results.append(function(torch.ones(2))) or model(x), on_device())
+    assert results[0].tolist() == [2.0, 2.0]
+    with unscripted():
+        assert function(torch.ones(2)).tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("data", [np.ones(40, dtype=np.float32), [1.0] * 40])

@@ -32,7 +32,7 @@ from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import first_after_step, ours
 from hotloop._torch.host_constants import FEW, MOST_BYTES, room_for
 from hotloop._torch.host_reads import host_read
-from hotloop._torch.scripted import unscripted
+from hotloop._torch.scripted import is_scripted
 from hotloop._torch.sharded import Sharded, shard_of
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
@@ -103,7 +103,7 @@ def trace_step(
     listener = listener or Listener()
     with holdings.still():
         look = OpTrace(holdings, device, inputs, listener)
-    with unscripted(), answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
+    with answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
         result = interruptible(run)
     if look.seen.stopped:
         return result, look.seen
@@ -153,6 +153,10 @@ class OpTrace:
         """Memory on the host that a capture has on the device: arguments, and what was made of them."""
         self._of_outside: set[int] = set()
         """Memory on the host that was made of tensors from outside the step."""
+        self._held: list[torch.Tensor] = []
+        """Tensors that the step made on the host: let go, another would get their memory, and look like them."""
+        self._given_to_script: set[int] | None = None
+        """Memory that the TorchScript function which runs was given; None while none runs."""
 
     def operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation, and look at what it reads and writes before and after."""
@@ -197,7 +201,8 @@ class OpTrace:
         given, made = set(map(_memory, found)), list(tensors_in(result))
         fresh = name == "aten.lift_fresh"  # torch.tensor(...) shows only here
         if self._device.type != "cpu" and (fresh or any(one.is_cpu for one in (*found, *made))):
-            self._look_at_host(name, found, made)
+            self._look_at_host(name, found, [*made, *written])
+            self._held += [one.detach() for one in made if one.is_cpu]
         self._made |= {memory for one in made if (memory := _memory(one)) not in given or fresh}
         unscales = name.startswith("aten._fused_")  # for a GradScaler: before it uses them
         for one in written:
@@ -269,6 +274,10 @@ class OpTrace:
         """
         given = [one for one in found if one.numel()]
         host = {_memory(one) for one in given if one.device.type == "cpu"}
+        if self._given_to_script is not None:
+            unheard = host - self._given_to_script - self._made
+            self._made, self._of_outside = self._made | unheard, self._of_outside - unheard
+            self._held += [one.detach() for one in given if _memory(one) in unheard]
         arguments, made = host & self._of_arguments, [one for one in result if one.numel()]
         outside = {one for one in host - arguments if one not in self._made or one in self._of_outside}
         on_device = any(one.device.type == self._device.type for one in (*given, *made))
@@ -282,9 +291,10 @@ class OpTrace:
                     "a tensor on the host that is no argument meets the device: its value is frozen", _MOVE_IT
                 )
             elif host - arguments and name in _COPIES:
-                among = self._constants((*given, *made)) if name == "aten._to_copy" else None
+                kept = name == "aten._to_copy" and not any(one.requires_grad for one in given)
+                among = self._constants((*given, *made)) if kept else None
                 self._obstacle("a tensor made on the host is copied to the device", _MAKE_IT, among=among)
-        fresh = {_memory(one) for one in made if one.device.type == "cpu"} - host
+        fresh = {_memory(one) for one in made if one.device.type == "cpu"}
         self._of_arguments = self._of_arguments - fresh | (fresh if arguments else set())
         self._of_outside = self._of_outside - fresh | (fresh if outside and not arguments else set())
         if name == "aten.lift_fresh":  # of an array, or of a long list: its values are somebody's data
@@ -350,7 +360,8 @@ class OpTrace:
             )
         ]
         try:
-            with silent_reads(self._reads), replaced(torch.random, "fork_rng", self._forking):
+            script, fork = (torch.jit.ScriptFunction, "__call__"), (torch.random, "fork_rng")
+            with silent_reads(self._reads), replaced(*fork, self._forking), replaced(*script, self._scripting):
                 yield
         finally:
             for handle in handles:
@@ -369,9 +380,24 @@ class OpTrace:
 
         return forked
 
+    def _scripting(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Note what a TorchScript function is given: what else it meets on the host, it has made."""
+
+        def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+            before, given = self._given_to_script, tensors_in(*args, *kwargs.values())
+            self._given_to_script = set(map(_memory, given)) if is_scripted(function) else None
+            try:
+                return real(function, *args, **kwargs)
+            finally:
+                self._given_to_script = before
+
+        return called
+
     def _reads(self, tensor: torch.Tensor, by: str) -> None:
         """Hear of a tensor that is read past the dispatcher."""
-        elsewhere = tensor.device.type != self._device.type and _memory(tensor) not in self._inputs
+        memory = _memory(tensor)
+        own = memory in self._made and memory not in self._of_outside | self._of_arguments | self._inputs
+        elsewhere = tensor.device.type != self._device.type and own
         if not self._stepping_now and not elsewhere:
             self._obstacle(f"{_READ_ON_HOST} ({by})", _MOVE_IT_OUT)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.dlpack
 
+from hotloop._torch.dispatch import tensors_in
 from hotloop._torch.thread_patch import replaced
 
 if TYPE_CHECKING:
@@ -47,6 +48,17 @@ def silent_reads(note: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner in (torch.Tensor, torch):  # reads where to split, if a tensor says it
             stack.enter_context(replaced(owner, "tensor_split", splitting))
+        for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor")):
+            stack.enter_context(replaced(owner, name, functools.partial(_gathering, note)))
         for owner, name, by in _READERS:
             stack.enter_context(replaced(owner, name, functools.partial(listening, by)))
         yield
+
+
+def _gathering(note: Callable[[torch.Tensor, str], None], real: Callable[..., Any]) -> Callable[..., Any]:
+    def gathered(*args: Any, **kwargs: Any) -> Any:
+        for one in tensors_in(*(each for each in (*args, kwargs.get("data")) if isinstance(each, list | tuple))):
+            note(one, "a list of tensors, of which one is made")
+        return real(*args, **kwargs)
+
+    return gathered
