@@ -101,8 +101,8 @@ def test_each_call_of_a_tier_that_compiles_begins_at_rest():
     assert rested == [False, *[True] * 6]
 
 
-def test_auto_of_several_processes_asks_for_no_graph_where_nothing_can_be_captured(monkeypatch):
-    decided, met = [], []
+def test_auto_of_several_processes_meets_nobody_where_nothing_can_be_captured():
+    decided = []
     context = types.SimpleNamespace(
         reports=types.SimpleNamespace(decided=lambda why, _: decided.append(why)),
         base_tier=parse("eager"),
@@ -110,11 +110,9 @@ def test_auto_of_several_processes_asks_for_no_graph_where_nothing_can_be_captur
         device="cpu",
         parts=types.SimpleNamespace(wrappers=list, sharded=lambda: True),
     )
-    peers = types.SimpleNamespace(size=2, meet=lambda *asked: met.append(asked))
-    monkeypatch.setattr(initial, "AgreedAuto", lambda _: "auto")
-    assert initial._auto_of_several(context, peers, 0.01) == "auto"
-    assert met == [(parse("eager"), "auto", 0.01)]
-    assert not decided
+    policy = initial._auto_of_several(context, types.SimpleNamespace(size=2), 0.01)
+    assert isinstance(policy, initial.Fixed)
+    assert "nothing can be captured on cpu" in decided[0]
 
 
 def test_auto_of_one_process_tries_no_compiled_tier_of_sharded_parameters():

@@ -9,7 +9,7 @@ import os
 
 import torch
 from auto_program import FASTER, LETTERS, TOTAL, chosen, on_rank_1, paced
-from captured_program import RANK, comes_late, main, train
+from captured_program import CAPTURES, RANK, comes_late, main, train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -52,8 +52,8 @@ class Blocks(nn.Module):
 
 
 def compiled(*pace, **how):
-    """Train on a CPU, where nothing is captured."""
-    return chosen(*(pace or (FULL,)), captures=contextlib.nullcontext, **how)
+    """Train where no captured step is tried."""
+    return chosen(*(pace or (FULL,)), **how)
 
 
 def fails(stage, after=0, **how):
@@ -124,7 +124,7 @@ def two_steps():
         return left, ran, status.tier
 
     eager, *_ = trained("eager")
-    with paced(FULL):
+    with CAPTURES(), paced(FULL):
         ours, ran, tier = trained("auto")
     return {"same": torch.allclose(eager, ours, rtol=1e-5, atol=1e-6), "tier": tier, "tiers": ran}
 
@@ -164,7 +164,7 @@ def ends(at):
         if (number, RANK) == (at, 1):
             os._exit(9)
 
-    with paced(FULL):
+    with CAPTURES(), paced(FULL):
         try:
             train("auto", total=TOTAL, between=between)
         except (StepLostError, RuntimeError) as error:

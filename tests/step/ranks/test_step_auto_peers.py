@@ -162,7 +162,8 @@ def test_what_cannot_be_captured_is_said_at_once_with_a_remedy(trained):
         assert "g" not in one["graph"]
         assert "make it with static_graph=True" in " ".join(one["decided"])
     told = trained[0]["without a wrapper"]
-    assert "Loop(DistributedDataParallel(model), optimizer)" in told
+    assert "Loop(DistributedDataParallel(model), optimizer)" in told["no wrapper"]
+    assert "nothing can be captured on cpu: name a compiled tier, run='full'. Steps run eager" in told["no engine"]
 
 
 @pytest.mark.parametrize("name", ["late at first", "late"])

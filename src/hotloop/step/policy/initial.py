@@ -142,17 +142,19 @@ def _check_layout(context: Context, tier: Tier) -> Tier:
 def _auto_of_several(context: Context, peers: Peers, sentinel: float) -> Policy:
     """Return `auto` of several processes, which meet here; or the models as given where it tries nothing, and say why.
 
-    On a CPU it chooses among compiled tiers alone.
+    On a CPU they would have to keep pace for a gain that is small, and that only long runs pay for.
     """
     base, why = context.base_tier, ""
-    if base.base != "eager":
+    if context.engine is None:
+        why = f"nothing can be captured on {context.device}: name a compiled tier, run='full'"
+    elif base.base != "eager":
         why = "the model is compiled already: name its tier, run='as-given+graph'"
     elif not context.parts.wrappers() and not context.parts.sharded():
         why = "the loop was given no DistributedDataParallel: Loop(DistributedDataParallel(model), optimizer)"
     if why:
         context.reports.decided(f"run='auto' in several processes: {why}. Steps run {base.name}", {})
         return Fixed(context, base)
-    tier = dataclasses.replace(base, graph=context.engine is not None)
+    tier = dataclasses.replace(base, graph=True)
     peers.meet(_agreed(context, tier, peers.size, chooses=True), "auto", sentinel)
     return AgreedAuto(context)
 
