@@ -5,12 +5,13 @@ compiled is compiled by `aot_eager`; the policy expects what Inductor takes.
 """
 
 import contextlib
+import functools
 import os
 
 import torch
-from auto_program import FASTER, LETTERS, TOTAL, chosen, on_rank_1, paced
+from auto_program import FASTER, LETTERS, TOTAL, chosen, on_rank_1, paced, slowed
 from captured_program import CAPTURES, RANK, comes_late, main, train
-from torch import nn
+from three_blocks import Blocks
 from torch.nn.parallel import DistributedDataParallel
 
 import hotloop
@@ -23,32 +24,9 @@ from hotloop.testing import planted_failure
 for base in ("regional", "full"):  # Inductor takes minutes
     tiers.BASES[base] = {**tiers.BASES[base], "preset": "aot_eager"}
 
+BLOCKS = functools.partial(Blocks, 3)
 FULL = {"eager": 10.0, "full": 5.0}
 ALL = {**FASTER, "eager+graph": 8.0, "regional": 7.0, "regional+graph": 6.0, "full": 7.0, "full+graph": 4.0}
-
-
-class Block(nn.Module):
-    def __init__(self, width=10):
-        super().__init__()
-        self.into, self.drop, self.out = nn.Linear(width, 7), nn.Dropout(0.25), nn.Linear(7, width)
-
-    def forward(self, x):
-        return x + self.out(self.drop(self.into(x).relu()))
-
-
-class Blocks(nn.Module):
-    """Layers of its own around three blocks."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 10), nn.Linear(10, 3)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.last(x)
 
 
 def compiled(*pace, **how):
@@ -70,7 +48,7 @@ def one_fails():
     def idle(self):
         return "planted: nothing compiled" if self.base == "full" else real(self)
 
-    return compiled({**FULL, "regional": 6.0}, net=Blocks, planted=on_rank_1(Compiled, "idle", idle))
+    return compiled({**FULL, "regional": 6.0}, net=BLOCKS, planted=on_rank_1(Compiled, "idle", idle))
 
 
 def replay_fails():
@@ -100,7 +78,7 @@ def two_steps():
 
     def trained(run):
         torch.manual_seed(0)
-        model = DistributedDataParallel(Blocks())
+        model = DistributedDataParallel(Blocks(3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         loop, ran = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL), ""
 
@@ -147,16 +125,6 @@ def anew():
     return compiled(between=between, steps=160)
 
 
-def slowed():
-    """The tier in force becomes slow in one process: it is timed beside eager, and left by all."""
-    pace = dict(FULL)
-
-    def between(number, model):
-        pace["full"] = 40.0 if number >= 60 and RANK == 1 else 5.0
-
-    return compiled(FULL, pace, between=between, steps=240)
-
-
 def ends(at):
     """One process ends before a step."""
 
@@ -174,9 +142,9 @@ def ends(at):
 
 WAYS = {
     "full": compiled,
-    "regional": lambda: compiled({"eager": 10.0, "regional": 5.0}, net=Blocks),
+    "regional": lambda: compiled({"eager": 10.0, "regional": 5.0}, net=BLOCKS),
     "captured": lambda: chosen(ALL, steps=120),
-    "captured blocks": lambda: chosen({**ALL, "regional+graph": 3.0}, net=Blocks, steps=200),
+    "captured blocks": lambda: chosen({**ALL, "regional+graph": 3.0}, net=BLOCKS, steps=200),
     "slower": lambda: compiled({"eager": 10.0, "full": 20.0}, steps=120),
     "slowest": lambda: compiled(FULL, {"eager": 10.0, "full": 20.0}, steps=120),
     "slower graph": lambda: chosen({**ALL, "full+graph": 20.0}, steps=160),
@@ -196,7 +164,7 @@ WAYS = {
     "evaluated": lambda: compiled(between=evaluate),
     "accumulated": lambda: compiled(within=lambda number, model: model.no_sync() if number % 2 == 0 else None),
     "anew": anew,
-    "slowed": slowed,
+    "slowed": lambda: slowed(FULL, "full", steps=240),
     "two steps": two_steps,
     "late": lambda: comes_late("late", 43, compiled),  # a call that is voted on, as every 32nd compiled one is
     "ends": lambda: ends(60),

@@ -190,14 +190,14 @@ def drops():
     return chosen(between=between, steps=120)
 
 
-def slowed():
+def slowed(pace=FASTER, tier="eager+graph", steps=200):
     """The tier in force becomes slow in one process: it is timed beside eager, and left by all."""
-    pace = dict(FASTER)
+    here = dict(pace)
 
     def between(number, model):
-        pace["eager+graph"] = 40.0 if number >= 60 and RANK == 1 else 5.0
+        here[tier] = 40.0 if number >= 60 and RANK == 1 else 5.0
 
-    return chosen(FASTER, pace, between=between, steps=200)
+    return chosen(pace, here, between=between, steps=steps)
 
 
 def two_steps():

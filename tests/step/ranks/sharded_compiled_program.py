@@ -12,6 +12,7 @@ import torch
 from auto_program import TOTAL, paced
 from captured_program import DEVICE, RANK, SIZE, STORE, main
 from sharded_program import _USUAL, adamw, beside_eager, sharded, synced_last
+from three_blocks import Blocks
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -24,30 +25,6 @@ from hotloop.step import tiers
 from hotloop.testing import planted_failure
 
 tiers.BASES["regional"] = {"preset": "aot_eager", "regions": "blocks"}  # Inductor takes minutes
-
-
-class Block(nn.Module):
-    def __init__(self, width=10):
-        super().__init__()
-        self.into, self.drop, self.out, self.scale = nn.Linear(width, 7), nn.Dropout(0.25), nn.Linear(7, width), 1.0
-
-    def forward(self, x):
-        return x + self.out(self.drop(self.into(x).relu())) * self.scale
-
-
-class Blocks(nn.Module):
-    """Layers of its own, which run eager, around three blocks."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 10), nn.Linear(10, 1)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.last(x)
 
 
 def blocks(*, change=None, **how):
