@@ -195,6 +195,18 @@ def test_code_in_force_that_fails_while_its_graph_is_prepared_is_left():
     assert isinstance(policy.state, states.Settled)
 
 
+def test_tiers_that_the_tier_in_force_has_beaten_are_on_offer_again_once_it_is_left():
+    """The captured step stayed rejected for good: its run ended in eager, which takes twice as long."""
+    with hotloop.testing.captured_step_emulation():
+        _, _, loop = train("auto", 3)
+        policy = loop.policy
+        policy.in_force = tiers.parse("full+graph")
+        policy.speeds.reject("eager+graph", 1_000)
+        loop.transitions.apply(policy.failed(policy.in_force, Obstacle("it raised", "mend it")))
+    assert policy.in_force == tiers.parse("eager")
+    assert policy.speeds.rejected_at("eager+graph") is None
+
+
 class Child:
     """A child that compiles for three looks, and ends as the test says."""
 

@@ -310,8 +310,9 @@ class Auto:
             proven = lower.name in candidates.proven and lower.name not in candidates.declined
             usable = proven and self.speeds.ratio(lower.name) is not None  # else a trial finds out whether it is faster
             self.trial_seconds += self.state.spent
-            self.state = Settled(ask_at=self._steps)
-            return self._switch(lower if usable else self.start, f"{tier.name} declined: {reason}")
+            self.state, below = Settled(ask_at=self._steps), lower if usable else self.start
+            self.speeds.switch(self.in_force.name, below.name, self._steps_left)
+            return self._switch(below, f"{tier.name} declined: {reason}")
         if isinstance(self.state, Preparing | Trying) and self.state.tier.name in candidates.declined:
             return self._give_up(f"{tier.name} declined")
         return []
