@@ -19,13 +19,18 @@ def why_not_recorded(wrapper: DistributedDataParallel) -> str:
         )
     if wrapper.mixed_precision is not None:
         return "DistributedDataParallel(mixed_precision=...) casts parameters on streams of its own: use torch.autocast"
-    if wrapper._join_config.enable:  # noqa: SLF001 - in the ledger
+    if joins(wrapper):
         return "Join([...]) asks on the host in each step whether all processes have batches"
     if wrapper._comm_hooks:  # noqa: SLF001 - in the ledger
         return "a communication hook may do something else after some steps, and a recording repeats what it did in one"
     if wrapper.static_graph and next(wrapper.parameters()).device.type == "cpu":
         return "DistributedDataParallel(static_graph=True) reads a table in host memory in each backward on the CPU"
     return ""
+
+
+def joins(wrapper: DistributedDataParallel) -> bool:
+    """Return whether a wrapper runs within `Join`, where processes call it as often as they have batches."""
+    return bool(wrapper._join_config.enable)  # noqa: SLF001 - in the ledger
 
 
 def why_not_at_first(wrapper: DistributedDataParallel) -> str:

@@ -132,13 +132,16 @@ def too_dear():
     return chosen(planted=on_rank_1(Preparing, "too_expensive", lambda *_: True))
 
 
-def decides_wrongly():
-    """One process cannot decide any more."""
+def decides_wrongly(at):
+    """One process cannot decide any more, from a call on."""
+    real = AgreedAuto._decide
 
-    def standing(self):
-        raise RuntimeError("planted: no figures")
+    def decide(self):
+        if self._calls == at:
+            raise RuntimeError("planted: no decision")
+        return real(self)
 
-    return chosen(planted=on_rank_1(AgreedAuto, "_standing", standing))
+    return chosen(planted=on_rank_1(AgreedAuto, "_decide", decide))
 
 
 def flaky():
@@ -369,7 +372,8 @@ WAYS = {
     "fails in a trial": lambda: fails_in_a_replay(4),
     "fails in force": lambda: fails_in_a_replay(30),
     "too dear": too_dear,
-    "decides wrongly": decides_wrongly,
+    "decides wrongly": lambda: decides_wrongly(9),
+    "decides wrongly in force": lambda: decides_wrongly(40),
     "accumulated": lambda: chosen(within=lambda number, model: model.no_sync() if number % 2 == 0 else None, steps=120),
     "four": lambda: chosen(within=no_sync_but_each(4), steps=160),
     "flaky": flaky,

@@ -22,7 +22,8 @@ def trained(tmp_path_factory):
     """What two processes tell of all that they live through: to start them takes longer than to train."""
     scenarios = (
         "plain", "fused", "views", "slower", "slowest", "short", "host read", "unlike", "no memory", "fails to capture",
-        "fails in a proof", "fails in a trial", "fails in force", "too dear", "decides wrongly", "accumulated", "four",
+        "fails in a proof", "fails in a trial", "fails in force", "too dear", "decides wrongly",
+        "decides wrongly in force", "accumulated", "four",
         "flaky", "short batches", "varying shapes", "drops", "slowed", "two steps", "unused", "late at first", "late",
         "uneven", "without a wrapper", "resumed", "checks", "checks of two kinds", "goes wrong", "goes wrong by name",
         "caught in a check", "no memory for a check",
@@ -105,8 +106,9 @@ def one_line(told):
     return " ".join(told["status"].replace("│", " ").split())
 
 
-def test_a_process_that_cannot_decide_any_more_holds_nobody_up(trained):
-    first, second = both(trained, "decides wrongly")
+@pytest.mark.parametrize("name", ["decides wrongly", "decides wrongly in force"])
+def test_a_process_that_cannot_decide_any_more_holds_nobody_up(trained, name):
+    first, second = both(trained, name)
     assert [one["tier"] for one in (first, second)] == ["eager"] * 2
     assert "rank 1 has closed its loop" in one_line(first)
 
@@ -176,6 +178,8 @@ def test_a_process_that_is_late_for_a_vote_leaves_all_eager(trained, name):
 def test_a_process_that_is_out_of_batches_holds_nobody_up(trained):
     for one in both(trained, "uneven"):
         assert one["tier"] == "eager"
+        assert "within Join([...])" in one["status"]
+        assert "waited" not in one["status"]
 
 
 @pytest.mark.parametrize("name", ["checks", "checks of two kinds"])

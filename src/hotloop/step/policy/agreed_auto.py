@@ -16,6 +16,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
+from hotloop._torch.wrappers import joins
 from hotloop.decide import EAGER_STEPS
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.policy.auto import Auto
@@ -44,6 +45,7 @@ _LATE = 2
 """Turns after which the time of a turn is voted on. By then the turn after it has begun on an idle device, so that
 every process knows the time."""
 _RUN_LONGER = "tell the loop of a longer run (total_steps=), or name the tier: run='{name}'"
+_JOINED = "within Join([...]) processes call their steps as often as they have batches"
 _BASES = "eager", "regional", "full"
 _CAPTURED = "eager+graph"
 
@@ -204,10 +206,13 @@ class AgreedAuto(Auto):
             self.trial_seconds,
             self.prepare_seconds,
             float(another_trains(self.context)),
+            float(any(map(joins, self.context.parts.wrappers()))),
         )
-        if found is None:
+        if found is not None and found[-1]:
+            self._peers.unanswered = _JOINED
+        if found is None or found[-1]:
             return self._end()
-        self._recent_seconds, self._slow_seconds, low, high, less, most, greatest, minus, tried, prepared, thread = (
+        self._recent_seconds, self._slow_seconds, low, high, less, most, greatest, minus, tried, prepared, thread, _ = (
             found
         )
         state.beside_thread = bool(thread)

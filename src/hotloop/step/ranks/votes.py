@@ -378,8 +378,8 @@ class Peers:
         return f"{told}: all processes end; start again from the last checkpoint"
 
     def close(self) -> None:
-        """Leave the group that votes were taken in."""
-        group, self._group = self._group, None
+        """Leave the group that votes were taken in; a call that is under way takes none any more."""
+        group, self._group, self.captures = self._group, None, False
         if group is not None and distributed.is_initialized():
             with contextlib.suppress(Exception):  # one that votes later then goes on eager; else it takes it for an end
                 if not self.unanswered:
