@@ -6,6 +6,7 @@ compiled is compiled by `aot_eager`; the policy expects what Inductor takes.
 
 import contextlib
 import functools
+import logging
 import os
 
 import torch
@@ -39,6 +40,23 @@ def fails(stage, after=0, **how):
     with planted_failure(stage, after=after) if RANK == 1 else contextlib.nullcontext() as failure:
         told = compiled(wrap={"broadcast_buffers": False}, **how)
     return {**told, "fired": failure.fired if RANK == 1 else 1}
+
+
+def said():
+    """What the log says by the time that the compiler is called."""
+    lines, found, log = [], [], logging.getLogger("hotloop")
+    handler, level = logging.Handler(), log.level
+    handler.emit = lambda record: lines.append(record.getMessage())
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        with planted_failure("forward compile", after=99) as failure:
+            failure.reach = lambda: found.append([line for line in lines if "compile full now" in line])
+            told = compiled()
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    return {**told, "said": found}
 
 
 def one_fails():
@@ -159,6 +177,8 @@ WAYS = {
     "replay fails": replay_fails,
     "flaky": lambda: flaky(range(8, 24), compiled, 48),
     "flaky captured": lambda: flaky(range(51, 59), lambda **how: chosen(ALL, **how), 100),
+    "said": said,
+    "short in a proof": lambda: chosen(ALL, sizes=lambda number: 4 if RANK == 1 and number == 53 else 6, steps=120),
     "short batches": lambda: compiled(sizes=lambda number: 4 if RANK == 1 and number % 9 == 7 else 6, steps=120),
     "varying shapes": lambda: compiled(sizes=lambda number: 6 + (number * 2 + RANK) % 90, steps=120),
     "evaluated": lambda: compiled(between=evaluate),

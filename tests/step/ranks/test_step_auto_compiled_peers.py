@@ -23,7 +23,7 @@ def trained(tmp_path_factory):
         "full", "regional", "captured", "captured blocks", "slower", "slowest", "slower graph", "short",
         "short captured", "host read", "unused", "fails to compile", "fails in a trial", "fails in force", "one fails",
         "replay fails", "flaky", "flaky captured", "short batches", "varying shapes", "evaluated", "accumulated", "anew", "slowed",
-        "two steps", "late",
+        "two steps", "late", "said", "short in a proof",
     )  # fmt: skip
     return told_by(tmp_path_factory.mktemp("compiled"), *scenarios)
 
@@ -130,6 +130,22 @@ def test_a_short_batch_in_one_process_runs_eager_there(trained):
     assert first["tiers"] == WAY + "f" * (120 - len(WAY))
     assert second["tiers"][-50:].count("e") >= 5
     assert second["tier"] == "full"
+
+
+def test_code_whose_proof_is_under_way_trains_nothing(trained):
+    """A short batch in one process has a call run without a graph in all of them."""
+    first, second = both(trained, "short in a proof")
+    for one in (first, second):
+        assert one["tiers"][51:55] == "FFeF"
+        assert one["tiers"].endswith("F" * 40)
+
+
+def test_the_log_says_that_all_processes_compile_before_they_do(trained):
+    for one in both(trained, "said"):
+        assert len(one["said"]) == 1
+        assert one["said"][0] == [
+            "step: all 2 processes compile full now, in the foreground: this step takes as long as the slowest compile"
+        ]
 
 
 def test_shapes_that_never_come_back_end_in_eager(trained):

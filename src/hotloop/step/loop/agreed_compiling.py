@@ -101,6 +101,10 @@ class AgreedStep:
                 return step.eagerly(run)
             self._proved[tier.base].add(inputs)
             self._unproved = 0
+            step.context.reports.say_once(
+                f"{step.name}: all {self._peers.size} processes compile {tier.base} now, in the foreground: this step "
+                "takes as long as the slowest compile"
+            )
             try:
                 result = self._code.prove(call, tier)
             except StepLostError:
@@ -175,7 +179,8 @@ class AgreedStep:
     def without_vote(self, run: Callable[[], Any], tier: Tier, inputs: Signature) -> Any:
         """Run compiled code that all processes have proven, else eager, each for itself."""
         step = self._step
-        if tier.base in self._code.compiled_anew:  # what is not proven does not train; the others' was, and goes on
+        # What is not proven does not train: a call without a graph may come amid the proof of its code.
+        if tier.base in self._code.compiled_anew or not self._code.proven(tier.base):
             return step.eagerly(run)
         if not self._runs(tier) or inputs not in self._proved[tier.base]:
             # This process alone: while it compiled for a short batch, the others would wait in a collective.
