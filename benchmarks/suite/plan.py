@@ -264,7 +264,8 @@ def choose(rows, only):
         ]
         fitting = fitting or _unplanned(workload, wanted)
         if not fitting:
-            known = sorted({row.workload for row in rows})
+            known = sorted({name for row in rows if row.workload == workload for name in (*row.ways, row.name)})
+            known = known or sorted({row.workload for row in rows})
             raise ValueError(f"--only {pattern!r}: no row fits; expected WORKLOAD[:WAY,...] with one of {known}")
         found += [row for row in fitting if row not in found]
     return found

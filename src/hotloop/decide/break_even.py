@@ -172,7 +172,7 @@ class _Boundary:
         # A tier that stands ready costs nothing: going back to it must stay possible when nothing may be lost any more.
         if worst > credit:
             refusal = f"{option.tier} would pay, but may cost {seconds(worst)} and only {seconds(credit)} may be lost"
-            self.refusals.append(refusal)
+            self.refusals.append(f"{refusal}, so that the run stays within {1 + guard.SLOWER_SHARE} x eager")
             return False
         in_vain = (1.0 - min(1.0, option.chance)) * option.cost_seconds
         if option.cost_seconds > 0 and (room <= 0 or in_vain > room):
