@@ -387,6 +387,26 @@ def test_a_rate_that_is_a_tensor_on_the_host_stays_live():
     assert_as_eager(ours, theirs)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam])
+def test_a_bias_that_began_at_zero_is_no_reason_to_decline(kind):
+    """A Swin was: the recording rounds beta2 otherwise, which is past 16 ulp of what one of three updates made."""
+    torch.manual_seed(0)
+    bias = nn.Parameter(torch.zeros(64, device="cuda"))
+    optimizer = kind([bias], lr=1e-4, foreach=True)
+    loop = hotloop.Loop({}, optimizer, run="eager+graph")
+
+    @loop.step
+    def step(toward):
+        (bias * toward).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for number in range(12):
+        step(torch.randn(64, device="cuda") * 2.0**number)  # the newest gradient outweighs those before
+    assert loop.status().tier == "eager+graph", loop.status()
+    loop.close()
+
+
 def test_a_loop_is_captured_after_all_recordings_of_another_were_dropped():
     """A pool ends with the last graph in it, and nothing may be captured into it again."""
     _, model, loop = small_program("eager+graph")

@@ -185,8 +185,9 @@ class Limits:
         """Return the relative difference that rounding alone may make in a tensor of this dtype."""
         # Scalars of an optimizer (learning rate, 1 - beta^t) are float32 on the device, and Python's double in eager.
         # The worst is Adam's 1 - beta2^t at t = 1, with 0.999 rounded to float32: an update wrong by 1.5e-5 of itself,
-        # which is 13 ulp of a parameter that it made 1/10 of. Nothing else differs, since the kernels are the same. A
-        # value that is rounded to a narrower dtype afterwards moves by at most one ulp of that dtype.
+        # which is 13 ulp of a parameter that it made 1/10 of. A parameter that began at zero is all updates: `scalars`
+        # has room for those of its first steps. Nothing else differs, since the kernels are the same. A value that is
+        # rounded to a narrower dtype afterwards moves by at most one ulp of that dtype.
         eps, single = _eps(dtype), _eps("float32")
         return (eps if eps > single else 16.0 * single) + self.scalars
 

@@ -10,6 +10,9 @@ from step_programs import GRAPH, PROVING, Classifier, Writer, batches, plain_ste
 from torch.nn import functional as F
 
 import hotloop
+from hotloop.measure import Limits
+from hotloop.step.capture.optimizers import rounded_scalars
+from hotloop.step.prove.outcomes import compare_kinds
 
 RATE = 2**-6
 
@@ -554,3 +557,24 @@ def test_an_optimizer_needs_no_learning_rate_that_is_a_number(both, asked, setti
     run = both.alike(program, asked=asked)
     assert not run.declined, run.declined
     assert run.status().tier == asked
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 50])
+@pytest.mark.parametrize(("wrong_rate", "agrees"), [(0.0, True), (2e-4, False)])
+def test_a_bias_that_began_at_zero_has_room_for_a_rounded_beta(steps, wrong_rate, agrees):
+    """A GPU's fused Adam weighs the new gradient by 1 - float32(beta2), which is seen in a parameter of all updates."""
+    torch.manual_seed(0)
+    bias = torch.nn.Parameter(torch.zeros(64))
+    optimizer = torch.optim.Adam([bias], lr=1e-3)
+    for number in range(steps):
+        before, state = bias.detach().clone(), {key: value.clone() for key, value in optimizer.state[bias].items()}
+        bias.grad = torch.randn(64) * 2.0 ** min(number, 4)
+        optimizer.step()
+    first = torch.lerp(state.get("exp_avg", torch.zeros(64)), bias.grad, 0.1)
+    weight = 1 - torch.tensor(0.999).item()
+    second = state.get("exp_avg_sq", torch.zeros(64)) * 0.999 + weight * bias.grad**2
+    rate = 1e-3 * (1 + wrong_rate) / (1 - 0.9**steps)
+    recorded = before - rate * first / ((second / (1 - 0.999**steps)).sqrt() + 1e-8)
+    ours, theirs = {"parameter bias": bias.detach()}, {"parameter bias": recorded}
+    found = compare_kinds(ours, theirs, {}, Limits.rounding(), None, scalars=rounded_scalars([optimizer]))
+    assert found["parameter"].agrees is agrees, found

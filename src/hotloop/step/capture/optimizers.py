@@ -175,17 +175,22 @@ def rounded_scalars(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, fl
     """Return, by key of optimizer state, the relative error of a recorded step's weight for the new gradient.
 
     A fused Adam kernel on a GPU computes 1 - beta from a beta that was rounded to float32; eager's foreach kernels take
-    1 - beta from Python. For beta2 = 0.999 the error is 1.3e-5 of the second moment.
+    1 - beta from Python. For beta2 = 0.999 the error is 1.3e-5 of the second moment, so half of that of an update. Also
+    returned, as ``parameter``: what that makes of a parameter which began at zero, a bias, and is all updates. In step
+    t about a t-th of it is the new one.
     """
     moments = (("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"))  # the state that each of Adam's betas weighs
     errors: dict[str, float] = collections.defaultdict(float)
     for optimizer in optimizers:
-        for group in optimizer.param_groups if type(optimizer) in _FUSED else ():
+        for group in optimizer.param_groups if type(optimizer) in (*_FUSED, *_CAPTURABLE) else ():
+            counts = (optimizer.state.get(parameter, {}).get("step") for parameter in group["params"])
+            steps = max(1.0, float(next((count for count in counts if count is not None), 1.0)))
             for beta, keys in zip(group.get("betas", ()), moments, strict=False):
                 rounded = torch.tensor(float(beta), dtype=torch.float32).item()
                 error = abs(rounded - beta) / max(1 - beta, torch.finfo(torch.float64).eps)
-                for key in keys:
+                for key in keys if type(optimizer) in _FUSED else ():
                     errors[key] = max(errors[key], error)
+                errors["parameter"] = max(errors["parameter"], error / steps)
     return dict(errors)
 
 
