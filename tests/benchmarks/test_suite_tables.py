@@ -21,12 +21,12 @@ def test_a_page_is_as_the_result_files_that_it_names(name):
 
 
 @pytest.mark.parametrize("name", tables.PAGES)
-def test_a_page_names_the_newest_result_of_its_gpu(name):
+def test_a_page_names_the_newest_results_of_its_gpus(name):
     page = (tables.ROOT / name).read_text(encoding="utf-8")
-    (named,) = {found[3] for found in tables._MARK.finditer(page)}
-    gpu = re.fullmatch(r"benchmarks/results/[\d-]+-(\w+)-suite\.json", named)[1]
-    newest = max(files.RESULTS.glob(f"*-{gpu}-suite.json")).name
-    assert named.endswith(newest), f"{newest} is newer: --write-tables benchmarks/results/{newest}"
+    for named in {found[3] for found in tables._MARK.finditer(page)}:
+        gpu = re.fullmatch(r"benchmarks/results/[\d-]+-(\w+)-suite\.json", named)[1]
+        newest = max(files.RESULTS.glob(f"*-{gpu}-suite.json")).name
+        assert named.endswith(newest), f"{newest} is newer: --write-tables benchmarks/results/{newest}"
 
 
 @pytest.fixture
