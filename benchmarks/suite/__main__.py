@@ -6,7 +6,8 @@ usage: python -m benchmarks.suite [--only WORKLOAD[:WAY,...] ...] [--part PART .
        python -m benchmarks.suite --table FILE      the tables of a result file
        python -m benchmarks.suite --plot FILE.json  writes FILE.svg beside it
        python -m benchmarks.suite --write-tables [FILE.json]  the tables of README.md and docs, each from the file that
-                                                it names, or from FILE
+                                                it names, or from FILE where that is of the same
+                                                hardware
 
 Rows that the result file holds already are kept and not run again, so that the suite can be run in parts: name the same
 file with --out, and a --limit. Names may have wildcards, and a way may be written as the plan does: --only '*:eager*',

@@ -126,14 +126,19 @@ def write(result=None):
 
 
 def drawn(page, result=None):
-    """Return a page's text with its tables as the result files have them; columns without a figure are left out."""
+    """Return a page's text with its tables as the result files have them; columns without a figure are left out.
+
+    A ``result`` takes the place of the files of the same hardware.
+    """
+    new = None if result is None else files.load(pathlib.Path(result).resolve(), must_be_there=True)
 
     def table(found):
         _, kind, file, _, end = found.groups()
         if kind not in TABLES:
             raise ValueError(f"<!-- suite {kind} ... -->: expected one of {', '.join(TABLES)}")
-        chosen = file if result is None else pathlib.Path(result).resolve().relative_to(ROOT).as_posix()
-        document = files.load(ROOT / chosen, must_be_there=True)
+        chosen, document = file, files.load(ROOT / file, must_be_there=True)
+        if new is not None and _hardware(new) == _hardware(document):
+            chosen, document = pathlib.Path(result).resolve().relative_to(ROOT).as_posix(), new
         head, *body = TABLES[kind](document["rows"])
         filled = [place for place in range(len(head)) if any(cells[place] for cells in body)]
         lines = [[cells[place] for place in filled] for cells in (head, ["---"] * len(head), *body)]
@@ -145,9 +150,13 @@ def drawn(page, result=None):
 
 def _source(document, file):
     """Name the hardware, torch and date of a result file."""
+    torch = (document.get("machine") or {}).get("torch")
+    return f"{_hardware(document)}, torch {torch}, {document.get('date')}: `{file}`"
+
+
+def _hardware(document):
     machine = document.get("machine") or {}
-    where = machine.get("gpu") or machine.get("processor")
-    return f"{where}, torch {machine.get('torch')}, {document.get('date')}: `{file}`"
+    return machine.get("gpu") or machine.get("processor")
 
 
 def _step(row):

@@ -60,6 +60,14 @@ def test_tables_are_drawn_from_another_file_where_one_is_given(pages, capsys):
     assert "written: page.md" in capsys.readouterr().out
 
 
+def test_a_table_of_other_hardware_stays(pages):
+    other = json.loads(pages.with_name("b.json").read_text())
+    other["machine"]["gpu"] = "NVIDIA H100 80GB HBM3"
+    pages.with_name("b.json").write_text(json.dumps(other))
+    assert tables.write(pages.with_name("b.json")) == ["page.md"]
+    assert "<!-- suite steps a.json -->" in pages.read_text()
+
+
 def test_a_mark_of_no_table_or_of_no_file_is_refused(pages, capsys):
     pages.write_text("<!-- suite wonders a.json -->\n<!-- suite end -->\n")
     assert program.main(["--write-tables"]) == 2
