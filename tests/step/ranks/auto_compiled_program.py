@@ -8,10 +8,11 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 
 import torch
 from auto_program import FASTER, LETTERS, TOTAL, chosen, on_rank_1, paced, slowed
-from captured_program import CAPTURES, RANK, comes_late, main, train
+from captured_program import _USUAL, CAPTURES, RANK, comes_late, main, train
 from three_blocks import Blocks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -158,6 +159,21 @@ def ends(at):
     return {"raised": ""}
 
 
+def raises():
+    """An exception of one process ends it, before the collectives of a step that all run both ways."""
+
+    def inside(_out):
+        if sys.getswitchinterval() > _USUAL:
+            raise ValueError("the program's own")
+
+    with CAPTURES(), paced(FULL):
+        try:
+            train("auto", total=TOTAL, wrap={"broadcast_buffers": False}, inside=inside, flaky=9)
+        except (StepLostError, ValueError) as error:
+            return {"raised": f"{type(error).__name__}: {error}"}
+    return {"raised": ""}
+
+
 WAYS = {
     "full": compiled,
     "regional": lambda: compiled({"eager": 10.0, "regional": 5.0}, net=BLOCKS),
@@ -188,6 +204,7 @@ WAYS = {
     "two steps": two_steps,
     "late": lambda: comes_late("late", 43, compiled),  # a call that is voted on, as every 32nd compiled one is
     "ends": lambda: ends(60),
+    "raises": raises,
 }
 
 if __name__ == "__main__":

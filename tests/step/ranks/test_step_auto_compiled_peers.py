@@ -180,6 +180,13 @@ def test_an_end_of_one_process_ends_the_others(tmp_path):
     assert "StepLostError: another process has ended" in first[1]
 
 
+def test_an_exception_of_one_process_ends_the_others_amid_a_proof(tmp_path):
+    """It waited for the others in a vote, and they for it in the step's first collective, for half an hour."""
+    first, second = processes(tmp_path, "raises")
+    assert "ValueError: the program's own" in second[1]
+    assert "StepLostError: another process has ended" in first[1]
+
+
 @pytest.mark.long
 def test_four_processes_decide_together(tmp_path):
     names = {"full": "full", "captured": "full+graph", "slowest": "eager", "short batches": "full"}

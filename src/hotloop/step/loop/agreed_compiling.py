@@ -55,6 +55,8 @@ class AgreedStep:
         self._seen: collections.deque[Signature] = collections.deque(maxlen=GIVE_UP)
         self._unproved = self._calls = 0
         """Votes since the last proof, and calls: as many in all processes, those that raised included."""
+        self._collectives: dict[bool, int] = {}
+        """How many an audited call has made, by whether it reduces gradients."""
         self._proved: dict[str, set[Signature]] = collections.defaultdict(set)
         """By base, the shapes that its code was proven with."""
         # What all of them were asked for: a step whose first call comes after the tier failed here votes nevertheless.
@@ -96,7 +98,9 @@ class AgreedStep:
         with self._peers.patient():
             if self._to_be_audited() and not self._rebuilds():
                 self._peers.run_begins()
-                return self._audit(inputs, call)
+                result = self._audit(inputs, call)
+                self._collectives[step.context.parts.reduces()] = self._peers.made()
+                return result
             if agreed is not Vote.YES:
                 return step.eagerly(run)
             self._proved[tier.base].add(inputs)
@@ -105,6 +109,7 @@ class AgreedStep:
                 f"{step.name}: all {self._peers.size} processes compile {tier.base} now, in the foreground: this step "
                 "takes as long as the slowest compile"
             )
+            self._peers.usual = self._collectives.get(step.context.parts.reduces())
             try:
                 result = self._code.prove(call, tier)
             except StepLostError:

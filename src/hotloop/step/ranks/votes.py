@@ -298,12 +298,11 @@ class Peers:
         """Rehearse a step in the block; if it raises, tell the other processes that it stays, so that they go on."""
         try:
             yield
-        except (StepLostError, CandidateFailedError) as error:
-            if isinstance(error, CandidateFailedError) and error.began:
-                self.stays(stays=True)
+        except StepLostError:
             raise
-        except Exception:
-            if self.made_all():  # else they wait in a collective, as they would without a loop
+        except Exception as error:
+            began = not isinstance(error, CandidateFailedError) or error.began
+            if began and self.made_all():  # else they wait in a collective, as they would without a loop
                 self.stays(stays=True)
             raise
         self.usual = self.made()
