@@ -111,6 +111,8 @@ class Stepping:
         tier, turn = context.progress.tier, policy.turn() if policy.chooses else None
         # Turns of a trial are of two kinds, and begin on an idle device: launches hide behind no earlier step.
         alone = turn is not None or (policy.chooses and policy.idle_start)
+        if turn is not None:
+            self.proved()  # the tier that is left stays in torch's cache, as a proof does
         if tier.compiles:
             runner.code.look_before()
         with policy.watch_step() if policy.chooses else _NOTHING:
@@ -131,11 +133,11 @@ class Stepping:
         return self._returned(result)
 
     def proved(self) -> None:
-        """Note that a proof has left its caches: they are given back once no further proof is under way."""
+        """Note that a proof or trial has left its caches: they are given back once no further one is under way."""
         self._context.room.proved = True
 
     def _look_at_memory(self, runner: StepRunner) -> None:
-        """Note what first steps take; give the caches of proofs back, once after the last: taking them anew is slow."""
+        """Note what first steps take; give the caches of proofs back, once after the last: taking anew is slow."""
         room, policy = self._context.room, self._transitions.policy
         if room.notes_steps:
             room.note_step(self._context.device)

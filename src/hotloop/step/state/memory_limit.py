@@ -88,7 +88,7 @@ class Room:
     Attributes:
         use: what was taken so far.
         notes_steps: first steps, before any copy, are still to be noted.
-        proved: something was proven since the caches of proofs were given back.
+        proved: something was proven or timed since the caches of proofs and trials were given back.
     """
 
     def __init__(self, engine: Recordings | None = None, limit: int | None = None) -> None:
