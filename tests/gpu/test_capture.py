@@ -391,13 +391,14 @@ def test_a_rate_that_is_a_tensor_on_the_host_stays_live():
 def test_a_bias_that_began_at_zero_is_no_reason_to_decline(kind):
     """A Swin was: the recording rounds beta2 otherwise, which is past 16 ulp of what one of three updates made."""
     torch.manual_seed(0)
-    bias = nn.Parameter(torch.zeros(64, device="cuda"))
-    optimizer = kind([bias], lr=1e-4, foreach=True)
-    loop = hotloop.Loop({}, optimizer, run="eager+graph")
+    model = nn.Linear(1, 64, device="cuda")
+    nn.init.zeros_(model.bias)
+    optimizer = kind(model.parameters(), lr=1e-4, foreach=True)
+    loop = hotloop.Loop(model, optimizer, run="eager+graph")
 
     @loop.step
     def step(toward):
-        (bias * toward).sum().backward()
+        (model(toward.new_ones(1)) * toward).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
