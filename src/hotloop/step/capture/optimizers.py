@@ -177,7 +177,7 @@ def rounded_scalars(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, fl
     A fused Adam kernel on a GPU computes 1 - beta from a beta that was rounded to float32; eager's foreach kernels take
     1 - beta from Python. For beta2 = 0.999 the error is 1.3e-5 of the second moment, so half of that of an update. Also
     returned, as ``parameter``: what that makes of a parameter which began at zero, a bias, and is all updates. In step
-    t about a t-th of it is the new one.
+    t a t-th of it is the newest one, or two where the rate rises from zero.
     """
     moments = (("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"))  # the state that each of Adam's betas weighs
     errors: dict[str, float] = collections.defaultdict(float)
@@ -190,7 +190,7 @@ def rounded_scalars(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, fl
                 error = abs(rounded - beta) / max(1 - beta, torch.finfo(torch.float64).eps)
                 for key in keys if type(optimizer) in _FUSED else ():
                     errors[key] = max(errors[key], error)
-                errors["parameter"] = max(errors["parameter"], error / steps)
+                errors["parameter"] = max(errors["parameter"], 2 * error / steps)
     return dict(errors)
 
 
