@@ -252,6 +252,8 @@ class Follower:
     def _object(self, value: Any, label: str, names: Names, depth: int) -> None:
         if id(value) in self.reads.optimizers:
             self.optimizer(value, label, names)
+        elif isinstance(value, torch.optim.Optimizer):
+            self._settings(value, label, names)
         if isinstance(value, types.MethodType | functools.partial) or not (names.own or _is_followed(value)):
             return
         if is_users_class(kind := type(value)):
@@ -293,6 +295,10 @@ class Follower:
         holder = self.reads.holder(optimizer, vars(optimizer), label)
         holder.read["step"] = f"{label}.step"
         self.reads.note(holder, ["step"])
+        self._settings(optimizer, label, names)
+
+    def _settings(self, optimizer: torch.optim.Optimizer, label: str, names: Names) -> None:
+        """Note what code reads of an optimizer's settings, whether the loop was given it or not."""
         for index, group in enumerate(optimizer.param_groups if names.own and "param_groups" in names.words else ()):
             holder = self.reads.holder(optimizer, group, f"{label}.param_groups[{index}]")
             holder.read |= {key: f"{holder.label}[{key!r}]" for key in names.words}
