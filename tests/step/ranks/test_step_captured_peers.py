@@ -171,7 +171,10 @@ def test_a_loop_is_closed_after_its_program_has_left_the_groups(trained):
 def test_a_loop_that_one_process_makes_alone_says_what_to_do(tmp_path):
     first, _ = told_by(tmp_path, "made alone")
     assert "run 'eager+graph': not all of the 2 processes have made a loop within 8 s" in first["made alone"]["told"]
-    assert "Make it in all of them, at the same place, or with run='eager'" in first["made alone"]["told"]
+    assert (
+        "Make it in all of them, at the same place, with the same run=; or with run='eager'"
+        in first["made alone"]["told"]
+    )
 
 
 @pytest.mark.parametrize("name", ["ends in a capture", pytest.param("ends between", marks=pytest.mark.long)])

@@ -160,8 +160,8 @@ class Peers:
         except RuntimeError as error:
             raise ConfigError(
                 f"run {run!r}: not all of the {self.size} processes have made a loop within "
-                f"{seconds:g} s ({describe(error)}). Make it in all of them, at the same place, or with run='eager' in "
-                "this one"
+                f"{seconds:g} s, or one of them with run='eager', which meets nobody. Make it in all of them, at the "
+                f"same place, with the same run=; or with run='eager' in this one ({describe(error)})"
             ) from error
         self._compare_settings(run, sentinel if asked_for.graph else 0.0)
 
