@@ -310,10 +310,12 @@ def _score(
         if difference.equal:
             continue
         # A parameter that started at zero is one update and nothing else, so the errors of an update are large beside
-        # it. Hence the difference of a small tensor is held against the typical tensor.
+        # it. Hence the difference of a small tensor is held against the typical tensor. That is no help where most
+        # started at zero.
         small = difference.rms < scale
         value = difference.rms_difference / scale if small else difference.relative or 0.0
-        limit = max(limits.ulps(difference.dtype), allowed.for_rounding(difference, scale))
+        off = limits.updates_off.get(difference.name, 0.0) / (max(difference.rms, scale) or 1.0)
+        limit = max(limits.ulps(difference.dtype) + off, allowed.for_rounding(difference, scale))
         scores.append(Score(difference.name, "relative", value, limit))
     return scores, []
 

@@ -115,25 +115,11 @@ def test_a_call_that_only_accumulates_reads_the_rate(both):
 
 def test_a_rate_of_an_optimizer_that_the_loop_was_not_given_is_in_force_in_the_next_step(both):
     """As of a second network that is trained elsewhere."""
+    other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer, other = fused(model.parameters()), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    def change(_, number):
+        other.param_groups[0]["lr"] = 1.0 if number < AT else 2.0
 
-        @run.loop(model, optimizer).step
-        def train_step(x, y):
-            loss = F.cross_entropy(model(x), y) * rate_of(other)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        for number, (x, y) in enumerate(batches(run.device, STEPS)):
-            if number == AT:
-                other.param_groups[0]["lr"] = 2.0
-            run.note(train_step(x, y))
-        return model, optimizer
-
-    run = both.equal(program, replays=6)
-    assert [name for name in run.dropped if "param_groups[0]['lr']" in name] == run.dropped
+    run = both.equal(training(fused, lambda _: rate_of(other), change), replays=6)
     assert len(run.dropped) == 1
+    assert "param_groups[0]['lr']" in run.dropped[0]

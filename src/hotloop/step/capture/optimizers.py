@@ -175,23 +175,45 @@ def rounded_scalars(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, fl
     """Return, by key of optimizer state, the relative error of a recorded step's weight for the new gradient.
 
     A fused Adam kernel on a GPU computes 1 - beta from a beta that was rounded to float32; eager's foreach kernels take
-    1 - beta from Python. For beta2 = 0.999 the error is 1.3e-5 of the second moment, so half of that of an update. Also
-    returned, as ``parameter``: what that makes of a parameter which began at zero, a bias, and is all updates. In step
-    t a t-th of it is the newest one, or two where the rate rises from zero.
+    1 - beta from Python. For beta2 = 0.999 the error is 1.3e-5 of the second moment.
     """
     moments = (("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"))  # the state that each of Adam's betas weighs
     errors: dict[str, float] = collections.defaultdict(float)
     for optimizer in optimizers:
-        for group in optimizer.param_groups if type(optimizer) in (*_FUSED, *_CAPTURABLE) else ():
-            counts = (optimizer.state.get(parameter, {}).get("step") for parameter in group["params"])
-            steps = max(1.0, float(next((count for count in counts if count is not None), 1.0)))
+        for group in optimizer.param_groups if type(optimizer) in _FUSED else ():
             for beta, keys in zip(group.get("betas", ()), moments, strict=False):
-                rounded = torch.tensor(float(beta), dtype=torch.float32).item()
-                error = abs(rounded - beta) / max(1 - beta, torch.finfo(torch.float64).eps)
-                for key in keys if type(optimizer) in _FUSED else ():
-                    errors[key] = max(errors[key], error)
-                errors["parameter"] = max(errors["parameter"], 2 * error / steps)
+                for key in keys:
+                    errors[key] = max(errors[key], _rounded(beta))
     return dict(errors)
+
+
+def rounded_updates(
+    parameters: Mapping[str, torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]
+) -> dict[str, float]:
+    """Return, by parameter, how far a recorded step's update may be off for that error: a root mean square.
+
+    An element of Adam's update is about the learning rate, at most three times it. Half of the second moment's error is
+    the update's, and of a kernel that computes 1 - beta^t in float32, too (NAdam). Only beside a parameter that began
+    at zero is this more than a few ulp: a bias is all updates.
+
+    Args:
+        parameters: the parameters by name.
+        optimizers: their optimizers, after the step.
+    """
+    named = {id(parameter): name for name, parameter in parameters.items()}
+    updates: dict[str, float] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups if type(optimizer) in (*_FUSED, *_CAPTURABLE) else ():
+            if error := max(map(_rounded, group.get("betas", ())), default=0.0):
+                rate = abs(float(group["lr"]))
+                updates |= {named[id(one)]: error * rate for one in group["params"] if id(one) in named}
+    return updates
+
+
+def _rounded(beta: Any) -> float:
+    """Return the relative error of 1 - beta where beta was rounded to float32."""
+    rounded = torch.tensor(float(beta), dtype=torch.float32).item()
+    return abs(rounded - float(beta)) / max(1 - float(beta), torch.finfo(torch.float64).eps)
 
 
 def counted_rounding(optimizers: Iterable[torch.optim.Optimizer]) -> float:

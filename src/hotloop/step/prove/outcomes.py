@@ -97,6 +97,7 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, their common start, an
     spread: Mapping[str, Difference] | None,
     wide: Mapping[str, torch.Tensor | None] | None = None,
     scalars: Mapping[str, float] = MappingProxyType({}),
+    updates_off: Mapping[str, float] = MappingProxyType({}),
     draws: Sequence[Mapping[str, Difference]] = (),
     same_gradients: Mapping[str, Difference] = MappingProxyType({}),
 ) -> dict[str, Comparison]:
@@ -110,6 +111,7 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, their common start, an
         spread: the difference of eager from itself, by tensor.
         wide: the values of the step in more bits.
         scalars: relative errors of an optimizer's scalars, by key.
+        updates_off: how far these may move a parameter, by its name here (`Limits.updates_off`).
         draws: the differences of other roundings of eager's step from it, in place of ``wide`` and ``spread``.
         same_gradients: the difference of a recording's parameters and optimizer state from the values that eager's
             optimizer computes from the recording's own gradients. The parameters that `AuditFindings.updated` names are
@@ -132,7 +134,8 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, their common start, an
         elif compiled and kind not in OF_COMPILED:
             continue
         else:
-            kind_limits = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
+            off = scalars.get(kind.rpartition(" ")[2], 0.0)
+            kind_limits = dataclasses.replace(limits, scalars=off, updates_off=updates_off)
             kind_spread, known, key = spreads.get(kind), own_steps.get(kind, {}), kind
             one, other = ({name: each for name, each in side.items() if name not in known} for side in (one, other))
         if drawn:

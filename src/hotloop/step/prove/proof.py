@@ -26,7 +26,7 @@ from hotloop.interrupts import interruptible
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.audit.listener import draws_noted
-from hotloop.step.capture.optimizers import repeatable, rounded_scalars, step_again
+from hotloop.step.capture.optimizers import repeatable, rounded_scalars, rounded_updates, step_again
 from hotloop.step.capture.recording import gradients_of
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.outcomes import Outcome, compare_kinds, judge_kinds
@@ -98,8 +98,19 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         with program.holdings.still():
             _find_unseen_writes(program, at_start.untouched(), at_step, start)
             ours = values_of(program.holdings, result, at_step)
-        scalars = rounded_scalars(program.holdings.optimizers.values())
-        comparisons = compare_kinds(ours, theirs, start, limits, spread, wide, scalars, same_gradients=same_gradients)
+        optimizers = program.holdings.optimizers.values()
+        moved_by = rounded_updates(program.holdings.parameters(), optimizers)
+        comparisons = compare_kinds(
+            ours,
+            theirs,
+            start,
+            limits,
+            spread,
+            wide,
+            rounded_scalars(optimizers),
+            {f"parameter {name}": off for name, off in moved_by.items()},
+            same_gradients=same_gradients,
+        )
     except Exception as error:  # noqa: BLE001 - the step is done and right; only the tier is not known to be right
         failed = describe(error)
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
