@@ -56,6 +56,19 @@ def clean():
     return workload(Net())
 
 
+def idle():
+    """A step that forgets its optimizer's step."""
+
+    def of(model, optimizer):
+        def step(x, y):
+            F.mse_loss(model(x), y).backward()
+            optimizer.zero_grad()
+
+        return step
+
+    return workload(Net(), of)
+
+
 def branched():
     return workload(Branched())
 

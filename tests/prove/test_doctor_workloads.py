@@ -76,6 +76,27 @@ def test_a_dictionary_of_modules_is_compiled_child_by_child(program):
     assert all(part["state"] == "compiled" for part in document["components"].values())
 
 
+def test_a_step_that_trains_nothing_is_told_first(program):
+    document = examine(program("idle"), preset="none", steps=4)
+    assert document["measurements"]["trained"] == {
+        "parameters": 4,
+        "unchanged": 4,
+        "steps": document["measurements"]["steps_done"],
+    }
+    first = document["advice"][0]
+    assert (first["rule"], first["milliseconds"]) == (
+        "not_trained",
+        document["measurements"]["ways"]["eager"]["step_ms"],
+    )
+    assert "optimizer.step()" in first["change"]
+
+
+def test_a_step_that_trains_is_not_told_that_it_does_not(program):
+    document = examine(program("clean"), preset="none", steps=4)
+    assert document["measurements"]["trained"]["unchanged"] == 0
+    assert "not_trained" not in {advice["rule"] for advice in document["advice"]}
+
+
 def test_preset_none_is_eager_alone(program):
     document = examine(program("clean"), preset="none", steps=4)
     assert list(document["measurements"]["ways"]) == ["eager"]

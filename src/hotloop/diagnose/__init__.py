@@ -24,6 +24,7 @@ from hotloop.diagnose.memory import Memory
 from hotloop.diagnose.never_pays import NeverPays
 from hotloop.diagnose.new_shapes import NewShapes
 from hotloop.diagnose.no_effect import NoEffect
+from hotloop.diagnose.not_trained import NotTrained
 from hotloop.diagnose.odd_size import OddSize
 from hotloop.diagnose.recompile import Recompile
 from hotloop.diagnose.recompile_limit import RecompileLimit
@@ -47,6 +48,7 @@ __all__ = ["CATALOGUE", "REMEDIES", "RULES", "Advice", "Case", "Problem", "Remed
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
+        NotTrained(),
         GraphBreak(),
         FrameEager(),
         Recompile(),

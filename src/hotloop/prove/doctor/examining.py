@@ -94,6 +94,7 @@ class _Examination:
         self._record, self._count, self._say = record, steps, say
         self._step = 0
         self._workload: Workload
+        self._sizes: dict[str, torch.Tensor] = {}
         self._batches: Iterator[Any]
         self._device = torch.device("cpu")
         self._census = Census()
@@ -127,6 +128,18 @@ class _Examination:
         self._workload = factory()
         self._workload.holdings()  # refuses a wrong model or optimizer before a step is run
         self._batches = self._workload.endless()
+        self._sizes = self._sizes_of_parameters()
+
+    def _sizes_of_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the norm of each parameter that requires a gradient: training changes it."""
+        parameters = self._workload.holdings().parameters().items()
+        return {name: torch.linalg.vector_norm(one.detach()) for name, one in parameters if one.requires_grad}
+
+    def _trained(self) -> dict[str, int]:
+        """Return how many parameters no step so far has changed."""
+        now = self._sizes_of_parameters()
+        unchanged = sum(name in self._sizes and torch.equal(size, self._sizes[name]) for name, size in now.items())
+        return {"parameters": len(now), "unchanged": unchanged, "steps": self._step}
 
     def _environment(self) -> dict[str, Any]:
         environment = machine.describe(self._device)
@@ -330,7 +343,7 @@ class _Examination:
                 del figures[way.name]
         name = getattr(self._workload.step, "__name__", "step")
         shapes = {name: self._census.to_dict()}
-        self._record.update("measurements", ways=figures, steps_done=self._step, shapes=shapes)
+        self._record.update("measurements", ways=figures, steps_done=self._step, shapes=shapes, trained=self._trained())
         if "step_ms" in (asked := figures.get(ways.name, {})):
             self._record.update("measurements", steady_step_ms=asked["step_ms"], cold_seconds=asked["cold_seconds"])
 
