@@ -113,7 +113,8 @@ PROBLEMS = (
         kind="requires_grad",
         symptom="requires_grad of a parameter or input changes",
         cause="which gradients are computed is part of the compiled code",
-        change="nothing if layers are frozen or unfrozen once; else mask the gradient or use a learning rate of 0",
+        change="nothing if layers are frozen or unfrozen once, or if blocks share their code and the first block's "
+        "input needs no gradient; else mask the gradient or use a learning rate of 0",
         cost="one compile for each set of trained parameters",
     ),
     _recompile(

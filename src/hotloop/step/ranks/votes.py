@@ -52,7 +52,8 @@ _PARTS = 10**9
 """Parts of one that a figure is voted on in: seconds are voted on in nanoseconds."""
 AS_MANY = (
     "call the decorated steps equally often in all processes, and leave a step that one of them makes alone (an "
-    "evaluation) undecorated; where a process waits for another's long work, have it wait at a barrier"
+    "evaluation) undecorated; give each process as many batches: a step that reduces gradients waits for the others; "
+    "where a process waits for another's long work, have it wait at a barrier"
 )
 """The remedy where a process takes no part in votes."""
 _OUTCOME = "="
