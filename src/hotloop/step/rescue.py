@@ -47,7 +47,7 @@ class Rescue:
         sizes = [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
         if self._start is None or sizes != self._sizes:
             self._sizes = sizes
-            self._start = StepStart(context.holdings, [context.device])
+            self._start = StepStart(self._step.program)
         context.writes.begun = False
         self._begun = context.peers.begun() if context.peers is not None else 0
         self._start.save(gradients=gradients and tensors, buffers=tensors)

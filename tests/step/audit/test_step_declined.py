@@ -203,6 +203,26 @@ def test_dropout_inside_checkpointing(both, use_reentrant):
     assert told.line
 
 
+@pytest.mark.parametrize("how", ["positional", "named"])
+def test_dropout_where_fork_rng_is_told_to_fork_nothing_is_captured(both, how):
+    def program(run):
+        model = Classifier(dropout=0.5).to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            fork = torch.random.fork_rng([], False) if how == "positional" else torch.random.fork_rng([], enabled=False)
+            with fork:
+                loss = F.cross_entropy(model(x), y)
+            return finish(loss, optimizer)
+
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    both.equal(program)
+
+
 # -- arguments and results ---------------------------------------------------------------------------------------------
 
 

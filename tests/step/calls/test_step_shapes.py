@@ -11,6 +11,9 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop.errors import ConfigError
+from hotloop.step.loop import capturing
+from hotloop.step.loop.kind_states import REPLACES
+from hotloop.testing import captured_step_emulation
 
 
 def adamw(model):
@@ -54,6 +57,40 @@ def test_at_most_eight_shapes_are_captured(both):
     assert run.status().tier == "eager+graph"  # in force for eight sizes, though the last call's is one too many
     assert run.replays() == 8 * (10 - 6)
     assert run.calls() == 8 * PROVING + 2 * 10
+
+
+def test_a_further_shape_takes_the_place_of_the_one_that_came_longest_ago(both, monkeypatch):
+    """A curriculum: each of four sizes comes 24 times, and never again."""
+    monkeypatch.setattr(capturing, "KINDS", 2)
+    run = both.alike(of_sizes([size for size in range(3, 7) for _ in range(24)]), exact=True)
+    assert run.status().tier == "eager+graph"
+    assert run.replays() == 2 * (24 - 6) + 2 * (24 - 6 - (REPLACES - 2))  # 2 calls are eager in any case
+    assert not run.declined
+
+
+def test_a_declined_shape_is_not_audited_again_though_many_others_came_between(monkeypatch):
+    monkeypatch.setattr(capturing, "_KEYS", 6)
+    model = Classifier()
+    optimizer = sgd(model)
+    with captured_step_emulation(), hotloop.watch() as told:
+        loop, did = hotloop.Loop(model, optimizer, run=GRAPH), []
+
+        @loop.step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss = loss * loss.item() if len(x) == 3 else loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for size in (*[6] * 8, *[3] * 4, *range(10, 20), *[3] * 4, *[6] * 2):
+            train_step(*next(batches("cpu", 1, size=size)))
+            did.append((size, *loop.last_ran()))
+        loop.close()
+    assert [size for size, _, doing in did if doing == "survey"] == [6, 3]
+    assert len([one for one in told if isinstance(one, hotloop.events.TierDeclined)]) == 1
+    assert did[-1] == (6, GRAPH, "run")  # the recording of the first size has stayed
 
 
 def test_only_sizes_that_come_again_take_room(both):

@@ -11,13 +11,18 @@ import time
 import numpy as np
 import pytest
 import torch
+from step_failures import Failure, Plan, planted
 from torch import nn
 from torch.nn import functional as F
 
 import hotloop
+from hotloop._torch.random_state import PYTHON
 from hotloop._torch.thread_patch import called_here
 from hotloop.step.audit import auditor
 from hotloop.step.ranks import threads
+from hotloop.step.state import program as step_program
+from hotloop.step.state.holdings import Holdings
+from hotloop.step.state.undo import StepStart
 from hotloop.testing import captured_step_emulation
 
 
@@ -239,3 +244,33 @@ def test_a_proof_leaves_a_stream_that_another_thread_draws_from_where_it_is():
     assert program.loop.status().tier == "aot_eager"
     for drawn in zip(*found, strict=True):
         assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_step_that_failed_leaves_a_stream_that_only_another_thread_draws_from_where_it_is(own):
+    """Set back, that thread would draw the same numbers again. What the step draws from itself goes back."""
+    program = step_program.Program(lambda: None, Holdings({}, {}), torch.device("cpu"), lambda: False)
+    program.rng_usage.note({PYTHON} if own else set())
+    start, drew = StepStart(program), []
+    start.save(gradients=True)
+    with drawing(lambda: drew.append(random.getrandbits(60))):
+        pass
+    with drawing(lambda: None):
+        start.restore()
+    with drawing(lambda: drew.append(random.getrandbits(60))):
+        pass
+    assert (len(set(drew)) == len(drew)) is not own
+
+
+def test_a_failed_step_runs_eager_beside_a_thread_that_draws():
+    """What the thread draws while the step fails is drawn once."""
+    drew, plan = [], Plan(Failure("forward kernel", step=12))
+    with planted(plan):
+        program = Program("aot_eager", sentinel=0)
+        for number in range(14):
+            plan.begin(number)
+            with drawing(lambda: drew.append(random.getrandbits(60))) if number == 12 else contextlib.nullcontext():
+                program.step(*program.batch())
+    assert plan.fired
+    assert program.loop.last_ran()[0] == "eager"
+    assert len(set(drew)) == len(drew)

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 import hotloop
 from hotloop import events as heard
 from hotloop.step.state.holdings import Holdings
+from hotloop.step.state.program import Program
 from hotloop.step.state.undo import StepStart
 from hotloop.testing import captured_step_emulation
 
@@ -318,10 +319,14 @@ def test_gradients_that_a_step_drops_are_not_held_for_an_undo():
     assert [one() for one in before] == [None] * 4
 
 
+def start_of(model):
+    return StepStart(Program(lambda: None, Holdings({"model": model}, {}), torch.device("cpu"), lambda: False))
+
+
 @pytest.mark.parametrize("held", [False, True])
 def test_gradients_come_back_as_they_were_whether_the_step_has_dropped_or_changed_them(held):
     model = Net()
-    start = StepStart(Holdings({"model": model}, {}), [torch.device("cpu")])
+    start = start_of(model)
     for _ in range(2):
         model(torch.randn(3, 8)).sum().backward()
         before = [one.grad.clone() for one in model.parameters()]
@@ -344,7 +349,7 @@ def test_gradients_come_back_as_they_were_whether_the_step_has_dropped_or_change
 
 def test_gradients_that_lie_in_memory_of_somebodys_come_back_there():
     model = Net()
-    start = StepStart(Holdings({"model": model}, {}), [torch.device("cpu")])
+    start = start_of(model)
     flat = torch.ones(96)
     model.first.weight.grad = flat.view(12, 8)
     start.save(gradients=True)
@@ -358,7 +363,7 @@ def test_gradients_that_lie_in_memory_of_somebodys_come_back_there():
 
 def test_a_gradient_of_two_parameters_is_theirs_again():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    start = StepStart(Holdings({"model": model}, {}), [torch.device("cpu")])
+    start = start_of(model)
     model[0].weight.grad = model[1].weight.grad = torch.ones(4, 4)
     for _ in range(2):
         start.save(gradients=True)
@@ -370,7 +375,7 @@ def test_a_gradient_of_two_parameters_is_theirs_again():
 
 def test_a_gradient_that_can_be_differentiated_comes_back_with_its_graph():
     model = Net()
-    start = StepStart(Holdings({"model": model}, {}), [torch.device("cpu")])
+    start = start_of(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch tells that such gradients hold on to their parameters
         model(torch.ones(1, 8)).sum().backward(create_graph=True)

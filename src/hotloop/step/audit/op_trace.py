@@ -370,7 +370,7 @@ class OpTrace:
     def _forking(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @contextlib.contextmanager
         def forked(*args: Any, **kwargs: Any) -> Iterator[None]:
-            restores = kwargs.get("enabled", True)
+            restores = bool(args[1] if len(args) > 1 else kwargs.get("enabled", True))
             self._restored += restores
             try:
                 with real(*args, **kwargs):

@@ -15,7 +15,7 @@ from hotloop.interrupts import uninterrupted
 from hotloop.step.calls.call_key import Aliasing, UnstableArguments, key_of
 from hotloop.step.capture.invariants import Invariants
 from hotloop.step.engine import collector_paused
-from hotloop.step.loop.kind_states import Audited, CallKind, Captured, Declined, New, Proven, Warmed
+from hotloop.step.loop.kind_states import REPLACES, Audited, CallKind, Captured, Declined, New, Proven, Warmed
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove.graph_proofs import Recorded
 from hotloop.step.prove.noise import Noise
@@ -107,7 +107,8 @@ class Capturing:
         kind = self._find(signature, key_of(signature, aliasing, self._context.parts))
         self.calls += 1
         self._context.progress.calls += 1
-        kind.calls, kind.called = kind.calls + 1, self.calls
+        kind.calls += 1
+        kind.latest.append(self.calls)
         self._note_what_shards_keep()
         if self._context.progress.may_capture and kind.declined is None:
             obstacle = self._fresh.obstacle(signature, aliasing, new=kind.calls == 1)
@@ -128,8 +129,9 @@ class Capturing:
         if found is not None:
             return found
         if len(kinds) >= _KEYS:
-            idle = next((key for key, kind in kinds.items() if kind.recording is None), None)
-            kinds.pop(idle if idle is not None else next(iter(kinds)))
+            # First what nothing is known of. A decline that is forgotten costs another audit, a recording more steps.
+            known = {key: (kind.begun, kind.declined is not None, kind.called) for key, kind in kinds.items()}
+            kinds.pop(min(known, key=known.__getitem__))
         # Code that is compiled has taken the path of code that is told that it is captured.
         told = self._context.progress.tier.compiles
         found = kinds[key] = CallKind(key, signature, reports_capturing=told)
@@ -179,10 +181,13 @@ class Capturing:
         nobody up.
         """
         kinds, progress = self.kinds.values(), self._context.progress
-        if sum(other.begun for other in kinds) >= KINDS:
+        begun = [other for other in kinds if other.begun and other is not kind]
+        oldest = min(begun, key=lambda other: other.called) if len(begun) >= KINDS else None
+        if oldest is not None and not kind.outlives(oldest):
             self._context.reports.say_once(
-                f"{self._step.name}: {KINDS} kinds of calls are captured, the most there may be; further ones run "
-                "without a graph. Fewer shapes (buckets=) or fewer argument values would be captured all"
+                f"{self._step.name}: {KINDS} kinds of calls are captured, the most there may be. A further kind runs "
+                f"without a graph until it has come {REPLACES} times without one of them coming, whose place it then "
+                "takes. Fewer shapes (buckets=) or fewer argument values would be captured all"
             )
             return False
         if kind.calls <= 1 or self._settling():
@@ -190,7 +195,11 @@ class Capturing:
         recently = self.calls - _COMES_BACK * len(kinds)
         if progress.preparing and any(other.begun and other.called >= recently for other in kinds):
             return False
-        return not self.must_wait()
+        if self.must_wait():
+            return False
+        if oldest is not None:
+            oldest.forget()
+        return True
 
     def _settling(self) -> bool:
         """Return whether wrappers are not yet as they stay; a process on its own may have one, too."""

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 DROPS, WITHIN = 3, 24
 """A recording that is dropped so often within so many steps is not made again."""
+REPLACES = 16
+"""Calls of a further kind without one of a recorded kind, after which it takes that one's place: kinds that come by
+turns, as uneven batches do, would otherwise be recorded anew all the time."""
 
 
 class StepCall(NamedTuple):
@@ -216,16 +219,26 @@ class CallKind:
 
     Attributes:
         calls: how often the step was called so.
-        called: the number of the last such call, among all calls of the step.
+        latest: the numbers of the last such calls, among all calls of the step.
         state: how far this kind is on its way to a recording.
     """
 
     def __init__(self, key: Hashable, signature: Signature, *, reports_capturing: bool) -> None:
         self.key, self.signature = key, signature
-        self.calls = self.called = 0
+        self.calls = 0
+        self.latest: collections.deque[int] = collections.deque(maxlen=REPLACES)
         self.path = CapturePath(reports_capturing)
         self.state: State = New()
         self._drops: collections.deque[tuple[int, str]] = collections.deque(maxlen=DROPS)
+
+    @property
+    def called(self) -> int:
+        """The number of the last such call, among all calls of the step."""
+        return self.latest[-1] if self.latest else 0
+
+    def outlives(self, other: CallKind) -> bool:
+        """Return whether this kind has come so often since the other one last came that it may take its place."""
+        return len(self.latest) == REPLACES and self.latest[0] > other.called
 
     @property
     def audit(self) -> AuditFindings | None:

@@ -83,7 +83,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     def saved() -> tuple[dict[str, Difference], dict[str, torch.Tensor], StepStart]:
         same = _beside_own_gradients(program.holdings, theirs, updated) if updated else {}
         start = _start(program, before) if limits.compute_dtype is not None else {}
-        at_start = StepStart(program.holdings, [program.device])
+        at_start = StepStart(program)
         at_start.save(gradients=True)
         return same, start, at_start
 
@@ -292,7 +292,7 @@ def spread_of(
         Exception: the second run raised, which is then the user's own error.
     """
     _, first, _ = run_and_undo(program, once, ready)
-    at_start = StepStart(program.holdings, [program.device])
+    at_start = StepStart(program)
     copied(functools.partial(at_start.save, gradients=True), ready)
     result, at_step = _unless_memory_ends(again, at_start)
     try:

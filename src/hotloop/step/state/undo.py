@@ -26,6 +26,8 @@ from hotloop.step.state.holdings import EVERY_OPTIMIZERS, Holdings, Memory, wrap
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from hotloop.step.state.program import Program
+
 
 class Bindings:
     """The gradients, the optimizers' dictionaries and attributes, and the attributes of the other state.
@@ -165,14 +167,14 @@ class StepStart:
     """The state that a step found at its start.
 
     Args:
-        holdings: everything that the step may change.
-        devices: the devices on which it may draw random numbers.
+        program: the program of the step.
     """
 
-    def __init__(self, holdings: Holdings, devices: Sequence[torch.device]) -> None:
+    def __init__(self, program: Program) -> None:
+        holdings = program.holdings
         self.complete = False
         """Whether everything was saved; if memory ran out while saving, the step has not begun."""
-        self._devices = devices
+        self._device, self._rng_usage = program.device, program.rng_usage
         self._parameters = list(holdings.parameters().values())
         self._owned = [one for name, one in holdings.parameters().items() if name not in holdings.strangers]
         self._places = Memory(self._owned)
@@ -214,7 +216,7 @@ class StepStart:
         self._versions = [version_of(parameter) for parameter in self._owned]
         if self._places.moved():
             self._places = Memory(self._owned)
-        self._random = RandomState(self._devices, python=buffers)
+        self._random = RandomState([self._device], python=buffers)
         self._bindings = Bindings(self._others)
         self._syncs.save()
         self.complete = True
@@ -292,7 +294,7 @@ class StepStart:
             parameter.grad = self._restored_gradient(place) if place in self._copied else gradient
         self._bindings.restore()
         self._syncs.restore()
-        self._random.restore()
+        self._random.restore(leaving=self._rng_usage.others())
 
     def _restored_gradient(self, place: int) -> torch.Tensor:
         """Return a copied gradient as it was; if the gradient itself is gone, its copy, which is then given away."""
