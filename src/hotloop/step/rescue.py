@@ -52,6 +52,11 @@ class Rescue:
         self._begun = context.peers.begun() if context.peers is not None else 0
         self._start.save(gradients=gradients and tensors, buffers=tensors)
 
+    def has_run(self) -> None:
+        """Let go of what `save` kept: the step has run to its end."""
+        if self._start is not None:
+            self._start.let_go()
+
     def guarded(self, run: Callable[[], Any], tier: Tier) -> Any:
         """Run the step without a graph; where compiled code fails before a parameter was written, run it eagerly."""
         self._step.ran = tier.name
@@ -59,9 +64,12 @@ class Rescue:
             return run()
         try:
             self.save(gradients=True)
-            return run()
+            result = run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
             failed = error
+        else:
+            self.has_run()
+            return result
         # Out of the except clause, so that what eager raises does not carry our exception along.
         return self.recover(failed, run, tier, ours=is_compiled_codes(failed))
 
@@ -92,6 +100,7 @@ class Rescue:
                 start.restore()
             except Exception:  # noqa: BLE001 - no matter why: half of the step is still there
                 raise self._lost(error, tier, "and could not be undone") from error
+            start.let_go()
         obstacle = obstacle_of(error)
         drop_tracebacks(error)
         return self.rung_down(run, tier, obstacle)
@@ -147,6 +156,7 @@ class Rescue:
         if not begun and not wrote:
             return
         if not ours:
+            self._step.program.ran.raised(error)
             raise error
         what = "the optimizer had begun to write" if begun else "a parameter had been written"
         raise self._lost(error, tier, f"after {what}") from error

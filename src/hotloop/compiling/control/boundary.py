@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
 import textwrap
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from hotloop.compiling.control.component import Entry
 from hotloop.compiling.control.rendezvous import current
 from hotloop.compiling.fallback.step_marks import steps
 from hotloop.compiling.observe import collector, explain
+from hotloop.errors import HotloopError, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,9 @@ _MOST_STEPS = 20
 """Steps after which a component that was neither called nor trained (a cached text encoder) is no longer checked."""
 _live: weakref.WeakSet[Component] = weakref.WeakSet()
 _installed: list[Any] = []
+_failed: set[str] = set()
+"""What failed after an optimizer's step, each of which is news only once."""
+_log = logging.getLogger("hotloop")
 
 
 def install() -> None:
@@ -42,7 +47,18 @@ def follow(component: Component) -> None:
     _live.add(component)
 
 
-def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    try:
+        _between_steps_of(optimizer)
+    except HotloopError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the step is done, and right
+        if describe(error) not in _failed:
+            _failed.add(describe(error))
+            _log.warning("hotloop failed after an optimizer's step; training goes on", exc_info=True)
+
+
+def _between_steps_of(optimizer: torch.optim.Optimizer) -> None:
     collector.poll()
     current.follow()
     steps.optimizer_stepped()

@@ -25,7 +25,7 @@ from hotloop._torch.graphs import example_of, memory_of
 from hotloop._torch.hooks import gradient_hook_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Absent:
@@ -55,7 +55,7 @@ class Absent:
                 places[output.output_nr] = position
         if self._edges is None or self._count != len(node.next_functions):
             self._edges, self._count = self._match_edges(node, inputs), len(node.next_functions)
-        edges = [(edge, self._reached[place], weakref.ref(inputs[place])) for edge, place in self._edges.items()]
+        edges = [(edge, self._reached[place], _reference(inputs[place])) for edge, place in self._edges.items()]
         run = _Run(edges, places)
         node.register_prehook(run.before)
         node.register_hook(run.after)
@@ -75,6 +75,11 @@ class Absent:
         return edges
 
 
+def _reference(tensor: torch.Tensor) -> Callable[[], torch.Tensor | None]:
+    """Return a weak reference to a result. The graph holds leaves anyway, and torch swaps none that has weak ones."""
+    return (lambda: tensor) if tensor.is_leaf else weakref.ref(tensor)
+
+
 class _Run:
     """One run of a graph, until its backward.
 
@@ -83,7 +88,7 @@ class _Run:
         places: which output of the graph each output of its node is.
     """
 
-    def __init__(self, edges: list[tuple[int, int, weakref.ref[torch.Tensor]]], places: dict[int, int]) -> None:
+    def __init__(self, edges: list[tuple[int, int, Callable[[], torch.Tensor | None]]], places: dict[int, int]) -> None:
         self._edges, self._places = edges, places
         self._given: int | None = None
         """The outputs that have a gradient, as bits; None where that is not known."""

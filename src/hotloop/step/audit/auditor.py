@@ -155,7 +155,9 @@ class StepAuditor:
             return looked.result, None
         seen = looked.seen
         if seen.stopped:
-            seen.asked = bool(asked) and bool(seen.obstacles)
+            seen.asked = bool(asked) and bool(seen.obstacles) and seen.failed is None
+            if seen.failed is not None:
+                step.note_not_repeatable([seen.failed])
             return looked.result, seen
         # Strangers come first: what such an optimizer does (Adam reads its counts on the host) would seem the step's.
         seen.obstacles = [*looked.strangers, *seen.obstacles, *looked.obstacles, *self._of_result(looked, args, kwargs)]
@@ -268,7 +270,9 @@ class StepAuditor:
         failed: Exception | None = None
         strangers, others, own_before = list[str](), list[torch.nn.Module](), self._step.own_compiles.beside_models
         try:
-            noting = noting_strangers(holdings.optimizers.values(), self._context.parts.sharded(), strangers, others)
+            noting = noting_strangers(
+                holdings.optimizers.values(), self._context.parts.sharded(), strangers, others, looked.heard
+            )
             with self._context.eager(), self._uncompiled(), ambience, noting:
                 looked.result, _ = trace_step(holdings, device, inputs, run, looked.heard)
                 wait_for(device)  # a kernel's failure belongs to the code that launched it

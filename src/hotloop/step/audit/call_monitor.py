@@ -211,7 +211,10 @@ class CallMonitor:
 
 
 def _untraced(told: Callable[..., Any], *args: Any) -> Any:
-    """Report a call while nothing is traced: a compiler that traces the step must not trace our code."""
+    """Report a call while nothing is traced: a compiler that traces the step must not trace our code.
+
+    Who is told catches what it raises itself (`Listener.ours`): it would end the user's call.
+    """
     before = set_tracer(None)
     try:
         return told(*args)

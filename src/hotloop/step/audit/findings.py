@@ -52,6 +52,8 @@ class AuditFindings:
     """Seconds in operations that took long: a library was set up, a kernel read from a cold disk."""
     stopped: bool = False
     """The audit ended before the step did: what is here is a part of what the step does."""
+    failed: Obstacle | None = None
+    """Something of ours failed as it looked at the step, which is why the audit ended."""
     read: Watch | None = None
     """Looks at what of Python's state its code has read; None where that was not heard."""
     found: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hotloop._torch.dispatch import observing
 from hotloop._torch.own_compiles import OwnCompiles
 from hotloop._torch.random_state import PYTHON
+from hotloop.errors import describe
 from hotloop.step.audit.call_monitor import CallMonitor
 from hotloop.step.audit.findings import AuditFindings
+from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.rng_usage import FROM_PYTHON, drawn_by, is_pythons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hotloop.step.state.rng_usage import RngUsage
+
+
+FAILED = "hotloop failed as it looked at the step"
+REPORT_IT = "the step trains on without this tier; please report this line to hotloop"
+_T = TypeVar("_T")
+
+
+def described(error: BaseException) -> str:
+    """Describe an exception of ours, with the line of ours that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    at = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
+    return f"{describe(error)}{at}"
 
 
 class Listener:
@@ -30,6 +47,19 @@ class Listener:
         """Which checks of libraries a recording of the step leaves out, as `Loop` takes it."""
         self.ends: Callable[[AuditFindings], bool] = lambda _: False
         """Asked after each operation, with what was seen so far, whether the rest of the step runs unobserved."""
+
+    def ours(self, look: Callable[..., _T], *args: Any, instead: Any = None) -> _T | Any:
+        """Call what is ours amid the user's step. Where it fails, the step goes on unobserved, and is declined."""
+        if self.seen.stopped:
+            return instead
+        try:
+            return look(*args)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is none of the user's
+            # Its Python has to run once: nobody saw what the step does.
+            self.seen.failed = Obstacle(f"{FAILED}: {described(error)}", REPORT_IT, not_repeatable=True)
+            self.seen.obstacles, self.seen.stopped = [self.seen.failed], True
+            self.stop()
+            return instead
 
     def listening(self) -> contextlib.AbstractContextManager[None]:
         """Listen while the block runs."""
@@ -85,11 +115,12 @@ class _Draws:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self._failed = False
         self._calls = CallMonitor(FROM_PYTHON, self._called)
 
     @property
     def complete(self) -> bool:
-        return self._calls.complete
+        return self._calls.complete and not self._failed
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -102,5 +133,8 @@ class _Draws:
 
     def _operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = operation(*args, **kwargs)
-        self.names |= drawn_by(operation, args, kwargs, result)
+        try:
+            self.names |= drawn_by(operation, args, kwargs, result)
+        except Exception:  # noqa: BLE001 - ours, amid the user's step
+            self._failed = True
         return result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import inspect
 import linecache
 import time
@@ -162,28 +163,19 @@ class OpTrace:
         """Run an operation, and look at what it reads and writes before and after."""
         if self.seen.stopped:
             return operation(*args, **kwargs)
-        self._listener.hear(False)
-        name, found = name_of(operation), list(tensors_in(*args, *kwargs.values()))
-        written = self._before(operation, name, found, args, kwargs)
-        self._listener.hear(True)
+        ours = self._listener.ours
+        before = ours(self._before, operation, args, kwargs)
         began = time.perf_counter()
         result = operation(*args, **kwargs)
-        self._listener.hear(False)
-        if (seconds := time.perf_counter() - began) > _SET_UP:
-            self.seen.set_up_seconds += seconds
-        self._listener.has_run(operation, args, kwargs, result)
-        self._after(name, found, written, result)
-        if self._listener.ends(self.seen):
-            self.seen.stopped = True
-            self._listener.stop()
-        else:
-            self._listener.hear(True)
+        ours(self._after, before, (operation, args, kwargs), result, time.perf_counter() - began)
         return result
 
     def _before(
-        self, operation: Any, name: str, found: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[torch.Tensor]:
-        """Look at an operation that comes; gives what it will write into."""
+        self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str, list[torch.Tensor], list[torch.Tensor]]:
+        """Look at an operation that comes; gives its name, its tensors, and what it will write into."""
+        self._listener.hear(False)
+        name, found = name_of(operation), list(tensors_in(*args, *kwargs.values()))
         self.seen.operations += 1
         self._listener.operation(kwargs)
         if name in _MATRIX_PRODUCTS:
@@ -194,10 +186,30 @@ class OpTrace:
                 self.seen.read_gradients |= self._gradients.get(memory, set())
         if self._stepped_already and not self._stepping_now and torch.is_grad_enabled():
             self.seen.computes_on |= any(one.requires_grad and _memory(one) in self._stepped_already for one in found)
-        return list(written_by(operation, args, kwargs))
+        written = list(written_by(operation, args, kwargs))
+        self._listener.hear(True)
+        return name, found, written
 
-    def _after(self, name: str, found: list[torch.Tensor], written: list[torch.Tensor], result: Any) -> None:
-        """Look at an operation that has run."""
+    def _after(
+        self,
+        before: tuple[str, list[torch.Tensor], list[torch.Tensor]],
+        called: tuple[Any, tuple[Any, ...], dict[str, Any]],
+        result: Any,
+        seconds: float,
+    ) -> None:
+        """Look at an operation that has run; the rest of the step may run unobserved."""
+        self._listener.hear(False)
+        if seconds > _SET_UP:
+            self.seen.set_up_seconds += seconds
+        self._listener.has_run(*called, result)
+        self._look_after(*before, result)
+        if self._listener.ends(self.seen):
+            self.seen.stopped = True
+            self._listener.stop()
+        else:
+            self._listener.hear(True)
+
+    def _look_after(self, name: str, found: list[torch.Tensor], written: list[torch.Tensor], result: Any) -> None:
         given, made = set(map(_memory, found)), list(tensors_in(result))
         fresh = name == "aten.lift_fresh"  # torch.tensor(...) shows only here
         if self._device.type != "cpu" and (fresh or any(one.is_cpu for one in (*found, *made))):
@@ -231,7 +243,7 @@ class OpTrace:
                     and self._versions.get(id(one)) == version_of(one)
                 )
                 if gradient is not None and alone and _memory(gradient) not in self._altered:
-                    found.add(self._parameters[id(one)])
+                    found.add(self._parameters[id(one)])  # one that `_finds` knew
         return {name for name in found if self._updates.get(name) == 1}
 
     def moved(self) -> list[Obstacle]:
@@ -356,12 +368,17 @@ class OpTrace:
             for name, optimizer in self._holdings.optimizers.items()
             for handle in (
                 ours(optimizer.register_step_pre_hook(self._stepping(name))),
-                first_after_step(optimizer, self._stepped),  # what other hooks write is not the optimizer's own
+                # what other hooks write is not the optimizer's own
+                first_after_step(optimizer, functools.partial(self._listener.ours, self._stepped)),
             )
         ]
         try:
             script, fork = (torch.jit.ScriptFunction, "__call__"), (torch.random, "fork_rng")
-            with silent_reads(self._reads), replaced(*fork, self._forking), replaced(*script, self._scripting):
+            with (
+                silent_reads(functools.partial(self._listener.ours, self._reads)),
+                replaced(*fork, self._forking),
+                replaced(*script, self._scripting),
+            ):
                 yield
         finally:
             for handle in handles:
@@ -384,14 +401,17 @@ class OpTrace:
         """Note what a TorchScript function is given: what else it meets on the host, it has made."""
 
         def called(function: Any, *args: Any, **kwargs: Any) -> Any:
-            before, given = self._given_to_script, tensors_in(*args, *kwargs.values())
-            self._given_to_script = set(map(_memory, given)) if is_scripted(function) else None
+            before = self._given_to_script
+            self._listener.ours(self._gives_to_script, function, tensors_in(*args, *kwargs.values()))
             try:
                 return real(function, *args, **kwargs)
             finally:
                 self._given_to_script = before
 
         return called
+
+    def _gives_to_script(self, function: Any, given: Iterator[torch.Tensor]) -> None:
+        self._given_to_script = set(map(_memory, given)) if is_scripted(function) else None
 
     def _reads(self, tensor: torch.Tensor, by: str) -> None:
         """Hear of a tensor that is read past the dispatcher."""
@@ -402,7 +422,7 @@ class OpTrace:
             self._obstacle(f"{_READ_ON_HOST} ({by})", _MOVE_IT_OUT)
 
     def _stepping(self, name: str) -> Callable[..., None]:
-        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def stepping(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             self.seen.stepped.append(name)
             self._finds(optimizer)
             if any(callable(one) for one in (*args[1:], *kwargs.values())):
@@ -412,13 +432,15 @@ class OpTrace:
                 )
             self._stepping_now += 1
 
-        return hook
+        return functools.partial(self._listener.ours, stepping)
 
     def _finds(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradients that an optimizer is about to use: kept, so that no other tensor gets their memory."""
         for one in (one for group in optimizer.param_groups for one in group["params"] if one.grad is not None):
             # Compiled code writes past the dispatcher.
-            name = self._parameters[id(one)]
+            name = self._parameters.get(id(one))
+            if name is None:  # the step has added it to the optimizer
+                continue
             self._updates[name] = self._updates.get(name, 0) + (1 if self._untouched[id(one)] == version_of(one) else 2)
             self._gradient_found[id(one)] = one.grad
             self._found.add(_memory(one.grad))

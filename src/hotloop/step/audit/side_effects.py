@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import linecache
 import logging
 import random
@@ -74,7 +75,13 @@ class SideEffects(Listener):
         """A kernel runs: what one that is written in Python reads is its own."""
         self.recorder: Recorder | None = None
         """Hears what the step's code reads."""
-        self._all = CallMonitor(_HEARD, self._called, self._began, self._ended, NEVER_FOLLOWED)
+        self._all = CallMonitor(
+            _HEARD,
+            functools.partial(self.ours, self._called),
+            functools.partial(self.ours, self._began, instead=False),
+            functools.partial(self.ours, self._ended),
+            NEVER_FOLLOWED,
+        )
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -131,25 +138,28 @@ class SideEffects(Listener):
 
     def _prints(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def print_(*args: Any, **kwargs: Any) -> Any:
-            if is_file(kwargs.get("file")):
-                self._obstacle("the step writes to a file (print)", WRITE_OUTSIDE, not_repeatable=True)
-            else:
-                self._note("print")
+            self.ours(self._printed, kwargs.get("file"))
             return self._said(real, *args, **kwargs)
 
         return print_
 
+    def _printed(self, file: Any) -> None:
+        if is_file(file):
+            self._obstacle("the step writes to a file (print)", WRITE_OUTSIDE, not_repeatable=True)
+        else:
+            self._note("print")
+
     def _logs(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def handle(logger: logging.Logger, record: logging.LogRecord) -> Any:
             if record.name.partition(".")[0] not in _NOT_THE_STEPS and record.name not in _NOT_THE_STEPS:
-                self._note("a log record")
+                self.ours(self._note, "a log record")
             return self._said(real, logger, record)
 
         return handle
 
     def _numpys_seed(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def seed(*args: Any, **kwargs: Any) -> Any:
-            self._obstacle("the step seeds numpy's random stream", _SEED_BEFORE)
+            self.ours(self._obstacle, "the step seeds numpy's random stream", _SEED_BEFORE)
             return real(*args, **kwargs)
 
         return seed

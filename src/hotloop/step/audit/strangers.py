@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from hotloop.step.audit.findings import AuditFindings
+    from hotloop.step.audit.listener import Listener
 
 _NAME_MODEL = "give it to the loop: Loop([model, other], optimizer)"
 _NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimizer])"
@@ -27,7 +29,11 @@ _NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimiz
 
 @contextlib.contextmanager
 def noting_strangers(
-    given: Iterable[torch.optim.Optimizer], sharded: Sharded, optimizers: list[str], models: list[torch.nn.Module]
+    given: Iterable[torch.optim.Optimizer],
+    sharded: Sharded,
+    optimizers: list[str],
+    models: list[torch.nn.Module],
+    listener: Listener,
 ) -> Iterator[None]:
     """Note what is used in the block and was not given to the loop. What other threads train is another training's.
 
@@ -36,6 +42,7 @@ def noting_strangers(
         sharded: its sharded models.
         optimizers: the kinds of others that step: their settings would be frozen.
         models: other sharded models that are called.
+        listener: hears of what fails of ours.
     """
     known = {id(one) for one in given}
 
@@ -50,8 +57,9 @@ def noting_strangers(
         if is_sharded(module) and not sharded.knows(module):
             models.append(module)
 
-    with called_here(note, elsewhere) as hook:
-        handles = [ours(register_optimizer_step_pre_hook(hook)), ours(register_module_forward_pre_hook(called))]
+    with called_here(functools.partial(listener.ours, note), elsewhere) as hook:
+        before = functools.partial(listener.ours, called)
+        handles = [ours(register_optimizer_step_pre_hook(hook)), ours(register_module_forward_pre_hook(before))]
         try:
             yield
         finally:

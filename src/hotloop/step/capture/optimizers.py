@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ _CAPTURABLE = (
     torch.optim.ASGD,
 )
 """Recorded with ``capturable=True``, which torch has on GPUs only."""
+_log = logging.getLogger("hotloop")
 _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[tuple[int, str]]] = weakref.WeakKeyDictionary()
 """By optimizer: parameter id and key of each value that eager keeps on the host, and a recording on the device."""
 
@@ -303,8 +305,14 @@ def return_step_counts(optimizer: torch.optim.Optimizer) -> None:
 def with_host_step_counts(optimizer: torch.optim.Optimizer, document: dict[str, Any]) -> dict[str, Any]:
     """Move these numbers to the host in a checkpoint, as a state_dict post-hook: eager has them there."""
     moved = _moved.get(optimizer, set())
-    if not moved:
+    try:
+        return _on_host(optimizer, document, moved) if moved else document
+    except Exception:  # noqa: BLE001 - none of it is worth the user's checkpoint, which holds the same numbers
+        _log.warning("step counts stay on the device in this checkpoint", exc_info=True)
         return document
+
+
+def _on_host(optimizer: torch.optim.Optimizer, document: dict[str, Any], moved: set[tuple[int, str]]) -> dict[str, Any]:
     pairs = zip(document["param_groups"], optimizer.param_groups, strict=True)
     ids = {
         index: id(parameter)

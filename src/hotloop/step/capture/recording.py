@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 _tensor: Any = torch.Tensor
 _gradient = _tensor.grad.__get__  # mapped over all parameters before each replay
-_recorded_gradients: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-"""By id: gradients in memory that recordings share."""
+_recorded_gradients: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+"""The memory of gradients that recordings share. Of the gradients themselves no weak references are held: torch could
+not swap them (`Module.to`)."""
 
 
 class CapturedStep:
@@ -117,7 +118,7 @@ class CapturedStep:
         """
         for index in self._left_alone:
             gradient = self._parameters[index].grad
-            if gradient is not None and _recorded_gradients.get(id(gradient)) is gradient:
+            if gradient is not None and _memory_of(gradient) in _recorded_gradients:
                 self._parameters[index].grad = gradient.clone()
 
     @property
@@ -210,7 +211,7 @@ class CapturedStep:
         made = {index: gradient for index, gradient in enumerate(self._end) if isinstance(gradient, torch.Tensor)}
         self._results = Results(result, program, inputs.leaves, made, self._left_alone, self._on_host)
         self._end_memory = Memory(list(made.values()))
-        _recorded_gradients.update({id(gradient): gradient for gradient in made.values()})
+        _recorded_gradients.update(filter(None, map(_memory_of, made.values())))
         if self._reads_of_python is not None:
             self._watch = Watch(self._reads_of_python, self.recorded)
 
@@ -362,6 +363,11 @@ def own_autocast_cache(*, compiled: bool) -> Iterator[None]:
     finally:
         torch.set_autocast_cache_enabled(before)
         torch.clear_autocast_cache()
+
+
+def _memory_of(gradient: torch.Tensor) -> torch.UntypedStorage | None:
+    held = shard_of(gradient)
+    return held.untyped_storage() if held.layout == torch.strided else None
 
 
 def gradients_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, torch.Tensor]:

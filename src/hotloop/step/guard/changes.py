@@ -78,7 +78,7 @@ class Changes:
             compiled: the models were given as compiled code, which takes in functions that nobody hears then.
         """
         program = self._program
-        made = Recorder(program.step, program.holdings, program.ignore, self._objects, self._accumulators)
+        made = Recorder(program.function, program.holdings, program.ignore, self._objects, self._accumulators)
         made.know(self._containers)
         if compiled:
             made.assume()

@@ -54,7 +54,7 @@ class Same:
     Args:
         value: the object.
         facts: what else has to be equal, where both have some.
-        keep: keep it: torch swaps no tensor that has weak references (`torch.utils.swap_tensors`).
+        keep: keep it: torch swaps no tensor that has weak references (`torch.utils.swap_tensors`, `Module.to`).
     """
 
     __slots__ = ("_facts", "_ref")
@@ -161,7 +161,8 @@ class Fingerprints:
             facts = None if id(value) in self._held else facts_of(value)
             if facts is not None:
                 self.tensors[id(value)] = value
-            return Same(value, facts, keep=facts is None)  # the loop keeps what it was given anyway
+            # The loop keeps what it was given anyway. A result is not kept: its graph holds all that it was made of.
+            return Same(value, facts, keep=facts is None or value.is_leaf)
         place = id(value)
         if (known := self._known.get(place)) is None:
             self._known[place] = value, ("itself",)  # a container may hold itself

@@ -264,12 +264,12 @@ class Capturing:
         elif audit is not None and audit.asked and not told:
             kind.path.reports_capturing = True  # its other path is audited next
         elif audit is not None:
-            self._decline_survey(kind, time.perf_counter() - began)
+            why = f"a survey of the step was stopped after {time.perf_counter() - began:.2f} s: no more may be lost"
+            self._decline_survey(kind, audit.failed or Obstacle(why, _LONGER))
         return result
 
-    def _decline_survey(self, kind: CallKind, seconds: float) -> None:
-        """Decline what steps are on the way to: to know more of the step costs more than may be lost."""
-        obstacle = Obstacle(f"a survey of the step was stopped after {seconds:.2f} s: no more may be lost", _LONGER)
+    def _decline_survey(self, kind: CallKind, obstacle: Obstacle) -> None:
+        """Decline what steps are on the way to: the survey of the step did not come to its end."""
         tier = self._context.progress.tier
         if tier.other_kernels:
             self._context.reports.failed(self._step, tier.without_graph(), obstacle)
@@ -360,6 +360,8 @@ class Capturing:
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
             failed = error
         else:
+            self._rescue.has_run()
+            self._step.program.ran.state = (result,)
             if recording.recorded:
                 between_steps()
             return result

@@ -305,9 +305,10 @@ class Loop:
                 last.callback(context.peers.close)
             last.callback(context.compiled.remove)
             last.callback(self.transitions.forget_recordings)
-            last.callback(lambda: self.account.close(self._view()))  # while what ran can still be told
+            guarded = self.stepping.disable_on_error
+            last.callback(guarded, lambda: self.account.close(self._view()))  # while what ran can still be told
             last.callback(self.stepping.settle_last)
-            last.callback(self.policy.close)  # first: its child process must go in any case
+            last.callback(guarded, self.policy.close)  # first: its child process must go in any case
 
     def __enter__(self) -> Self:
         return self
@@ -370,7 +371,7 @@ class Loop:
 
     def settle(self) -> None:
         """Account for the steps whose times have become known."""
-        self.stepping.settle()
+        self.stepping.disable_on_error(self.stepping.settle)
 
     # -- what the steps have come to ---------------------------------------------------------------------------------
 

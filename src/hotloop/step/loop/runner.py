@@ -29,7 +29,7 @@ from hotloop.step.prove.sentinel import Sentinel
 from hotloop.step.ranks.threads import WAITS, another_trains
 from hotloop.step.rescue import Rescue
 from hotloop.step.state.memory_limit import NoRoomError
-from hotloop.step.state.program import Program
+from hotloop.step.state.program import Program, Ran
 
 if TYPE_CHECKING:
     import weakref
@@ -72,12 +72,14 @@ class StepRunner:
     ) -> None:
         self.context = context
         self.shapes = Shapes(function, functools.partial(worth_a_compile, context))
+        ran = Ran()
         program = Program(
-            function,
+            ran.follow(function),
             context.holdings,
             context.device,
             context.compiled.runs_compiled,
             (self, *ignore),
+            ran=ran,
             room=context.room,
         )
         self.step = DecoratedStep(context, program, self.shapes.argument)

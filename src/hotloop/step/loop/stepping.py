@@ -94,13 +94,39 @@ class Stepping:
         self._settled = False
 
     def run(self, runner: StepRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the coming step; return what the user's function returned."""
+        """Run the coming step; return what the user's function returned.
+
+        Where hotloop fails, the step has run, or runs now: steps go on as the models were given.
+
+        Raises:
+            Exception: the user's own.
+            StepLostError: the step is lost, or another process has ended.
+        """
+        ran, before = runner.step.program.ran, self._context.progress.steps
+        ran.begin()
+        try:
+            return self._run(runner, args, kwargs)
+        except StepLostError:
+            raise
+        except Exception as error:
+            if ran.is_users(error) or ran.state is None:
+                raise
+            self._disable(error)
+            done = ran.state
+        finally:
+            ran.begin()
+        # Out of the except clause, so that what eager raises does not carry our exception along.
+        result = done[0] if done else runner.step.program.step(*args, **kwargs)
+        self._context.progress.steps = before + 1
+        return result
+
+    def _run(self, runner: StepRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         context, policy = self._context, self._transitions.policy
-        function = runner.step.program.step
+        function = runner.step.program.function
         if self._untimed and policy.chooses:
             self._untimed -= 1
             self._latest = None
-            result = self._returned(function(*args, **kwargs))
+            result = self._returned(runner.step.program.step(*args, **kwargs))
             context.progress.steps += 1
             self._account.untimed(context.base_tier.name)
             return result
@@ -155,15 +181,22 @@ class Stepping:
             do(*args)
         except StepLostError:  # another process has ended
             raise
-        except Exception:  # noqa: BLE001 - none of it is worth the user's run
-            base = self._context.base_tier.name
-            _log.warning("deciding how steps run failed, so they run %s from now on", base, exc_info=True)
-            self._transitions.policy.stop()
-            self._transitions.stay_as_given()
-            self.times, self.reference_times = Timed(self._context.device), Timed(self._context.device)
-            self.bypassed = True
-            if self._context.peers is not None:
-                self._context.peers.close()  # else the others wait for the next vote of this one
+        except Exception as error:  # noqa: BLE001 - none of it is worth the user's run
+            self._disable(error)
+
+    def _disable(self, error: Exception) -> None:
+        """Run steps as the models were given from now on, and say so: something of hotloop's has failed."""
+        context, self.bypassed = self._context, True
+        base = context.base_tier.name
+        _log.warning("deciding how steps run failed, so they run %s from now on", base, exc_info=error)
+        self.times, self.reference_times = Timed(context.device), Timed(context.device)
+        close = context.peers.close if context.peers is not None else None  # else the others wait for this one's vote
+        for leave in (self._transitions.policy.stop, self._transitions.stay_as_given, close):
+            try:
+                if leave is not None:
+                    leave()
+            except Exception:  # noqa: BLE001 - as above
+                _log.warning("what was begun could not be ended in order", exc_info=True)
 
     def settle(self) -> None:
         """Account for the steps whose times have become known."""
@@ -180,7 +213,7 @@ class Stepping:
     def settle_last(self) -> None:
         """Wait for the last steps, whose times are known then; none is added to a record that is finished."""
         wait_for(self._context.device)
-        self.settle()
+        self.disable_on_error(self.settle)
         self._settled = True
 
     def last_ran(self) -> tuple[str, str]:

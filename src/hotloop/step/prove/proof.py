@@ -326,7 +326,24 @@ def plain_run(
     with captures_waited_for():
         read = _gradients_read.setdefault(holdings, _GradientsRead())
         with read.noted_in(gradients, holdings, as_left=as_left):
-            return interruptible(run), gradients
+            result = interruptible(run)
+        return result, gradients if read.failed is None else _Unread(read.failed)
+
+
+class _Unread(Mapping[str, Any]):
+    """Gradients that could not be noted: the step is done and right, and whoever compares it hears why not."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getitem__(self, name: str) -> Any:
+        raise self._error
+
+    def __iter__(self) -> Iterator[str]:
+        raise self._error
+
+    def __len__(self) -> int:
+        raise self._error
 
 
 class _GradientsRead:
@@ -337,8 +354,16 @@ class _GradientsRead:
         self._paths: dict[int, str] = {}
         self._gradients: dict[str, torch.Tensor] = {}
         self._copied = False
+        self.failed: Exception | None = None
+        """What noting them has raised: it is none of the user's."""
 
-        def note(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            try:
+                noted(optimizer)
+            except Exception as error:  # noqa: BLE001 - the step goes on, and is compared with nothing
+                self.failed = error
+
+        def noted(optimizer: torch.optim.Optimizer) -> None:
             found = gradients_of(optimizer, self._paths)
             if self._copied:
                 dense = [name for name, gradient in found.items() if gradient.layout == torch.strided]
@@ -351,6 +376,7 @@ class _GradientsRead:
     def noted_in(self, gradients: dict[str, torch.Tensor], holdings: Holdings, *, as_left: bool) -> Iterator[None]:
         """Note gradients in a dict while the block runs."""
         self._paths = {id(parameter): name for name, parameter in holdings.parameters().items()}
+        self.failed = None
         self._gradients, self._copied = gradients, holdings.gradients_altered and not as_left
         handles = []
         try:

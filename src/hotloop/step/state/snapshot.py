@@ -36,6 +36,7 @@ class Snapshot:
     def __init__(self, program: Program, *, everything: bool = True, gradients: bool = True) -> None:
         holdings = program.holdings
         self.random, self._rng_usage = RandomState([program.device]), program.rng_usage
+        self._ran, self._had_run = program.ran, program.ran.state
         with holdings.still():
             self.bindings, self._buffers = Bindings(holdings), BufferTables(holdings)
             self._syncs = ForwardSyncs(holdings)
@@ -149,6 +150,7 @@ class Snapshot:
                 tensor.copy_(copied)
         self._buffers.restore()
         self._syncs.restore()
+        self._ran.state = self._had_run
 
 
 def copies_on_host(sources: list[torch.Tensor]) -> list[torch.Tensor]:

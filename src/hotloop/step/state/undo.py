@@ -175,6 +175,7 @@ class StepStart:
         self.complete = False
         """Whether everything was saved; if memory ran out while saving, the step has not begun."""
         self._device, self._rng_usage = program.device, program.rng_usage
+        self._ran, self._had_run = program.ran, program.ran.state
         self._parameters = list(holdings.parameters().values())
         self._owned = [one for name, one in holdings.parameters().items() if name not in holdings.strangers]
         self._places = Memory(self._owned)
@@ -203,6 +204,7 @@ class StepStart:
             buffers: copy buffers and other state; not needed if the step runs as a whole or not at all.
         """
         self.complete = False
+        self._had_run = self._ran.state
         self._with_buffers = buffers
         if buffers:
             self._buffers.save()
@@ -269,6 +271,10 @@ class StepStart:
         reference: Callable[[], torch.Tensor | None] = TensorWeakRef(gradient)
         return reference
 
+    def let_go(self) -> None:
+        """Forget the gradients after the step: torch swaps no tensor that has weak references (``Module.to``)."""
+        self._copied, self._had_run, self.complete = {}, (), False
+
     def wrote(self) -> bool:
         """Return whether the step has changed a parameter since, through an optimizer or by hand.
 
@@ -295,6 +301,7 @@ class StepStart:
         self._bindings.restore()
         self._syncs.restore()
         self._random.restore(leaving=self._rng_usage.others())
+        self._ran.state = self._had_run
 
     def _restored_gradient(self, place: int) -> torch.Tensor:
         """Return a copied gradient as it was; if the gradient itself is gone, its copy, which is then given away."""

@@ -1,0 +1,110 @@
+"""hotloop's own hooks, looks, decisions and accounts fail: the user's call returns what eager returns, and a line says so."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from step_programs import Classifier, batches
+from torch.nn import functional as F
+
+from hotloop.step.audit import auditor, listener, op_trace, side_effects, strangers
+from hotloop.step.loop import account, capturing, reporter
+from hotloop.step.policy import policy as fixed
+from hotloop.step.prove import proof
+
+SAID = logging.getLogger("program")
+
+HOOKS = {
+    "an operation comes": (op_trace.OpTrace, "_look_before"),
+    "an operation has run": (op_trace.OpTrace, "_look_after"),
+    "a tensor is written": (op_trace.OpTrace, "_wrote"),
+    "the optimizer finds gradients": (op_trace.OpTrace, "_finds"),
+    "the optimizer has stepped": (op_trace.OpTrace, "_stepped"),
+    "a draw": (op_trace, "draws_random"),
+    "a call in C": (side_effects.SideEffects, "_called"),
+    "a call in Python": (side_effects.SideEffects, "_began"),
+    "a return": (side_effects.SideEffects, "_ended"),
+    "a line is printed or logged": (side_effects.SideEffects, "_note"),
+    "a generator": (side_effects, "drawn_by"),
+    "a module is called": (strangers, "is_sharded"),
+}
+"""What runs amid the user's step while it is audited."""
+AROUND = {
+    "snapshot of the audit": (auditor, "before_a_run"),
+    "what the audit makes of a result": (auditor.StepAuditor, "_of_result"),
+    "the kind of a call": (capturing, "key_of"),
+    "a decline": (capturing.Capturing, "decline"),
+    "the recording is declared proven": (capturing.Capturing, "_tell_proven"),
+    "a replay is due": (capturing.Capturing, "check_due"),
+    "an event": (account.Account, "event"),
+    "a line": (reporter, "line_of"),
+    "a step is counted": (account.Account, "step"),
+    "gradients of a proof": (proof, "gradients_of"),
+    "a comparison": (proof, "compare_kinds"),
+    "the end of the record": (account.Account, "close"),
+    "the end of the policy": (fixed.Fixed, "close"),
+}
+"""What runs around it."""
+
+
+class Planted(Exception):
+    """Nobody's but ours."""
+
+
+def plant(monkeypatch, owner, name, *, after=0):
+    """Let what is ours fail at each of its calls but the first ones; returns a list with an entry for each failure."""
+    real, calls, failed = getattr(owner, name), [], []
+
+    def failing(*args, **kwargs):
+        calls.append(None)
+        if len(calls) > after:
+            failed.append(None)
+            raise Planted(name)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, failing)
+    return failed
+
+
+def program(run, **settings):
+    model = Classifier(dropout=0.25).to(run.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+
+    @run.loop(model, optimizer, **settings).step
+    def train_step(x, y):
+        SAID.debug("a step")
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for x, y in batches(run.device, 14):
+        run.note(train_step(x, y))
+    return model, optimizer
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_of_ours_that_fails_amid_a_step_declines_it(both, monkeypatch, hook):
+    owner, name = HOOKS[hook]
+    SAID.setLevel(logging.DEBUG)
+    failed = plant(monkeypatch, owner, name)
+    run = both.alike(program, exact=True)
+    assert failed
+    assert run.declined, run.status()
+    assert listener.FAILED in run.declined[0].reason
+    assert "Planted" in run.declined[0].reason
+    assert run.status().tier == "eager"
+
+
+@pytest.mark.parametrize("place", AROUND)
+@pytest.mark.parametrize("after", [0, 2])
+def test_what_fails_around_a_step_leaves_it_as_eager_runs_it(both, monkeypatch, caplog, place, after):
+    owner, name = AROUND[place]
+    failed = plant(monkeypatch, owner, name, after=after)
+    run = both.alike(program, exact=True)
+    if failed:
+        assert run.declined or "Planted" in caplog.text
+    assert run.loops[0].steps == 14
