@@ -105,6 +105,6 @@ def test_what_fails_around_a_step_leaves_it_as_eager_runs_it(both, monkeypatch, 
     owner, name = AROUND[place]
     failed = plant(monkeypatch, owner, name, after=after)
     run = both.alike(program, exact=True)
-    if failed:
-        assert run.declined or "Planted" in caplog.text
+    assert failed or after  # some are called once
+    assert run.declined or "Planted" in caplog.text or not failed
     assert run.loops[0].steps == 14
