@@ -35,7 +35,6 @@ AROUND = {
     "snapshot of the audit": (auditor, "before_a_run"),
     "what the audit makes of a result": (auditor.StepAuditor, "_of_result"),
     "the kind of a call": (capturing, "key_of"),
-    "a decline": (capturing.Capturing, "decline"),
     "the recording is declared proven": (capturing.Capturing, "_tell_proven"),
     "a replay is due": (capturing.Capturing, "check_due"),
     "an event": (account.Account, "event"),
