@@ -213,7 +213,7 @@ class HotLoop(pl.Callback):
         assert self._fit is not None
         if self._fit.why:
             return
-        self._fit.why += optimizer_obstacles(trainer.optimizers)
+        self._fit.why += optimizer_obstacles(trainer)
         if self._fit.why:
             self._leave_step(pl_module, self._fit)
             return

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from hotloop._torch.wrappers import why_not_at_first
 from hotloop.compiling.apply import metric_updated_by
+from hotloop.integrations.lightning.closures import closure_obstacle
 from hotloop.integrations.several import FLAT, UNCOMPILED
 
 if TYPE_CHECKING:
@@ -92,10 +93,13 @@ def _of_module(module: pl.LightningModule) -> Iterator[str]:
             yield f"{name} was set on this one {kind}, in front of what its class defines"
 
 
-def optimizer_obstacles(optimizers: list[torch.optim.Optimizer]) -> list[str]:
-    """List why a loop cannot own a step with these optimizers, which exist only once the fit has begun."""
+def optimizer_obstacles(trainer: pl.Trainer) -> list[str]:
+    """List why a loop cannot own a step with this Trainer's optimizers, which exist only once the fit has begun."""
+    optimizers = trainer.optimizers
     if len(optimizers) != 1:
         return [f"there are {len(optimizers)} optimizers"]
     if isinstance(optimizers[0], torch.optim.LBFGS):
         return ["LBFGS runs forward and backward several times a step, by a closure"]
-    return []
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        return []  # the Trainer itself runs the closure first then, and calls step() without one
+    return [why] if (why := closure_obstacle(optimizers[0])) else []
