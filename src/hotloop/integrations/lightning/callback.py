@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import weakref
@@ -22,11 +23,11 @@ from hotloop.integrations.lightning.status import Snapshot, Stage, TrainerStatus
 from hotloop.integrations.lightning.user_compiles import compiled_by_user
 from hotloop.integrations.setting_names import check_names
 from hotloop.integrations.several import level_of
+from hotloop.record import RunRecord
 from hotloop.step.tiers import Tier, tier_of_setting
 
 if TYPE_CHECKING:
     from hotloop.presets import Preset
-    from hotloop.record import RunRecord
     from hotloop.step import Loop
 
 
@@ -82,6 +83,18 @@ class HotLoop(pl.Callback):
         """Open while a pass over the data runs eager."""
         self._last_fit: tuple[weakref.ref[pl.LightningModule], dict[str, Any], bool] | None = None
         """A module whose step a loop owned, what it was compiled with, and whether its validation was as well."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return settings and status, for a copy or a pickle; loop, record and Trainer are of this process."""
+        here = dict.fromkeys(("_trainer", "_in_place", "_owned", "_compiled", "_last_fit"))
+        closed = {"_undo": contextlib.ExitStack(), "_eager": contextlib.ExitStack()}
+        record = self._settings.get("record")
+        named = {"record": record.folder} if isinstance(record, RunRecord) else {}
+        stages = {"_fit": self._kept(self._fit), "_evaluation": self._kept(self._evaluation)}
+        return {**vars(self), **here, **closed, **stages, "_settings": {**self._settings, **named}}
+
+    def _kept(self, stage: Stage | None) -> Stage | None:
+        return stage and dataclasses.replace(stage, snapshot=self._snapshot(stage)._replace(record=None))
 
     # -- what people ask -------------------------------------------------------------------------------------------
 

@@ -110,6 +110,11 @@ class HotLoop(TrainerCallback):
         self._in_place: InPlace | None = None
         self._open = contextlib.ExitStack()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return settings and status, for a copy or a pickle; loop, record and Trainer are of this process."""
+        here = dict.fromkeys(("loop", "step", "_owner", "_state", "_record", "_in_place"))
+        return {**vars(self), **here, "_open": contextlib.ExitStack(), "_last": self.status()}
+
     # -- the Trainer's hooks ---------------------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -260,13 +265,7 @@ class HotLoop(TrainerCallback):
         return _why_not_together(owner, self.tier) if _has_several_processes() else None
 
     def _compile(self, model: torch.nn.Module, why: str, hint: str) -> None:
-        """Compile in place, for a Trainer that runs its steps itself.
-
-        Args:
-            model: the model, without wrappers.
-            why: why the Trainer keeps its step.
-            hint: what to change.
-        """
+        """Compile in place, for a Trainer that runs its steps itself for this reason; the hint says what to change."""
         settings = self._requested if self.tier is None else self.tier.settings if self.tier.compiles else {}
         before = precompiled(model)
         kept = self._keep_record(model, {} if before else settings)

@@ -46,6 +46,11 @@ class HotStep:
         self.hot = hot
         hot.owned_by(self)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a copy's or a pickle's state; its callback has no Trainer yet."""
+        vars(self).update(state)
+        self.hot.owned_by(self)
+
     def add_callback(self, callback: Any) -> None:
         """See ``Trainer.add_callback``; a `HotLoop` replaces the one that the Trainer has."""
         below: Any = super()
