@@ -72,10 +72,11 @@ class Headline:
         begun, ended = number(document.get("created")), number(document.get("finished") or document.get("updated"))
         ran = -1.0 if begun is None or ended is None else ended - begun - (number(document.get("idle_seconds")) or 0.0)
         took = f" in {seconds(ran)}" if steps.entries and ran >= 0 else ""
-        # A hot loop does not record every step, but it records how many it did.
+        # A hot loop does not record every step, but it records how many it did, unless it was killed.
         measured = document.get("measurements")
         counted = number(measured.get("steps_done")) if isinstance(measured, Mapping) else None
-        done = int(counted) if counted else len(steps.entries)
+        last = number(steps.entries[-1].get("step")) if steps.entries else None
+        done = int(counted or max(last or 0, len(steps.entries)))
         sittings = number(document.get("starts")) or 0
         starts = f", in {int(sittings)} sittings" if sittings > 1 else ""
         return f"{status[:1].upper()}{status[1:]}: {count(done, 'step') if done else 'no step'}{took}{starts}."

@@ -1,10 +1,14 @@
 """The loop's record: written as the run goes, settled however the program ends, and readable as a report."""
 
+import gc
 import json
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +17,9 @@ from torch import nn
 import hotloop
 from hotloop import record
 from hotloop.report.components import components
+from hotloop.report.headline import Headline
+from hotloop.report.runs import row as row_of
+from hotloop.report.series import Steps
 from hotloop.step.loop.account import TierAccount
 from hotloop.step.tiers import parse
 
@@ -95,6 +102,67 @@ def trained(run="eager+graph", **settings):
     for _ in range(20):
         step(torch.randn(2, 4))
     return loop
+
+
+def unclosed(folder, ending=""):
+    """Take 20 steps in a loop that lies in a cycle with its owner, as in a trainer's class, and is never closed."""
+    owner = SimpleNamespace(model=nn.Linear(4, 1))
+    owner.loop = hotloop.Loop(owner.model, run="auto", record=folder)
+
+    def step(x):
+        if x is None:
+            raise ValueError("mine")
+        return owner.model(x).square().mean()
+
+    owner.step = owner.loop.step(step)
+    for _ in range(20):
+        owner.step(torch.ones(2, 4))
+    if ending == "in a step":
+        owner.step(None)
+    if ending == "between steps":
+        raise ValueError("mine")
+    return owner
+
+
+def in_a_child(folder, ending):
+    unclosed.kept = unclosed(folder, ending)
+    if ending == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ending", ["", "in a step", "between steps", "killed"])
+def test_a_child_process_that_never_closes_its_loop_has_a_whole_record(tmp_path, ending):
+    child = multiprocessing.get_context("fork").Process(target=in_a_child, args=(tmp_path, ending))
+    child.start()
+    child.join(60)
+    assert child.exitcode == {"": 0, "killed": -signal.SIGKILL}.get(ending, 1)
+    document = record.load(tmp_path)
+    row = row_of(tmp_path, document)
+    shown = Headline.of(document, Steps.read(document["steps"]), ()).sentence
+    if ending == "killed":  # one step in eight is timed while eager stays, and written down
+        assert (document["status"], record.was_killed(document), row.status) == ("running", True, "killed")
+        assert 13 <= row.steps <= 20
+        assert shown.startswith(f"Interrupted (killed): {row.steps} steps")
+        return
+    status = "failed" if ending else "finished"
+    assert (document["status"], row.status, row.steps) == (status, status, 20)
+    assert document["error"] == ("ValueError: mine" if ending else None)
+    assert document["components"]["model"]["requested"] == "auto"
+    assert shown.startswith(f"{status.capitalize()}: 20 steps")
+
+
+@pytest.mark.parametrize("ending", ["", "in a step"])
+def test_a_loop_that_is_collected_has_a_whole_record(tmp_path, ending):
+    if ending:
+        with pytest.raises(ValueError, match="mine"):
+            unclosed(tmp_path, ending)
+    else:
+        unclosed(tmp_path)
+    gc.collect()
+    document = record.load(tmp_path)
+    assert document["status"] == ("failed" if ending else "finished")
+    assert document["error"] == ("ValueError: mine" if ending else None)
+    assert document["measurements"]["steps_done"] == 20
 
 
 def test_the_record_and_the_report_tell_what_was_proven(tmp_path):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 import statistics
-import sys
-import weakref
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
@@ -18,6 +16,7 @@ from hotloop.step.loop.status import LoopStatus, TierStatus
 from hotloop.step.tiers import GRAPH, Tier
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from hotloop.measure import Timing
@@ -108,8 +107,9 @@ class Account:
         """The exception that the run ends with."""
         self._unproven: str | None = None
         """What the tier in force lacked as the loop was closed; asked of the loop before."""
-        if self._owned:  # a program that never closes its loop has a settled record as well
-            weakref.finalize(self, _end, self.record, os.getpid())
+        self._raised: tuple[int, str, str] | None = None
+        """The steps that were done when a step raised, a run's status then, and the error: no object, which would keep
+        the loop."""
 
     def step(self, tier: str, doing: str, timing: Timing, *, chosen: bool) -> None:
         """Count a step in a tier; ``doing`` as in `DecoratedStep`.
@@ -295,10 +295,18 @@ class Account:
         if self._owned:
             self.record.__exit__(type(self.failure) if self.failure else None, self.failure, None)
 
+    def raised(self, error: BaseException) -> None:
+        """Note that a step raised: a run that takes no further step ended there."""
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        self._raised = self.progress.steps, status, "".join(traceback.format_exception_only(error)).strip()
 
-def _end(record: RunRecord, owner: int) -> None:
-    """Settle a record at the end of its loop or of the program, which may have ended with an exception."""
-    if os.getpid() != owner:  # a fork, a data loader's worker say, ends while the run goes on
-        return
-    error: BaseException | None = getattr(sys, "last_value", None)
-    record.__exit__(type(error) if error is not None else None, error, None)
+    def end(self) -> None:
+        """Finish the record of a loop that is gone, and was never closed."""
+        if self._closed or not self._owned:
+            return
+        self._closed, steps = True, self.progress.steps
+        self.record.update("measurements", steps_done=steps)
+        if self.failure is None and self._raised is not None and self._raised[0] == steps:
+            self.record.finish(*self._raised[1:])
+        else:
+            self.record.__exit__(type(self.failure) if self.failure else None, self.failure, None)

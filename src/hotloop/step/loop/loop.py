@@ -27,6 +27,7 @@ from hotloop.step.loop.reporter import Reporter
 from hotloop.step.loop.runner import StepRunner
 from hotloop.step.loop.stepping import Stepping
 from hotloop.step.loop.transitions import Transitions
+from hotloop.step.loop.unclosed import finish_when_gone
 from hotloop.step.naming import named, optimizers_of
 from hotloop.step.policy.initial import policy_for
 from hotloop.step.policy.lookahead import choose_buckets, look_ahead
@@ -136,10 +137,8 @@ class Loop:
         memory: float | str | None = None,
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
-        models = named("model", model, torch.nn.Module)
-        optimizers = optimizers_of(optimizer)
-        others = arguments.check(run, total_steps, state, workload, record)
-        runs = arguments.check_runs(runs)
+        models, optimizers = named("model", model, torch.nn.Module), optimizers_of(optimizer)
+        others, runs = arguments.check(run, total_steps, state, workload, record), arguments.check_runs(runs)
         self._declared_shapes = arguments.check_shapes(shapes, batches)
         self._sentinel_share = arguments.share_of(sentinel)
         holdings = Holdings(models, optimizers, others)
@@ -149,10 +148,11 @@ class Loop:
         arguments.check_batches(batches, self._buckets.without_sizes)
         self.not_watched: tuple[Any, ...] = ()
         """Objects that a step can reach and that change of themselves: a framework's; set before `step` decorates."""
-        base, parts = compiled.tier, Parts(holdings)
-        progress = Progress(base, may_capture=False)
+        base, parts, progress = compiled.tier, Parts(holdings), Progress(compiled.tier, may_capture=False)
+        self.closed = True  # until all is there
         with arguments.recording_in(record):
             self.account = Account(progress, base.name, record)
+        finish_when_gone(self, self.account)
         self._runners: list[StepRunner] = []
         reporter = Reporter(self.account, parts, self._runners)
         self.context = Context(
@@ -174,12 +174,12 @@ class Loop:
             workload=workload,
         )
         self._lifetimes = Lifetimes(self.context, self._runners)
-        self.closed = False
         arguments.warn_of_strangers(holdings)
         self._optimizers = RecordedOptimizers(self.context)
         policy = policy_for(self.context, run, self._sentinel_share)
         self.transitions = reporter.transitions = Transitions(self.context, policy, self._optimizers, self._runners)
         self.stepping = reporter.stepping = Stepping(self.context, self.transitions, self.account)
+        self.closed = False
         self.stepping.bypassed = not policy.chooses and policy.start == Tier("eager")
         if not self.bypassed:
             arguments.warn_of_another_loop(self, holdings)
@@ -200,18 +200,12 @@ class Loop:
         arguments.refuse_suspended(function)
         prepare, pads = self._buckets.of(function), bool(self._buckets.declared)
         choose_buckets(self.context, self._buckets, prepare, self._batches)
-        runner = StepRunner(
-            self.context,
-            function,
-            self._optimizers,
-            ignore=(self, self.account, *self.not_watched),
-            sentinel_share=self._sentinel_share,
-        )
+        ignore, share = (self, self.account, *self.not_watched), self._sentinel_share
+        runner = StepRunner(self.context, function, self._optimizers, ignore=ignore, sentinel_share=share)
         self._runners.append(runner)
         if self._batches is not None and not self.bypassed:
             look = functools.partial(look_ahead, declared_shapes=self._declared_shapes)
-            name = runner.step.name
-            self.stepping.disable_on_error(look, self.context, name, runner.shapes, prepare, self._batches)
+            self.stepping.disable_on_error(look, self.context, runner.step.name, runner.shapes, prepare, self._batches)
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -224,20 +218,27 @@ class Loop:
                 return function(*args, **kwargs)
             _inside.a_step = True
             try:
-                if not self.stepping.bypassed:
-                    threads.begins(self.context)
-                    try:
-                        return self.stepping.run(runner, args, kwargs)
-                    finally:
-                        threads.ended(self.context)
-                result = function(*args, **kwargs)
-                self.context.progress.steps += 1  # as in a tier: a step that raises is none
-                return result
+                return self._take(runner, function, args, kwargs)
             finally:
                 _inside.a_step = False
 
         self._lifetimes.follow(runner, run)
         return run  # type: ignore[return-value]
+
+    def _take(self, runner: StepRunner, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        try:
+            if not self.stepping.bypassed:
+                threads.begins(self.context)
+                try:
+                    return self.stepping.run(runner, args, kwargs)
+                finally:
+                    threads.ended(self.context)
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            self.account.raised(error)
+            raise
+        self.context.progress.steps += 1  # as in a tier: a step that raises is none
+        return result
 
     def _let_go(self) -> None:
         self.settle()
