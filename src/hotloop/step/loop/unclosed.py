@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import weakref
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hotloop.step.loop.account import Account
-    from hotloop.step.loop.loop import Loop
 
 
-def finish_when_gone(loop: Loop, account: Account) -> None:
+def finish_when_gone(loop: Any, account: Account) -> None:
     """Finish the record when the loop is collected, at the end of the program, or of a child process.
 
     This is `weakref.finalize` that also runs in a child of `multiprocessing`, where Python runs no exit handlers, and
@@ -21,7 +20,7 @@ def finish_when_gone(loop: Loop, account: Account) -> None:
     Finalize(loop, _end, (weakref.ref(loop), account), exitpriority=0)
 
 
-def _end(gone: weakref.ref[Loop], account: Account) -> None:
+def _end(gone: weakref.ref[Any], account: Account) -> None:
     loop = gone()
     if loop is not None and not loop.closed:  # the process ends
         # A child ends within its exception; a program after its exception was shown.
