@@ -1,13 +1,25 @@
-"""The host's memory, and how much of it is free: of the machine, or of the container if that has a limit; no torch."""
+"""The host: its memory, of the machine or of the container if that has a limit, and how to start a Python; no torch."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def python(*arguments: str) -> list[str]:
+    """Return the command of a child that runs this Python, and finds modules where this process does.
+
+    With ``-P``, the console script's way, Python does not look for them in the current folder.
+
+    Args:
+        arguments: after the interpreter, such as ``-m hotloop``.
+    """
+    return [sys.executable, *(["-P"] if sys.flags.safe_path else []), *arguments]
 
 
 class Memory(NamedTuple):

@@ -1,0 +1,124 @@
+"""Files in folders that others may have filled: read if they are regular and small enough, written without following.
+
+A run's folder may come from an archive, a colleague or a cluster. A pipe or a device in it would hold a reader for
+ever, and a link would lead a writer to another file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SMALL = 2**22
+"""The most bytes of a small file that is read, such as a file of settings."""
+_IRREGULAR = "it is no regular file, but a link, a pipe, a folder or a device"
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_PLAIN = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def open_regular(path: Path, *, change: bool = False, links: bool = False) -> BinaryIO:
+    """Open a regular file that is there; anything else is refused at once.
+
+    Args:
+        path: of the file.
+        change: whether to open it for writing as well.
+        links: whether the file may be a link to a regular file; the folders above it always may.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    flags = (os.O_RDWR if change else os.O_RDONLY) | (0 if links else _NO_LINK)
+    return cast("BinaryIO", os.fdopen(_regular(path, flags), "rb+" if change else "rb"))
+
+
+def open_append(path: Path, mode: int = 0o666) -> BinaryIO:
+    """Open a regular file at its end, and create it where it is missing; what is written is not buffered.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK
+    return cast("BinaryIO", os.fdopen(_regular(path, flags, mode), "ab", 0))
+
+
+def read(path: Path, limit: int = SMALL, *, links: bool = False) -> bytes:
+    """Read a regular file that has a limited size.
+
+    Args:
+        path: of the file.
+        limit: the most bytes that it may have.
+        links: whether the file may be a link to a regular file.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger.
+    """
+    with open_regular(path, links=links) as file:
+        size = os.fstat(file.fileno()).st_size
+        # A sparse file may claim any size without having it on disk, and a file may grow while it is read.
+        content = file.read(limit + 1) if size <= limit else b""
+    if max(size, len(content)) > limit:
+        raise OSError(f"it has {max(size, len(content)):,} bytes, expected {limit:,} at most")
+    return content
+
+
+@contextlib.contextmanager
+def whole(path: Path, *, durable: bool = True, shared: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Write a file, and its folder, so that the file is always a whole one: the former or the new.
+
+    A link in the file's place is replaced; the file that it leads to stays as it is.
+
+    Args:
+        path: of the file.
+        durable: wait for the disk, so that this holds after a power cut as well.
+        shared: other processes or threads may write the file at the same time. Where none does, what a kill has left of
+            an earlier writing is removed.
+        mode: permissions of the file, of which the system takes those away that its umask names.
+
+    Raises:
+        OSError: it cannot be written; the former stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not shared:
+        _remove_parts(path)
+    part = path.with_name(
+        f".{path.name}.{secrets.token_hex(8)}.part"
+    )  # nobody can put a link where none knows the name
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _PLAIN, mode), "wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _remove_parts(path: Path) -> None:
+    left = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.part")
+    for other in [one for one in path.parent.iterdir() if left.fullmatch(one.name)]:
+        with contextlib.suppress(OSError):  # a folder of that name is nobody's unfinished file
+            other.unlink()
+
+
+def _regular(path: Path, flags: int, mode: int = 0o666) -> int:
+    try:
+        descriptor = os.open(path, flags | _PLAIN, mode)  # without O_NONBLOCK, a pipe waits for its other end
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise OSError(_IRREGULAR) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(_IRREGULAR)
+    return descriptor

@@ -1,0 +1,107 @@
+"""Files that somebody may have planted: only regular ones of a limited size are read, and no link is written through."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hotloop import files, host
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _planted(kind: str, path: Path) -> None:
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.with_name("target").write_bytes(b"the target's own")
+        path.symlink_to("target")
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "device", "folder"])
+def test_what_is_no_regular_file_is_neither_read_nor_appended_to(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    _planted(kind, path)
+    for use in (files.read, files.open_append, files.open_regular, lambda at: files.open_regular(at, change=True)):
+        with pytest.raises(OSError, match="no regular file"):
+            use(path)
+    if kind == "link":
+        assert path.with_name("target").read_bytes() == b"the target's own"
+
+
+def test_a_link_to_a_regular_file_is_read_where_it_may_be_one_and_a_device_behind_a_link_is_not(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"text")
+    (tmp_path / "link").symlink_to("target")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    assert files.read(tmp_path / "link", links=True) == b"text"
+    with pytest.raises(OSError, match="no regular file"):
+        files.read(tmp_path / "zeros", links=True)
+
+
+def test_a_file_above_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"four")
+    assert files.read(tmp_path / "file", 4) == b"four"
+    with (tmp_path / "sparse").open("wb") as sparse:
+        sparse.truncate(2**40)
+    with pytest.raises(OSError, match="1,099,511,627,776 bytes, expected 4 at most"):
+        files.read(tmp_path / "sparse", 4)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_links_at_a_file_and_at_its_unfinished_one_are_replaced_and_not_followed(tmp_path: Path, shared: bool) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    for name in ("last.pt", ".last.pt.part", f".last.pt.{os.getpid()}-{threading.get_ident()}.part"):
+        (tmp_path / name).symlink_to(mine)
+    with files.whole(tmp_path / "last.pt", durable=False, shared=shared) as file:
+        file.write(b"new")
+    assert (mine.read_bytes(), (tmp_path / "last.pt").read_bytes()) == (b"mine", b"new")
+    assert not (tmp_path / "last.pt").is_symlink()
+
+
+def test_what_a_kill_left_of_a_file_is_removed_by_the_next_writing_unless_others_write_too(tmp_path: Path) -> None:
+    left, other = tmp_path / f".last.pt.{'a' * 16}.part", tmp_path / f".best.pt.{'a' * 16}.part"
+    left.touch()
+    other.touch()
+    with files.whole(tmp_path / "last.pt", shared=True):
+        pass
+    assert left.exists()
+    with files.whole(tmp_path / "last.pt"):
+        pass
+    assert sorted(one.name for one in tmp_path.iterdir()) == [other.name, "last.pt"]
+
+
+def test_a_writing_that_fails_leaves_the_former_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"former")
+    with pytest.raises(ZeroDivisionError), files.whole(path) as file:
+        file.write(b"half")
+        _ = 1 / 0
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("file", b"former")]
+
+
+def test_an_appended_file_keeps_what_it_has_and_can_be_changed_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    for text in (b"one\n", b"two\n"):
+        with files.open_append(path) as file:
+            file.write(text)
+    with files.open_regular(path, change=True) as file:
+        file.write(b"ONE")
+    assert path.read_bytes() == b"ONE\ntwo\n"
+
+
+@pytest.mark.parametrize(("safe", "flags"), [(True, ["-P"]), (False, [])])
+def test_a_child_looks_into_the_current_folder_only_where_this_process_does(
+    safe: bool, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "sys", SimpleNamespace(executable="python", flags=SimpleNamespace(safe_path=safe)))
+    assert host.python("-m", "hotloop") == ["python", *flags, "-m", "hotloop"]
