@@ -256,15 +256,15 @@ def test_a_failing_disk_is_said_once_and_loses_nothing_that_it_takes_later(tmp_p
     assert load(tmp_path / "record.jsonl") == load(tmp_path / "record.json")
 
 
-@pytest.mark.parametrize("method", ["mkdir", "open"])
+@pytest.mark.parametrize("call", ["pathlib.Path.mkdir", "hotloop.record.writing.open_append"])
 def test_a_folder_that_cannot_be_written_from_the_start_leaves_the_record_in_memory(
-    tmp_path, caplog, monkeypatch, method
+    tmp_path, caplog, monkeypatch, call
 ):
     def refuses(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-        patched.setattr(Path, method, refuses)
+        patched.setattr(call, refuses)
         run = RunRecord(tmp_path / "run")
     run.append("steps", {"step": 1})
     run.finish()

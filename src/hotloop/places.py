@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hotloop.errors import ConfigError
-from hotloop.record import whole
+from hotloop.files import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hotloop.cache.compiled import MAX_BYTES, MAX_MANIFEST_BYTES, CompiledStore, File, Manifest, sha256_of
 from hotloop.cache.keys import fits
 from hotloop.errors import DataError
-from hotloop.record import whole
+from hotloop.files import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from hotloop.record import whole
+from hotloop.files import whole
 
 
 def default_folder() -> Path | None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hotloop import record
 from hotloop.cli.common import AsJson, echo_json
 from hotloop.errors import ConfigError
+from hotloop.files import whole
 
 if TYPE_CHECKING:
     from hotloop.train.export import Made
@@ -104,7 +104,7 @@ def predict(  # noqa: PLR0913, PLR0917 - arguments and options of the command
         typer.echo(text, nl=False)
         return
     try:
-        with record.whole(out) as file:
+        with whole(out) as file:
             file.write(text.encode())
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written: {error}") from error

@@ -5,10 +5,11 @@ replaced atomically at most every five seconds (less often if that would cost ov
 the lines are ahead of the document, so `load` prefers them.
 """
 
+from hotloop.files import whole
 from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA, empty
 from hotloop.record.process import SUBMITTED, on_cluster, this_process, was_killed
 from hotloop.record.reading import Follower, load, load_ranks
-from hotloop.record.schema import Schema, to_json, whole
+from hotloop.record.schema import Schema, to_json
 from hotloop.record.writing import ERROR_LENGTH, RunRecord
 
 __all__ = [

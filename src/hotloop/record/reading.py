@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.errors import RecordError
+from hotloop.files import open_regular
 from hotloop.record.format import DOCUMENT, LINES, SCHEMA, empty
 from hotloop.record.schema import are_objects
+
+LONGEST = 2**26
+"""Bytes of a line that is read: a file without line ends would fill the memory."""
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -47,15 +51,15 @@ def load_ranks(folder: Path) -> dict[int, dict[str, Any]]:
 
 def _load_lines(path: Path) -> dict[str, Any]:
     document = empty()
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-        unread = sum(not _take(document, text) for text in lines)
+    with open_regular(path) as lines:
+        unread = sum(not _take(document, text) for text in iter(lambda: lines.readline(LONGEST), b""))
     return _counted(document, unread, path)
 
 
-def _take(document: dict[str, Any], text: str) -> bool:
+def _take(document: dict[str, Any], text: bytes) -> bool:
     """Put what a line says into the document; return whether it could be read."""
     try:
-        line = json.loads(text)
+        line = json.loads(text.decode("utf-8", "replace"))
         if "append" in line:
             # Interned keys: a million steps would otherwise hold five million copies of five words.
             entry = {sys.intern(key): value for key, value in line["entry"].items()}
@@ -105,17 +109,17 @@ class Follower:
             self._file = None
             return load(self.folder)
         try:
-            with path.open("rb") as lines:
+            with open_regular(path) as lines:
                 found = os.fstat(lines.fileno())
                 if self._file != (found.st_dev, found.st_ino) or found.st_size < self._read:
                     self._file = (found.st_dev, found.st_ino)
                     self._read, self._unread, self._document = 0, 0, empty()
                 lines.seek(self._read)
-                for text in lines:
-                    if not text.endswith(b"\n"):  # it is being written
+                for text in iter(lambda: lines.readline(LONGEST), b""):
+                    if not text.endswith(b"\n") and len(text) < LONGEST:  # it is being written
                         break
                     self._read += len(text)
-                    self._unread += not _take(self._document, text.decode("utf-8", "replace"))
+                    self._unread += not _take(self._document, text)
         except OSError as error:
             raise RecordError(f"{path} cannot be read: {error}") from error
         document = _counted(self._document, self._unread, path)

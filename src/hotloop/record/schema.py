@@ -9,17 +9,16 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
-import threading
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import RecordError
+from hotloop.files import read, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import os
 
 LARGEST = 2**30
 """Bytes of a document that is read: a run of a million steps has 200 MB."""
@@ -58,11 +57,7 @@ class Schema:
         path = Path(path)
         path = path / self.file if path.is_dir() else path
         try:
-            if path.exists() and not path.is_file():  # opening a pipe would wait for ever
-                raise RecordError("it is no regular file")
-            if path.stat().st_size > LARGEST:
-                raise RecordError(f"it has {path.stat().st_size:,} bytes, expected {LARGEST:,} at most")
-            document = json.loads(path.read_bytes())
+            document = json.loads(read(path, LARGEST))
         except (OSError, ValueError, RecursionError) as error:
             raise RecordError(f"{path} is no readable {self.name}: {error}") from error
         if not isinstance(document, dict):
@@ -102,38 +97,6 @@ class Schema:
 def are_objects(entries: object) -> bool:
     """Return whether something is a list of objects."""
     return isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
-
-
-@contextlib.contextmanager
-def whole(path: Path, *, durable: bool = True, shared: bool = False, mode: int | None = None) -> Iterator[BinaryIO]:
-    """Write a file, and its folder, so that the file is always a whole one: the former or the new.
-
-    Args:
-        path: of the file.
-        durable: wait for the disk, so that this holds after a power cut as well.
-        shared: other processes or threads may write the file at the same time.
-        mode: permissions of the file; None leaves them to the system.
-
-    Raises:
-        OSError: it cannot be written; the former stays.
-    """
-    # One name alone, where one process writes: what a kill leaves of it is overwritten by the next start.
-    part = path.with_name(
-        f".{path.name}.{os.getpid()}-{threading.get_ident()}.part" if shared else f".{path.name}.part"
-    )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if mode is not None:
-            part.touch(mode)
-        with part.open("wb") as file:
-            yield file
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def to_json(value: Any) -> str:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 from hotloop.errors import ConfigError, RunPrunedError
+from hotloop.files import open_append, open_regular, whole
 from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA, empty
 from hotloop.record.process import this_process
-from hotloop.record.reading import load
-from hotloop.record.schema import to_json, whole
+from hotloop.record.reading import LONGEST, load
+from hotloop.record.schema import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -76,7 +77,7 @@ class RunRecord:
                 has_lines = _mend_torn_tail(self.folder / LINES)
                 if has_lines or (self.folder / DOCUMENT).exists():
                     known = load(self.folder if has_lines else self.folder / DOCUMENT)
-                self._lines = cast("BinaryIO", (self.folder / LINES).open("ab", 0))
+                self._lines = open_append(self.folder / LINES)
         except (FileExistsError, NotADirectoryError):
             raise  # a wrong name, which is told before the first step
         except OSError as error:
@@ -216,7 +217,7 @@ class RunRecord:
         _log.warning("The run record in %s was removed while the run goes on: it is written anew.", self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lines.close()
-        self._lines, self._unwritten = (self.folder / LINES).open("ab", 0), bytearray()
+        self._lines, self._unwritten = open_append(self.folder / LINES), bytearray()
         self._write_line({"set": self.document})
 
     def _snapshot_if_due(self) -> None:
@@ -287,8 +288,8 @@ def _mend_torn_tail(lines: Path) -> bool:
     """
     if not lines.exists():
         return False
-    with lines.open("rb+") as file:
-        first = file.readline()
+    with open_regular(lines, change=True) as file:
+        first = file.readline(LONGEST)
         if first:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":

@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from hotloop.errors import ConfigError, DataError, HotloopError
-from hotloop.record import LINES, whole
+from hotloop.files import whole
+from hotloop.record import LINES
 from hotloop.remote import listed, locating, runs, signed, there
 from hotloop.remote.client import OVER, WORDS, Client, MissingFileError, UnknownJobError
 from hotloop.report.runs import FETCHED

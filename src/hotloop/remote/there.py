@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import DataError, HotloopError, describe
-from hotloop.record import whole
+from hotloop.files import whole
 from hotloop.remote import environment, signed
 from hotloop.remote.listed import COMPILED, INDEX, is_name
 from hotloop.version import __version__

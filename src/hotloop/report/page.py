@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup
 
-from hotloop import record
+from hotloop.files import whole
 from hotloop.report import text
 from hotloop.report.view import View, build
 from hotloop.version import __version__
@@ -44,7 +44,7 @@ def write_html(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Pat
 
 def write_view(view: View | FoldsView | StudyView, path: Path) -> Path:
     """Write the page of a run, a cross-validation or a search, as `write_html` does."""
-    with record.whole(path, durable=False, shared=True) as file:
+    with whole(path, durable=False, shared=True) as file:
         file.write(render(view).encode("utf-8", "replace"))
     return path
 

@@ -9,7 +9,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, TrainingFailedError
-from hotloop.record import whole
+from hotloop.files import whole
 from hotloop.report import runs
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hotloop import places
 from hotloop.errors import ConfigError, describe
-from hotloop.record import whole
+from hotloop.files import whole
 from hotloop.train import checkpoint
 from hotloop.train.turn import LOCK
 

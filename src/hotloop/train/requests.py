@@ -16,7 +16,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from hotloop.record import whole
+from hotloop.files import whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

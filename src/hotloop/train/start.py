@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, DataError
-from hotloop.record import DOCUMENT, LINES, whole
+from hotloop.files import whole
+from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds, study
 from hotloop.train import checkpoint, conf_files, configure, idle, mirror, program, run_storage
 from hotloop.train.kept import Kept

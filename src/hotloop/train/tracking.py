@@ -17,8 +17,8 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotloop import record
 from hotloop.errors import ConfigError, MissingExtraError
+from hotloop.files import whole
 from hotloop.train import configure
 from hotloop.train.optional import require
 from hotloop.train.turn import turn
@@ -323,5 +323,5 @@ def _installed(package: str) -> None:
 
 def _keep(path: Path, identity: str) -> None:
     """Keep what a run is called there, so that it is the same one when it goes on."""
-    with record.whole(path, durable=False) as file:
+    with whole(path, durable=False) as file:
         file.write(identity.encode())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hotloop.record import whole
+from hotloop.files import whole
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:

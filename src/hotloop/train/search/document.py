@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotloop import record
 from hotloop.errors import ConfigError, RecordError, SearchStoppedError
+from hotloop.files import whole
 from hotloop.report import study as report
 from hotloop.train import conf_files, configure
 from hotloop.train.optional import require
@@ -116,7 +116,7 @@ def write_settings(settings: Settings, folder: Path) -> None:
     """
     url = settings.hpo.storage
     secret = url is not None and masked(url) != url
-    _write(folder / SETTINGS, settings, mode=0o600 if secret else None)
+    _write(folder / SETTINGS, settings, mode=0o600 if secret else 0o666)
 
 
 def read_settings(folder: Path) -> Settings:
@@ -222,6 +222,6 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _write(path: Path, settings: Settings, mode: int | None = None) -> None:
-    with record.whole(path, shared=True, mode=mode) as file:
+def _write(path: Path, settings: Settings, mode: int = 0o666) -> None:
+    with whole(path, shared=True, mode=mode) as file:
         file.write(configure.to_yaml(settings).encode())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import record
 from hotloop.errors import ConfigError
+from hotloop.files import whole
 from hotloop.train import configure, mirror
 from hotloop.train.nested import leaves
 from hotloop.train.optional import require
@@ -374,7 +375,7 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
     """Keep an outcome where it is found again if its worker dies, or the storage is away; a full disk keeps none."""
-    with contextlib.suppress(OSError), record.whole(folder / OUTCOME, durable=False) as file:
+    with contextlib.suppress(OSError), whole(folder / OUTCOME, durable=False) as file:
         file.write(json.dumps(dataclasses.asdict(outcome)).encode())
 
 

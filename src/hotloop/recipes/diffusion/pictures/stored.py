@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hotloop.record import whole
+from hotloop.files import whole
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
