@@ -99,9 +99,19 @@ def test_an_appended_file_keeps_what_it_has_and_can_be_changed_in_place(tmp_path
     assert path.read_bytes() == b"ONE\ntwo\n"
 
 
-@pytest.mark.parametrize(("safe", "flags"), [(True, ["-P"]), (False, [])])
+@pytest.mark.parametrize(
+    ("safe", "main", "flags"),
+    [
+        (True, {"__spec__": "hotloop"}, ["-P"]),  # python -P -m hotloop
+        (False, {"__spec__": "hotloop"}, []),  # python -m hotloop
+        (False, {"__spec__": None, "__file__": "bin/hotloop"}, ["-P"]),  # the command hotloop
+        (False, {"__spec__": None}, []),  # python -c, and a prompt
+    ],
+)
 def test_a_child_looks_into_the_current_folder_only_where_this_process_does(
-    safe: bool, flags: list[str], monkeypatch: pytest.MonkeyPatch
+    safe: bool, main: dict[str, object], flags: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "sys", SimpleNamespace(executable="python", flags=SimpleNamespace(safe_path=safe)))
+    modules = {"__main__": SimpleNamespace(**main)}
+    ours = SimpleNamespace(executable="python", flags=SimpleNamespace(safe_path=safe), modules=modules)
+    monkeypatch.setattr(host, "sys", ours)
     assert host.python("-m", "hotloop") == ["python", *flags, "-m", "hotloop"]

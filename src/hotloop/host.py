@@ -12,14 +12,17 @@ if TYPE_CHECKING:
 
 
 def python(*arguments: str) -> list[str]:
-    """Return the command of a child that runs this Python, and finds modules where this process does.
+    """Return the command of a child that runs this Python, and imports what this process does.
 
-    With ``-P``, the console script's way, Python does not look for them in the current folder.
+    A child would look into the current folder first. With ``-P`` it does not, which this process was started with or,
+    as a script such as the command ``hotloop``, did not need.
 
     Args:
         arguments: after the interpreter, such as ``-m hotloop``.
     """
-    return [sys.executable, *(["-P"] if sys.flags.safe_path else []), *arguments]
+    main = sys.modules["__main__"]
+    is_script = getattr(main, "__spec__", None) is None and hasattr(main, "__file__")  # a module, -m, has a spec
+    return [sys.executable, *(["-P"] if sys.flags.safe_path or is_script else []), *arguments]
 
 
 class Memory(NamedTuple):

@@ -187,10 +187,11 @@ def test_a_full_disk_stops_the_search_and_leaves_the_trial_open(work, open_study
     assert states(study) == ["interrupted", *["complete"] * 4]
 
 
+@pytest.mark.parametrize("name", ["data.path", "training.batch_size_of_others", "other.training.batch_size"])
 @pytest.mark.parametrize("kind", [ConfigError, DataError, MissingExtraError, SearchStoppedError])
-def test_a_mistake_in_the_set_up_stops_the_search_and_burns_no_trial(work, open_study, kind):
+def test_a_mistake_in_the_set_up_stops_the_search_and_burns_no_trial(work, open_study, kind, name):
     def refuses(asked):
-        raise kind("data.path=pairs.csv: planted")
+        raise kind(f"{name}=pairs.csv: planted")
 
     with pytest.raises(kind, match="planted"):
         work(refuses)

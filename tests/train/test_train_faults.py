@@ -8,6 +8,8 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from training_fixtures import held_elsewhere, overrides
 
 from hotloop import recipes, record, report
 from hotloop.errors import ConfigError, TrainingFailedError
-from hotloop.train import checkpoint, configure, fit, kfold_state, saving, start, turn
+from hotloop.train import checkpoint, conf_files, configure, fit, kfold_state, saving, start, turn
 
 FULL = OSError(28, "No space left on device")
 
@@ -115,6 +117,29 @@ def test_a_resumed_run_tells_the_checkpoints_of_its_earlier_start(tmp_path, trai
     disk["full"] = True
     with pytest.raises(TrainingFailedError, match=r"is on disk: last\.pt is of step 9 \("):
         resumed(tmp_path / "run", "training.max_steps=18")
+
+
+def test_several_processes_write_a_checkpoint_every_so_many_minutes_and_not_with_each_step(monkeypatch):
+    minute, written = [0], []
+    monkeypatch.setattr(saving.time, "monotonic", lambda: 60.0 * minute[0])
+    monkeypatch.setattr(checkpoint, "save", lambda *_: written.append(minute[0]))
+    settings = SimpleNamespace(
+        training=SimpleNamespace(checkpoint_every_steps=None, checkpoint_every_minutes=10.0),
+        run=SimpleNamespace(on_full_disk="continue"),
+    )
+    within, kept = SimpleNamespace(trial=None, keeps=None), SimpleNamespace(push=lambda _: None)
+    both = [
+        saving.Checkpoints(
+            SimpleNamespace(folder=Path("x"), settings=settings, within=within, leads=leads, kept=kept), print, None
+        )
+        for leads in (True, False)
+    ]
+    for minute[0] in range(1, 41):
+        due = [one.is_due(minute[0]) for one in both]
+        if any(due):
+            for one in both:
+                one.save("last.pt", {})
+    assert written == [10, 20, 30, 40]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -300,6 +325,15 @@ def test_settings_that_lost_their_beginning_are_torn_as_well(tmp_path, train, mo
     settings.write_text(settings.read_text().partition("\n")[2])
     with pytest.raises(ConfigError, match="the file is torn"):
         start.prepare([f"run.resume={tmp_path / 'run'}"])
+
+
+@pytest.mark.parametrize("text", ["", "\n", "#\n", "# my settings\n"])
+def test_a_file_without_settings_leaves_the_defaults(tmp_path, text):
+    (tmp_path / "mine.yaml").write_text(text)
+    assert conf_files.read(tmp_path / "mine.yaml") == {}
+    (tmp_path / "mine.yaml").write_text(conf_files.BEGIN[:14])
+    with pytest.raises(ConfigError, match="the file is torn"):
+        conf_files.read(tmp_path / "mine.yaml")
 
 
 NINE = ",".join(["x"] * 9)

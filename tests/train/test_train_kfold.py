@@ -356,6 +356,7 @@ def test_a_resumed_cross_validation_keeps_what_its_folds_are_compared_by(tmp_pat
         "kfold.n_splits=4",
         "kfold.fold=1",
         "run.seed=3",
+        "run.devices=2",
         "model.dropout=0.3",
     ):
         with pytest.raises(ConfigError, match=r"cannot change while a cross-validation is resumed.*Start a new one"):

@@ -136,6 +136,20 @@ def test_devices_and_a_precision_that_are_not_there_are_refused(given):
             recipes.load(begun.settings.recipe.name).train(dataclasses.replace(begun, dry=True))
 
 
+def test_the_other_processes_import_what_the_first_one_does(monkeypatch, tmp_path):
+    command = []
+
+    def popen(given, **_):
+        command.extend(given)
+        raise InterruptedError
+
+    monkeypatch.setattr(ranks.host, "python", lambda *given: ["python", "-P", *given])
+    monkeypatch.setattr(ranks.subprocess, "Popen", popen)
+    with pytest.raises(InterruptedError):
+        ranks._Child(1, 2, {}, tmp_path)
+    assert command == ["python", "-P", "-m", "hotloop.train.ranks"]
+
+
 def test_processes_with_the_same_first_batch_are_refused():
     class Two(Ranks):
         size = 2

@@ -118,12 +118,12 @@ def test_a_link_is_no_preset(client, root, tmp_path):
     ("content", "said"),
     [
         ("training: [1", "cannot be read"),
-        ("", "torn"),
+        ("# The settings", "torn"),
         ("training: {nonesuch: 1}", "nonesuch"),
         (f"recipe: {{name: '{SCRIPT}'}}", "expected"),
         ("x: &a [1]\n" * 60_000, "no file of settings"),
     ],
-    ids=["torn", "empty", "unknown", "script", "large"],
+    ids=["torn", "cut", "unknown", "script", "large"],
 )
 def test_a_hostile_preset_is_said_and_harms_nothing(client, root, content, said):
     file(root, "odd").parent.mkdir(parents=True)

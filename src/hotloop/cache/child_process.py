@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Literal, Self
 
 import torch
 
+from hotloop import host
 from hotloop.cache.portable import BackgroundUnavailableError
 from hotloop.cache.process_folder import VARIABLE, child_folder
 
@@ -135,7 +136,7 @@ class BackgroundCompile:
                 given["asked"] = time.monotonic()
                 inherited = {"request": source.fileno(), "report": report.fileno()}
                 process = subprocess.Popen(  # noqa: S603 - our own interpreter and program
-                    [sys.executable, *_flags(), "-c", boot, json.dumps({**given, **inherited, "memory": limits})],
+                    host.python(*_flags(), "-c", boot, json.dumps({**given, **inherited, "memory": limits})),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,

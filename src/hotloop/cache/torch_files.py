@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hotloop import host
 from hotloop.cache.compiled import CHILDREN, MAX_FILE_BYTES, File, is_file_path, sha256_of
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _load_in_child(paths: Iterable[Path]) -> set[Path]:
         places.append(before)
     try:
         done = subprocess.run(  # noqa: S603 - this very Python, and files of this process's own folder
-            [sys.executable, "-I", "-S", "-c", _LOADER, *asked],
+            host.python("-I", "-S", "-c", _LOADER, *asked),
             env={**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(places)},
             stdin=subprocess.DEVNULL,
             capture_output=True,

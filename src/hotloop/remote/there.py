@@ -29,6 +29,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotloop import host
 from hotloop.errors import DataError, HotloopError, describe
 from hotloop.files import whole
 from hotloop.remote import environment, signed
@@ -302,7 +303,7 @@ def _digest(path: Path, length: int) -> str:
 
 
 def _hotloop() -> list[str]:
-    return [sys.executable, "-m", "hotloop"]
+    return host.python("-m", "hotloop")
 
 
 def _say(text: str) -> None:

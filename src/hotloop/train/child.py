@@ -17,6 +17,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from hotloop import host
+from hotloop.files import open_append
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -35,10 +38,9 @@ class WorkerLostError(Exception):
 def started(module: str, log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Start a module as a process in a group of its own, so that Ctrl-C reaches it through us alone."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    flags = ["-P"] if sys.flags.safe_path else []
-    with log.open("a", encoding="utf-8") as errors:
+    with open_append(log) as errors:
         return subprocess.Popen(  # noqa: S603 - this very program
-            [sys.executable, *flags, "-m", module],
+            host.python("-m", module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotloop import host
 from hotloop.errors import ConfigError
 from hotloop.train.child import WorkerLostError
 from hotloop.train.optional import require
@@ -162,8 +163,8 @@ def _probe(address: str, setting: str) -> None:
     """Refuse an address that nobody answers; Ray itself would wait for minutes."""
     if address == "auto":
         return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
+    name, _, port = address.removeprefix("ray://").rpartition(":")
+    if not name or not port.isdigit():
         raise ConfigError(f"engine.address={address}: expected auto, HOST:PORT (6379) or ray://HOST:PORT (10001)")
     try:
         _reach(address.removeprefix("ray://"))
@@ -174,8 +175,8 @@ def _probe(address: str, setting: str) -> None:
 
 
 def _reach(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
+    name, _, port = address.rpartition(":")
+    socket.create_connection((name.strip("[]"), int(port)), _PROBE_SECONDS).close()
 
 
 def _refusal(address: str, setting: str, error: BaseException) -> str:
@@ -213,8 +214,7 @@ class RemoteChild:
         else:
             self.log = "in Ray's log of the worker"
         self._host = _host(cluster.ray).options(**cluster.needs, max_restarts=0).remote()
-        flags = ["-P"] if sys.flags.safe_path else []
-        command = [*flags, "-m", module]
+        command = host.python("-m", module)[1:]  # by the node's own interpreter
         self._start = self._host.start.remote(command, str(Path.cwd()), shared, __version__)
 
     @property

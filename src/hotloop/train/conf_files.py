@@ -109,7 +109,8 @@ def _mapping(text: str, *, of_run: bool = False) -> dict[str, Any]:
     yaml = require("yaml", "Reading settings")
 
     first = text.partition("\n")[0]
-    begun = of_run or first == BEGIN or BEGIN.startswith(text.strip())  # a cut first line is a comment, and no settings
+    cut = len(text.strip()) > 1 and BEGIN.startswith(text.strip())  # it would be read as a comment, and no settings
+    begun = of_run or first == BEGIN or cut
     if begun and not (first == BEGIN and text.endswith(f"\n{END}\n")):
         raise ConfigError("the file is torn, as a full disk or a power cut leaves it: its end is missing")
     loader = _loader()

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import distributed
 
+from hotloop import host
 from hotloop.errors import ConfigError, HotloopError, RunPrunedError, TrainingFailedError
 from hotloop.measure import machine
 from hotloop.train import configure, sharding
@@ -305,6 +306,24 @@ def _fabric(settings: Settings) -> Any:
     return fabric.Fabric(accelerator=run.accelerator, devices=run.devices, precision=settings.precision, **several)
 
 
+def _replicated() -> Any:
+    """Return Fabric's strategy that copies models, and knows the wrappers that it has made, as a hot loop has to."""
+    kind = require("lightning.fabric.strategies", "A program that takes fabric").DDPStrategy
+
+    class Replicated(kind):  # type: ignore[misc, valid-type]
+        """Makes wrappers, and keeps them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.wrappers: list[torch.nn.Module] = []
+
+        def setup_module(self, module: torch.nn.Module) -> Any:
+            self.wrappers.append(super().setup_module(module))
+            return self.wrappers[-1]
+
+    return Replicated()
+
+
 @contextlib.contextmanager
 def _others(start: Start) -> Iterator[Callable[[], str]]:
     """Start the other processes, and end them with the block; yields what says which of them was lost."""
@@ -352,8 +371,8 @@ class _Child:
         self._said = folder / f"rank-{rank}.txt"
         with self._said.open("wb") as said:
             # It ends where its input does: with this process, however that ends. Ctrl-C is for this process alone.
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "hotloop.train.ranks"],
+            self.process = subprocess.Popen(  # noqa: S603 - this very program
+                host.python("-m", "hotloop.train.ranks"),
                 stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True,
                 env={**os.environ, **environment, "LOCAL_RANK": str(rank), "NODE_RANK": "0"},
             )  # fmt: skip
@@ -413,21 +432,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-def _replicated() -> Any:
-    """Return Fabric's strategy that copies models, and knows the wrappers that it has made, as a hot loop has to."""
-    kind = require("lightning.fabric.strategies", "A program that takes fabric").DDPStrategy
-
-    class Replicated(kind):  # type: ignore[misc, valid-type]
-        """Makes wrappers, and keeps them."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.wrappers: list[torch.nn.Module] = []
-
-        def setup_module(self, module: torch.nn.Module) -> Any:
-            self.wrappers.append(super().setup_module(module))
-            return self.wrappers[-1]
-
-    return Replicated()

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from hotloop import host
 from hotloop.train import checkpoint, configure
 from hotloop.train.compiling import PREFIX
 
@@ -25,9 +26,8 @@ def command(start: Start, overrides: Sequence[str], verb: str = "train", options
     """
     ours = (_COMPILE, "run.folder", "run.resume")
     kept = [one for one in overrides if one.split("=", 1)[0].strip().lstrip("+") not in ours] if start.resume else []
-    flags = ["-P"] if sys.flags.safe_path else []
     again = [configure.resume(start.folder), f"{_COMPILE}=false"]
-    return [sys.executable, *flags, "-m", "hotloop", verb, *options, *kept, *again]
+    return host.python("-m", "hotloop", verb, *options, *kept, *again)
 
 
 def one_rung_down(

@@ -75,11 +75,14 @@ class Checkpoints:
         return (checkpoint.BEST,) if best and self._keeps(metrics) else ()
 
     def is_due(self, step: int) -> bool:
-        """Return whether it is time for the last checkpoint: by steps, by minutes, or to try again after a failure."""
+        """Return whether it is time for the last checkpoint: by steps, by minutes, or to try again after a failure.
+
+        The first process alone says so: the others do not know when it last wrote one.
+        """
         since = time.monotonic() - self._tried
         again = self.lacks_last and since >= RETRY_SECONDS
         by_clock = self._minutes is not None and since >= 60 * self._minutes
-        return again or by_clock or (self._every is not None and step % self._every == 0)
+        return self._leads and (again or by_clock or (self._every is not None and step % self._every == 0))
 
     @property
     def lacks_last(self) -> bool:

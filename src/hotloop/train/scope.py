@@ -74,4 +74,5 @@ STILL_COMPARABLE = (
 )  # fmt: skip
 """Settings, or groups of them, that may change while a search or a cross-validation goes on: its runs stay comparable.
 Of the group ``run`` all but `DECISIVE`."""
-DECISIVE = ("run.seed", "run.precision")
+DECISIVE = ("run.seed", "run.precision", "run.devices")
+"""Of several devices, each has a whole batch: their number makes the batches of a step."""

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotloop import host
 from hotloop.cache.ambient import apply_process_settings, process_settings
 from hotloop.errors import ConfigError
 from hotloop.prove.bench.way import NotRunError, Ready, start
@@ -81,7 +82,7 @@ def run_cold(name: str, factory: str, folder: Path, *, limit_seconds: float = 18
     path = [str(Path(place).absolute()) for place in sys.path]  # an empty entry means the present folder
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and program
-            [sys.executable, "-c", _BOOT, json.dumps({"path": path, "folder": str(folder)})],
+            host.python("-P", "-c", _BOOT, json.dumps({"path": path, "folder": str(folder)})),  # the path is given
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -94,7 +94,7 @@ def ask(arguments: Sequence[str], *, limit_s: float, environment: Mapping[str, s
     """
     with subprocess.Popen(  # noqa: S603 - our own interpreter and module
         # -P: a file in the user's folder must not be taken for a module of Python's or torch's.
-        [sys.executable, "-P", *arguments],
+        host.python("-P", *arguments),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import math
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,7 @@ class Worker:
 
         A setting that is searched is the trial's own affair: another value may do.
         """
-        if isinstance(error, ConfigError) and any(one.name in str(error) for one in self.space.searched):
+        if isinstance(error, ConfigError) and any(_names(one.name, str(error)) for one in self.space.searched):
             return Outcome("failed", cause=_cause(error)), None
         return Outcome("interrupted", cause=_cause(error)), error
 
@@ -299,3 +300,8 @@ def _cause(error: BaseException) -> str:
     text = " ".join((error.alone if isinstance(error, TrainingFailedError) else str(error)).split())
     ours = type(error).__module__ == "hotloop.errors" or isinstance(error, WorkerLostError)
     return text if ours and text else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def _names(name: str, text: str) -> bool:
+    """Return whether a text names a setting, and not another one whose name begins or ends so."""
+    return re.search(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w)", text) is not None
