@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hotloop import files, host
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _planted(kind: str, path: Path) -> None:
@@ -63,7 +60,7 @@ def test_links_at_a_file_and_at_its_unfinished_one_are_replaced_and_not_followed
     for name in ("last.pt", ".last.pt.part", f".last.pt.{os.getpid()}-{threading.get_ident()}.part"):
         (tmp_path / name).symlink_to(mine)
     with files.whole(tmp_path / "last.pt", durable=False, shared=shared) as file:
-        file.write(b"new")
+        Path(file.name).write_bytes(b"new")
     assert (mine.read_bytes(), (tmp_path / "last.pt").read_bytes()) == (b"mine", b"new")
     assert not (tmp_path / "last.pt").is_symlink()
 

@@ -93,7 +93,8 @@ def whole(path: Path, *, durable: bool = True, shared: bool = False, mode: int =
         f".{path.name}.{secrets.token_hex(8)}.part"
     )  # nobody can put a link where none knows the name
     try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _PLAIN, mode), "wb") as file:
+        # Its ``name`` is the path, by which other libraries write it.
+        with open(part, "xb", opener=lambda name, flags: os.open(name, flags | _NO_LINK, mode)) as file:
             yield file
             if durable:
                 file.flush()
