@@ -2,6 +2,7 @@ import json
 import signal
 import time
 import types
+import zipfile
 
 import pytest
 import torch
@@ -237,6 +238,75 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(tmp_path, content):
         checkpoint.load(tmp_path / "other.pt")
 
 
+OF_DIGITS = {"recipe": {"name": "digits"}}
+
+
+def test_no_changed_byte_of_a_checkpoint_is_trained_on(tmp_path):
+    path = tmp_path / "last.pt"
+    kept = {"model": {"model": {"w": torch.arange(9.0)}}, "others": {}, "settings": OF_DIGITS, "position": {"step": 3}}
+    torch.serialization.set_crc32_options(compute_crc32=False)  # a program's own affair
+    try:
+        checkpoint.save(path, kept)
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(compute_crc32=True)
+    whole, refused = path.read_bytes(), 0
+    for at in range(0, len(whole), 3):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        try:
+            assert repr(checkpoint.load(path)) == repr({"schema": checkpoint.SCHEMA_VERSION, **kept})  # a date, say
+        except ConfigError as error:
+            refused += 1
+            assert "has changed since it was written" in str(error)  # noqa: PT017 - some bytes mean nothing
+    assert refused > len(whole) / 6
+    at = whole.index(torch.arange(9.0).numpy().tobytes())
+    path.write_bytes(whole[: at + 7] + b"\x41" + whole[at + 8 :])
+    with pytest.raises(ConfigError, match="has another checksum than it was written with"):
+        checkpoint.load(path)
+
+
+def test_a_checkpoint_that_is_packed_fills_no_memory(tmp_path):
+    torch.save({"schema": 2}, tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "last.pt", "w", 8) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    with pytest.raises(ConfigError, match="a part of it is packed"):
+        checkpoint.load(tmp_path / "last.pt")
+
+
+def test_a_part_of_a_checkpoint_that_is_missing_or_bad_is_named_in_one_line(tmp_path, train):
+    train(training__max_steps=1)
+    last = tmp_path / "run" / "checkpoints" / "last.pt"
+    good, criteria = checkpoint.load(last), recipes.load("criteria")
+    bad = [
+        *(("model", one) for one in (None, {"model": None}, {"model": {}})),
+        *(("others", one) for one in (None, {**good["others"], "optimizer": {}})),
+        *(("position", one) for one in (None, {"step": "3"}, {"at": 3})),
+        *(("settings", one) for one in (None, {}, {"recipe": 3})),
+        *(("random", one) for one in (None, {"torch": 3})),
+        *(("of_ranks", one) for one in (3, [None])),
+        *(("epoch_began", one) for one in ([], {})),
+        ("data", None),
+        ("loader", 3),
+        ("generators", 3),
+        ("buffers", 3),
+        ("record", 3),
+    ]
+    for part, value in bad:
+        documents = [{**good, part: value}]
+        if value is None:
+            documents.append({key: one for key, one in good.items() if key != part})
+        for document in documents:
+            checkpoint.save(last, document)
+            with pytest.raises(ConfigError) as refused:
+                criteria.train(start.prepare([f"run.resume={tmp_path / 'run'}", "training.max_steps=2"]))
+            assert part in str(refused.value) or "the checkpoint's optimizer does not fit" in str(refused.value)
+            assert "\n" not in str(refused.value)
+    checkpoint.save(last, good)
+    resumed = criteria.train(start.prepare([f"run.resume={tmp_path / 'run'}", "training.max_steps=2"]))
+    assert resumed.step == 2
+
+
 def test_a_checkpoint_executes_nothing(tmp_path):
     class Bomb:
         def __reduce__(self):
@@ -248,11 +318,12 @@ def test_a_checkpoint_executes_nothing(tmp_path):
 
 
 def test_a_checkpoint_that_fails_to_write_leaves_the_former(tmp_path):
+    whole = {"model": {}, "others": {}, "settings": OF_DIGITS, "position": {"step": 3}}
     path = tmp_path / "last.pt"
-    checkpoint.save(path, {"a": 1})
+    checkpoint.save(path, whole)
     with pytest.raises(TrainingFailedError, match=r"last\.pt cannot be written .*<lambda>.* tensors and plain values"):
         checkpoint.save(path, {"a": lambda: None})
-    assert checkpoint.load(path)["a"] == 1
+    assert checkpoint.load(path) == {"schema": checkpoint.SCHEMA_VERSION, **whole}
     assert [one.name for one in tmp_path.iterdir()] == ["last.pt"]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotloop.errors import DataError
+from hotloop.train import checkpoint
 from hotloop.train.ahead import CopiedAhead, copy_stream, read_ahead
 
 if TYPE_CHECKING:
@@ -211,7 +212,8 @@ class Epochs:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on there."""
-        self._epoch, self._done = state["epoch"], state["done"]
+        with checkpoint.part("loader"):
+            self._epoch, self._done = int(state["epoch"]), int(state["done"])
 
 
 def one_of_each(dataset: Data, batch_size: int, together: int = 1) -> list[tuple[list[Batch]]]:

@@ -6,20 +6,22 @@ import contextlib
 import dataclasses
 import pickle
 import random
-from typing import TYPE_CHECKING, Any
+import zipfile
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from hotloop.errors import ConfigError, TrainingFailedError
-from hotloop.files import whole
+from hotloop.errors import ConfigError, TrainingFailedError, describe
+from hotloop.files import open_regular, whole
 from hotloop.report import runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import torch
 
 SCHEMA_VERSION = 2
 FOLDER, BEST, LAST = "checkpoints", "best.pt", "last.pt"
+_OTHER = "Use another one of its folder (best.pt, last.pt), or start again"
 STATE = "state["
 """The names of a program's state in a checkpoint begin so: ``state[0]``, ``state[1]``."""
 
@@ -47,7 +49,7 @@ def save(path: Path, document: Mapping[str, Any]) -> None:
     import torch  # noqa: PLC0415 - a search deletes checkpoints, and starts in a third of the time without torch
 
     try:
-        with whole(path) as file:
+        with whole(path) as file, _with_sums():
             torch.save({"schema": SCHEMA_VERSION, **document}, file)
     except (OSError, RuntimeError) as error:
         disk: BaseException | None = error
@@ -63,23 +65,38 @@ def save(path: Path, document: Mapping[str, Any]) -> None:
         ) from error
 
 
+@contextlib.contextmanager
+def _with_sums() -> Iterator[None]:
+    """Let torch write a checksum beside each part, also where the program has switched that off."""
+    from torch import serialization  # noqa: PLC0415 - as in save
+
+    before = serialization.get_crc32_options()
+    serialization.set_crc32_options(compute_crc32=True)
+    try:
+        yield
+    finally:
+        serialization.set_crc32_options(before)
+
+
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint onto the CPU. Nothing in it is executed: only tensors and plain values are accepted.
 
     Raises:
-        ConfigError: it is missing, no checkpoint, or of a newer schema.
+        ConfigError: it is missing, no checkpoint, or of a newer schema; or it has changed since it was written.
     """
     import torch  # noqa: PLC0415 - as in save
 
     if not path.is_file():
         raise ConfigError(f"checkpoint {path}: no such file")
     try:
-        document = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(path, links=True) as file:
+            _check_sums(file)
+            document = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a torn or foreign file raises anything from EOFError to UnpicklingError
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"checkpoint {path} cannot be read ({reason}): it is torn, or no checkpoint of hotloop. Use another one of "
-            "its folder (best.pt, last.pt), or start again"
+            f"checkpoint {path} cannot be read ({reason}): it is torn, has changed since it was written, or is no "
+            f"checkpoint of hotloop. {_OTHER}"
         ) from error
     if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
         raise ConfigError(f"{path} is no checkpoint of hotloop: expected one that hotloop train wrote")
@@ -87,7 +104,95 @@ def load(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} has schema {document['schema']}; this version of hotloop reads up to {SCHEMA_VERSION}"
         )
-    return _of_schema_1(document) if "optimizer" in document else document
+    _check_parts(path, document, ("model", "settings", "position"))
+    document = _of_schema_1(document) if "optimizer" in document else document
+    _check_parts(path, document, ("others",))
+    models, averages = document["model"], [one for name, one in document["others"].items() if name.endswith(".average")]
+    bad = {"model": not all(isinstance(one, dict) for one in (*models.values(), *averages))}
+    bad["position"] = not _is_position(document["position"])
+    recipe = document["settings"].get("recipe")
+    bad["settings"] = not (isinstance(recipe, dict) and isinstance(recipe.get("name"), str))
+    if any(bad.values()):
+        raise _cannot_be_used(path, [name for name, is_bad in bad.items() if is_bad])
+    return document
+
+
+def check_resumable(path: Path, document: Mapping[str, Any]) -> None:
+    """Check that a checkpoint has all that a run goes on from.
+
+    Raises:
+        ConfigError: a part is missing, or of another type.
+    """
+    processes = document.get("of_ranks", [])
+    if not isinstance(processes, list) or not all(isinstance(one, dict) for one in processes):
+        raise _cannot_be_used(path, ["of_ranks"])
+    for one in (document, *processes):
+        _check_parts(path, one, ("random",))
+        began = one.get("epoch_began", 0)  # None: before the first epoch
+        if began is not None and not isinstance(began, dict):
+            raise _cannot_be_used(path, ["epoch_began"])
+    kinds = {"data": (document.get("data"), str), "record": (document.get("record", {}), dict)}
+    if wrong := [name for name, (value, kind) in kinds.items() if not isinstance(value, kind)]:
+        raise _cannot_be_used(path, wrong)
+
+
+@contextlib.contextmanager
+def part(name: str) -> Iterator[None]:
+    """Say which part of a checkpoint cannot be used; nothing but ours runs in the block.
+
+    Raises:
+        ConfigError: the block failed.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise ConfigError(f"the checkpoint's {name} cannot be restored: {describe(error)}. {_OTHER}") from error
+
+
+def of_rank(document: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """Return what a checkpoint has of one of the processes that trained together.
+
+    Raises:
+        ConfigError: it was written by fewer.
+    """
+    own = [document, *document.get("of_ranks", ())]
+    if rank >= len(own):
+        raise ConfigError(f"the checkpoint is of run.devices={len(own)}: it has nothing of process {rank}")
+    return own[rank]
+
+
+def _check_sums(file: BinaryIO) -> None:
+    """Check each part of a checkpoint by the checksum that torch writes beside it, and does not look at itself.
+
+    Raises:
+        ValueError: a part has changed since it was written, or is packed, which torch's are not.
+        zipfile.BadZipFile: the file is not whole.
+    """
+    with zipfile.ZipFile(file) as parts:
+        if any(one.compress_type != zipfile.ZIP_STORED for one in parts.infolist()):  # could fill the memory
+            raise ValueError("a part of it is packed")
+        if changed := parts.testzip():
+            raise ValueError(f"{changed} has another checksum than it was written with")
+    file.seek(0)
+
+
+def _check_parts(path: Path, document: Mapping[str, Any], names: Sequence[str]) -> None:
+    if wrong := [name for name in names if not isinstance(document.get(name), dict)]:
+        raise _cannot_be_used(path, wrong)
+
+
+def _cannot_be_used(path: Path, parts: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"checkpoint {path} lacks what hotloop train writes as its {', '.join(parts)}, or has something else there. "
+        f"{_OTHER}"
+    )
+
+
+def _is_position(given: Mapping[str, Any]) -> bool:
+    usual = dataclasses.asdict(Position())
+    return all(name in usual and type(value) is type(usual[name]) for name, value in given.items())
 
 
 def _of_schema_1(document: dict[str, Any]) -> dict[str, Any]:
@@ -158,18 +263,23 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Set every generator as it was; those of a device that is not here stay as they are."""
+    """Set every generator as it was; those of a device that is not here stay as they are.
+
+    Raises:
+        ConfigError: it is the state of no generator.
+    """
     import numpy as np  # noqa: PLC0415 - comes with the optional packages
     import torch  # noqa: PLC0415 - as in save
 
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    name, key, *rest = state["numpy"]
-    np.random.set_state((name, key.numpy().astype("uint32"), *rest))  # noqa: NPY002
-    if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "mps" in state and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"])
+    with part("random numbers"):
+        torch.set_rng_state(state["torch"])
+        random.setstate(state["python"])
+        name, key, *rest = state["numpy"]
+        np.random.set_state((name, key.numpy().astype("uint32"), *rest))  # noqa: NPY002
+        if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
+            torch.cuda.set_rng_state_all(state["cuda"])
+        if "mps" in state and torch.backends.mps.is_available():
+            torch.mps.set_rng_state(state["mps"])
 
 
 @contextlib.contextmanager

@@ -57,12 +57,7 @@ def of_run(folder: Path, wanted: str | None = None) -> tuple[Path, dict[str, Any
     """
     names = {None: (checkpoint.BEST, checkpoint.LAST), "best": (checkpoint.BEST,), "last": (checkpoint.LAST,)}
     path = checkpoint.find(folder, *names[wanted])
-    document = checkpoint.load(path)
-    if missing := [
-        name for name in ("model", "settings", "position", "others") if not isinstance(document.get(name), dict)
-    ]:
-        raise ConfigError(f"checkpoint {path} has no {', '.join(missing)}: it is no checkpoint of hotloop train")
-    return path, document
+    return path, checkpoint.load(path)
 
 
 def weights(document: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], bool]:

@@ -57,8 +57,9 @@ class Feed:
         """
         given, now, generators = self._task.workload.batches, checkpoint.random_state(), self._generators()
         if done:
-            checkpoint.restore_random_state(self._began["random"])
-            self._set_generators(self._began["loader"])
+            with checkpoint.part("epoch_began"):
+                checkpoint.restore_random_state(self._began["random"])
+                self._set_generators(self._began["loader"])
         else:
             self._began = {"random": now, "loader": generators}
         self._loader, kept, self._kept = _in_epoch(given() if callable(given) else given, number), self._kept, None
@@ -119,7 +120,8 @@ class Feed:
         """Go on where a checkpoint was written."""
         self._began, self._kept = state["epoch_began"], state.get("loader")
         self._before_next = state.get("before_next")
-        self._set_generators(state.get("generators", []))
+        with checkpoint.part("generators"):
+            self._set_generators(state.get("generators", []))
 
     def _keeps_state(self) -> bool:
         return hasattr(self._loader, "state_dict") and hasattr(self._loader, "load_state_dict")

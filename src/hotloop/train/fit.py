@@ -399,8 +399,9 @@ class _Fitting:
         for name in others.keys() & kept.keys():
             self.task.load_other(name, others[name], kept[name])
         self.position = Position(**document["position"])
-        own = [document, *document.get("of_ranks", ())][self.ranks.rank]
-        sharding.load_own(self.task.workload.models(), own)
+        own = checkpoint.of_rank(document, self.ranks.rank)
+        with checkpoint.part("buffers"):
+            sharding.load_own(self.task.workload.models(), own)
         self.feed.load_state_dict(own)
         self.compiling.resumed(self.position.step, document.get("loop"))
         self.untouched, self.began_at = self.task.weights(), self.position.step

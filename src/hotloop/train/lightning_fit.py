@@ -206,7 +206,7 @@ class _Recorder(pl.callbacks.Checkpoint):
         """Go back to where a checkpoint was written; the Trainer puts back what it knows itself."""
         self.position = Position(**document["position"])
         self.own = [document, *document.get("of_ranks", ())]
-        own = self.own[self.ranks.rank]
+        own = checkpoint.of_rank(document, self.ranks.rank)
         self.place = Place(
             own["epoch_began"],
             self.position.step_in_epoch,
@@ -235,7 +235,8 @@ class _Recorder(pl.callbacks.Checkpoint):
         for optimizer in trainer.optimizers if self.start.settings.run.strategy == "fsdp2" else ():
             sharding.check_steps(optimizer)
         if self.start.resume:
-            sharding.load_own({"model": pl_module}, self.own[self.ranks.rank])
+            with checkpoint.part("buffers"):
+                sharding.load_own({"model": pl_module}, self.own[self.ranks.rank])
         if not self.position.step_in_epoch:
             is_no_restart(trainer)  # else, with max_steps, the Trainer ends the epoch before this one again
         estimated = trainer.estimated_stepping_batches

@@ -158,6 +158,8 @@ def take_up(settings: Settings, folder: Path, within: Within) -> Start:
             raise ConfigError(f"{mirror.SETTING}: {error}") from error
     run = {"folder": str(folder), "resume": str(folder) if last.is_file() else None}
     document = checkpoint.load(last) if last.is_file() else None
+    if document:
+        checkpoint.check_resumable(last, document)
     return Start(_with_run(settings, **run), folder, document, within)
 
 
@@ -179,6 +181,7 @@ def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
     path = given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
     folder = path.parent.parent
     document = checkpoint.load(path)
+    checkpoint.check_resumable(path, document)
     before = configure.from_dict(document["settings"])
     with program.as_trained(before.recipe.name):
         before = program.filled(before)
