@@ -62,12 +62,21 @@ def read(path: Path, limit: int = SMALL, *, links: bool = False) -> bytes:
         OSError: it cannot be read, is no regular file, or is larger.
     """
     with open_regular(path, links=links) as file:
-        size = os.fstat(file.fileno()).st_size
-        # A sparse file may claim any size without having it on disk, and a file may grow while it is read.
-        content = file.read(limit + 1) if size <= limit else b""
-    if max(size, len(content)) > limit:
-        raise OSError(f"it has {max(size, len(content)):,} bytes, expected {limit:,} at most")
-    return content
+        return content(file, limit)
+
+
+def content(file: BinaryIO, limit: int) -> bytes:
+    """Read all of a file that `open_regular` has opened.
+
+    Raises:
+        OSError: it cannot be read, or has more bytes than the limit.
+    """
+    size = os.fstat(file.fileno()).st_size
+    # A sparse file may claim any size without having it on disk, and a file may grow while it is read.
+    found = file.read(limit + 1) if size <= limit else b""
+    if max(size, len(found)) > limit:
+        raise OSError(f"it has {max(size, len(found)):,} bytes, expected {limit:,} at most")
+    return found
 
 
 @contextlib.contextmanager

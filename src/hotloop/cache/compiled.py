@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Self
 
 from hotloop.cache import files
+from hotloop.files import open_append
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -237,7 +238,7 @@ class CompiledStore:
                     done.add(file.path)
             if len(done) > before:
                 # A use is one byte, which needs no lock; in a folder that is read-only it is not counted.
-                with contextlib.suppress(OSError), (self._uses / entry.name).open("ab") as uses:
+                with contextlib.suppress(OSError), open_append(self._uses / entry.name) as uses:
                     uses.write(b".")
         return done
 

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from hotloop.files import whole
+from hotloop.files import content, open_regular, whole
 
 
 def default_folder() -> Path | None:
@@ -36,16 +36,9 @@ def read_own(path: Path, limit: int) -> bytes:
     Raises:
         OSError: it cannot be read, or another user may have written it.
     """
-    # Not through a link, and without waiting for the other end of a pipe that somebody put there.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError("it is no regular file")
-        _refuse_others(facts)
-        if facts.st_size > limit:
-            raise OSError(f"it has {facts.st_size} bytes, expected {limit} at most")
-        return file.read(limit)
+    with open_regular(path) as file:
+        _refuse_others(os.fstat(file.fileno()))
+        return content(file, limit)
 
 
 def is_own(path: Path, size: int) -> bool:

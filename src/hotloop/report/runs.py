@@ -7,7 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from hotloop import record
+from hotloop import files, record
 from hotloop.errors import ConfigError, RecordError
 from hotloop.report import folds, study
 from hotloop.report.charts import MetricRow, metric_lines
@@ -262,7 +262,7 @@ def fetched_files(folder: Path) -> list[Path]:
 def _fetched(path: Path) -> dict[str, Any]:
     """Return what the last fetch knew of its run; empty where nothing was fetched."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(files.read(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import host
 from hotloop.errors import ConfigError
+from hotloop.files import whole
 from hotloop.train.child import WorkerLostError
 from hotloop.train.optional import require
 from hotloop.version import __version__
@@ -209,7 +210,8 @@ class RemoteChild:
             log = log.absolute()
             log.parent.mkdir(parents=True, exist_ok=True)
             token = log.with_suffix(".token")
-            token.write_text(key := secrets.token_hex(8), encoding="utf-8")
+            with whole(token, durable=False) as file:
+                file.write((key := secrets.token_hex(8)).encode())
             shared = str(log), str(token), key
         else:
             self.log = "in Ray's log of the worker"
@@ -296,7 +298,8 @@ def _host(ray: Any) -> Any:
                 if shared and Path(shared[1]).read_text(encoding="utf-8") != shared[2]:
                     return f"node {node} has another folder at {Path(shared[0]).parent}: name one that nodes share"
                 there = shared or Path(here).is_dir()  # else that of the job, whose files Ray brings along
-                with Path(shared[0]).open("a", encoding="utf-8") if shared else contextlib.nullcontext() as errors:
+                append = importlib.import_module("hotloop.files").open_append
+                with append(Path(shared[0])) if shared else contextlib.nullcontext() as errors:
                     self.process: Any = subprocess.Popen(  # noqa: S603 - this very program
                         [sys.executable, *command], cwd=here if there else None, start_new_session=True,
                         text=True, encoding="utf-8", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,

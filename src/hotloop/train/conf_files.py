@@ -8,14 +8,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from hotloop import files
 from hotloop.errors import ConfigError
 from hotloop.train.nested import leaves, merge, nested
 from hotloop.train.optional import require
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONF = resources.files("hotloop.train") / "conf"
 BEGIN, END = "# The settings of a run. The file is whole where its last line is three dots.", "..."
@@ -74,7 +73,7 @@ def own(group: str, name: str, folder: Path | None = None) -> dict[str, Any]:
     """Return the values that a choice sets itself, without those of the files below it."""
     path = _path(group, name, folder)
     values = {key: value for key, value in _file(path).items() if key != "defaults"}
-    return values if "@package _global_" in path.read_text(encoding="utf-8") else {group: values}
+    return values if "@package _global_" in _text(path) else {group: values}
 
 
 def _path(group: str, name: str, folder: Path | None) -> Any:
@@ -88,7 +87,12 @@ def _file(path: Any) -> dict[str, Any]:
 
 @functools.cache
 def _shipped(path: Any) -> dict[str, Any]:
-    return _mapping(path.read_text(encoding="utf-8"))
+    return _mapping(_text(path))
+
+
+def _text(path: Any) -> str:
+    """Return a file's text; the user's own may be a link, of which some systems make their mounted settings."""
+    return files.read(path, links=True).decode() if isinstance(path, Path) else str(path.read_text(encoding="utf-8"))
 
 
 def read(path: Path, *, of_run: bool = False) -> dict[str, Any]:
@@ -99,7 +103,7 @@ def read(path: Path, *, of_run: bool = False) -> dict[str, Any]:
     """
     yaml = require("yaml", "Reading settings")
     try:
-        return _mapping(path.read_text(encoding="utf-8"), of_run=of_run)
+        return _mapping(files.read(path, links=not of_run).decode(), of_run=of_run)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path} cannot be read as YAML: {error}") from error
 
@@ -266,6 +270,6 @@ def entries(text: str) -> Iterator[Entry]:
 @functools.cache
 def comments() -> dict[str, str]:
     """Return what the files ``default.yaml`` say of each setting, by its dotted name."""
-    files = ((group, CONF / group / "default.yaml") for group in groups())
-    texts = ((group, file.read_text(encoding="utf-8")) for group, file in files if file.is_file())
+    usual = ((group, CONF / group / "default.yaml") for group in groups())
+    texts = ((group, file.read_text(encoding="utf-8")) for group, file in usual if file.is_file())
     return {f"{group}.{one.name}": one.comment for group, text in texts for one in entries(text) if one.comment}

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hotloop import places
 from hotloop.errors import ConfigError, describe
-from hotloop.files import whole
+from hotloop.files import read, whole
 from hotloop.train import checkpoint
 from hotloop.train.turn import LOCK
 
@@ -328,7 +328,7 @@ def _files(names: Iterable[str], generations: Iterable[PurePosixPath]) -> dict[s
 def version_of(folder: Path) -> Version:
     """Return the version of a folder on this machine; the lowest if it was never copied, or only fetched in part."""
     try:
-        found = json.loads((folder / STORED).read_text(encoding="utf-8"))
+        found = json.loads(read(folder / STORED))
         return Version(str(found["generation"]), int(found["saves"]))
     except (OSError, ValueError, KeyError, TypeError):
         return Version()

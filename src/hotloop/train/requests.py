@@ -16,7 +16,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from hotloop.files import whole
+from hotloop.files import read, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,8 +121,7 @@ def answers_of(run: Path) -> dict[str, Answer]:
 def _read(file: Path) -> Any:
     """Return what a small plain file has as JSON; None where it is none."""
     try:
-        known = file.lstat()
-        return json.loads(file.read_bytes()) if stat.S_ISREG(known.st_mode) and known.st_size < _LARGEST else None
+        return json.loads(read(file, _LARGEST))
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, MissingExtraError
-from hotloop.files import whole
+from hotloop.files import read, whole
 from hotloop.train import configure
 from hotloop.train.optional import require
 from hotloop.train.turn import turn
@@ -239,7 +239,7 @@ def _mlflow(start: Start, version: str) -> Any:  # noqa: ARG001 - a run that goe
             experiment_name=experiment,
             run_name="/".join(name for _, name in levels[1:] or levels),
             tracking_uri=address,
-            run_id=kept.read_text(encoding="utf-8") if kept.is_file() else None,
+            run_id=read(kept).decode() if kept.is_file() else None,
         )
         logger.tags = {f"hotloop.{kind}": name for kind, name in levels} | {_PLACE: str(whole)}
         if not kept.is_file() and len(levels) > 1:
@@ -292,7 +292,7 @@ def _wandb(start: Start, version: str) -> Any:  # noqa: ARG001 - a run that goes
     wandb = require("wandb", "run.logger=wandb", "wandb")
     kept, within = start.folder / FOLDER / "wandb-run", start.within
     levels = within.levels(start.folder.name)
-    identity = kept.read_text(encoding="utf-8") if kept.is_file() else uuid.uuid4().hex[:12]
+    identity = read(kept).decode() if kept.is_file() else uuid.uuid4().hex[:12]
     logger = require("lightning.pytorch.loggers", "hotloop train").WandbLogger(
         name="/".join(name for _, name in levels[1:] or levels),
         save_dir=start.folder / FOLDER,

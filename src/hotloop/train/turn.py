@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from hotloop.errors import ConfigError
+from hotloop.files import read, whole
 from hotloop.record import this_process
 
 if TYPE_CHECKING:
@@ -108,9 +109,9 @@ def _lock(folder: Path, seconds: float = 0) -> BaseFileLock:
         # Another file: the one above is there by now, and the existence of this one is the lock.
         lock = SoftFileLock(folder / f"{LOCK}.soft", is_singleton=True, thread_local=False)
         lock.acquire(timeout=seconds)
-    with contextlib.suppress(OSError):  # a full disk: it is locked, though nobody can read by whom
-        (folder / HOLDER).unlink(missing_ok=True)  # may name a dead process, or be a link
-        (folder / HOLDER).write_text(json.dumps({**this_process(), "since": time.time()}), encoding="utf-8")
+    # A full disk: it is locked, though nobody can read by whom.
+    with contextlib.suppress(OSError), whole(folder / HOLDER, durable=False) as file:
+        file.write(json.dumps({**this_process(), "since": time.time()}).encode())
     _held[folder] = lock, Path(lock.lock_file).stat()
     return lock
 
@@ -125,7 +126,7 @@ def cannot_write(folder: Path, error: OSError) -> ConfigError:
 def _holder(folder: Path) -> str:
     """Name the process that trains in a folder, as far as it could write that down."""
     try:
-        told = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
+        told = json.loads(read(folder / HOLDER))
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["since"]))
         return f"process {told['pid']} on {told['host']}, since {since},"
     except (OSError, ValueError, TypeError, KeyError):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop import host
 from hotloop.cache.ambient import apply_process_settings, process_settings
 from hotloop.errors import ConfigError
+from hotloop.files import whole
 from hotloop.prove.bench.way import NotRunError, Ready, start
 from hotloop.step.workload import load_factory
 
@@ -114,9 +115,8 @@ def main(folder: Path) -> None:
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the reason why the way does not run
             own = isinstance(error, NotRunError | ConfigError)
             report = {"reason": f"{'' if own else f'{type(error).__name__}: '}{error}"[:_REASON_LENGTH]}
-    part = folder / f"{REPORT}.part"
-    part.write_text(json.dumps(report), encoding="utf-8")
-    part.replace(folder / REPORT)
+    with whole(folder / REPORT, durable=False) as file:
+        file.write(json.dumps(report).encode())
     if os.name == "posix":
         os.killpg(0, signal.SIGKILL)  # ends the compile workers too, and waits for nothing of the user's
 

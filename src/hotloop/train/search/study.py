@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import record
 from hotloop.errors import ConfigError
-from hotloop.files import whole
+from hotloop.files import read, whole
 from hotloop.train import configure, mirror
 from hotloop.train.nested import leaves
 from hotloop.train.optional import require
@@ -382,7 +382,7 @@ def write_outcome(folder: Path, outcome: Outcome) -> None:
 def read_outcome(folder: Path) -> Outcome | None:
     """Read what `write_outcome` wrote; None where there is nothing, or nothing whole."""
     try:
-        return Outcome(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
+        return Outcome(**json.loads(read(folder / OUTCOME)))
     except (OSError, ValueError, TypeError):
         return None
 

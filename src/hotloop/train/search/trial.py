@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import io
 import math
 import shutil
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import SearchStoppedError
+from hotloop.files import open_append
 from hotloop.train import checkpoint, configure, mirror
 from hotloop.train.nested import put
 from hotloop.train.schema import meant
@@ -168,7 +170,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
     )
     start = Start(settings, folder, within=within)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOG).open("a", encoding="utf-8") as log:
+    with io.TextIOWrapper(open_append(folder / LOG), encoding="utf-8", write_through=True) as log:
         outcome = _recipe(settings.recipe.name).train(start, Console(file=log, width=120, highlight=False))
     if outcome.status == "interrupted" or (outcome.stop and fold is not None and fold + 1 < folds):
         raise KeyboardInterrupt
