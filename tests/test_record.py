@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hotloop import record
 from hotloop.errors import RecordError
 from hotloop.events import Recompiled
-from hotloop.record import RunRecord, load, was_killed
+from hotloop.record import Follower, RunRecord, load, reading, was_killed
 from hotloop.report import build
 
 JSON = st.recursive(
@@ -531,3 +531,34 @@ def test_a_record_from_before_there_was_advice_loads(tmp_path):
     with RunRecord(tmp_path) as run:
         run.append("advice", {"rule": "graph_break"})
     assert load(tmp_path)["advice"] == [{"rule": "graph_break"}]
+
+
+def test_a_link_that_somebody_put_at_the_records_files_is_not_followed(tmp_path, caplog):
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    for name in ("record.json", ".record.json.part"):
+        folder = tmp_path / name.strip(".")
+        folder.mkdir()
+        (folder / name).symlink_to(mine)
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "record.jsonl").symlink_to(mine)
+    with RunRecord(tmp_path / "record.json.part") as run:
+        run.append("steps", {"step": 1})
+    with caplog.at_level(logging.WARNING), RunRecord(tmp_path / "lines") as kept:
+        kept.append("steps", {"step": 1})
+    assert "it is no regular file" in caplog.text
+    with pytest.raises(RecordError, match="it is no regular file"):
+        RunRecord(tmp_path / "record.json")
+    assert mine.read_bytes() == b"mine"
+    assert load(tmp_path / "record.json.part")["steps"] == [{"step": 1}]
+
+
+def test_a_file_of_lines_without_an_end_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "LONGEST", 1000)
+    with RunRecord(tmp_path) as run:
+        run.append("steps", {"step": 1})
+    with (tmp_path / "record.jsonl").open("ab") as lines:
+        lines.write(b"x" * 2500)
+    for found in (load(tmp_path), Follower(tmp_path).look()):
+        assert found["steps"] == [{"step": 1}]
+        assert found["unread_lines"] in {2, 3}

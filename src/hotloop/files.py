@@ -114,6 +114,12 @@ def whole(path: Path, *, durable: bool = True, shared: bool = False, mode: int =
             part.unlink(missing_ok=True)
 
 
+def too_long(error: OSError) -> str:
+    """Put into words that a system has refused a name for its length."""
+    name = str(error.filename)
+    return f"the name {name[:40]}... has {len(name):,} characters, which is too long for a file: give a shorter one"
+
+
 def _remove_parts(path: Path) -> None:
     left = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.part")
     for other in [one for one in path.parent.iterdir() if left.fullmatch(one.name)]:

@@ -148,3 +148,19 @@ def test_help_fills_the_lines_of_a_narrow_terminal():
     command = [sys.executable, "-m", "hotloop", "runs", "list", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     assert "that cannot be read is listed with what is wrong with it." in shown
+
+
+@pytest.mark.parametrize(
+    "given", [("runs", "list", "NAME"), ("train", "recipe=digits", "run.folder=NAME"), ("train", "--config", "NAME")]
+)
+def test_a_name_of_5000_letters_is_a_message(given, capsys):
+    assert run(*(one.replace("NAME", "a" * 5000) for one in given)) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "has 5,000 characters, which is too long for a file" in said
+
+
+def test_a_pipe_or_a_device_is_no_file_of_settings(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        assert run("train", "recipe=digits", "--config", str(path)) == 2
+        assert "cannot be read as YAML: it is no regular file" in capsys.readouterr().err

@@ -7,6 +7,7 @@ bench or harness was to judge raised, or cannot be judged.
 
 from __future__ import annotations
 
+import errno
 import inspect
 import io
 import sys
@@ -33,6 +34,7 @@ from hotloop.cli import (
 )
 from hotloop.cli.common import WRONG_USAGE, ProgramCommand, raised_by_program, show_raised
 from hotloop.errors import HotloopError
+from hotloop.files import too_long
 from hotloop.version import __version__
 
 app = typer.Typer(
@@ -113,7 +115,10 @@ def main(args: list[str] | None = None) -> NoReturn:
         sys.exit(2 if isinstance(error, WRONG_USAGE) else 1)
     except Exception as error:
         if not raised_by_program(error):
-            raise
+            if not isinstance(error, OSError) or error.errno != errno.ENAMETOOLONG:
+                raise
+            typer.echo(f"hotloop: {too_long(error)}", err=True)
+            sys.exit(2)
         show_raised(error)
         sys.exit(1)
     sys.exit(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import logging
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, DataError
-from hotloop.files import whole
+from hotloop.files import too_long, whole
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds, study
 from hotloop.train import checkpoint, conf_files, configure, idle, mirror, program, run_storage
@@ -130,6 +131,12 @@ def new_folder(settings: Settings) -> Path:
     named = conf_files.folder_name(settings.recipe.name)
     folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", named, stamp))
     folder = folder.resolve() if ".." in folder.parts else folder  # what is before it need not be there
+    try:
+        folder.exists()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise ConfigError(f"run.folder: {too_long(error)}") from error
     if (folder / study.DOCUMENT).exists():
         raise ConfigError(f"run.folder={folder} holds a study, whose report would be overwritten: name another folder")
     if any((folder / name).exists() for name in (LINES, DOCUMENT, folds.DOCUMENT, checkpoint.FOLDER)):
