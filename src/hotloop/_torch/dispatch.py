@@ -59,8 +59,8 @@ def _observer_of(mode_class: Any) -> Any:
     def dispatch(mode: Any, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = set_tracer(None)
         try:
-            if types and any(_is_spread(kind) for kind in types):
-                return NotImplemented  # its own operations on this process's shards come next, and the collectives
+            if types and any(_is_made_of_others(kind) for kind in types):
+                return NotImplemented  # its own operations on the tensors that it holds come next, and collectives
             if _shapes_alone():
                 return operation(*args, **(kwargs or {}))
             # record_function's marks are no work, nor is the class that waits for a collective where it is used.
@@ -79,9 +79,9 @@ def _observer_of(mode_class: Any) -> Any:
     return Observer
 
 
-def _is_spread(kind: type) -> bool:
-    """Return whether a class of tensors has operations that are made of others, on what each process holds."""
-    return kind.__module__.startswith("torch.distributed.")
+def _is_made_of_others(kind: type) -> bool:
+    """Return whether a class runs its operations on the tensors that it holds: a DTensor, a quantized weight."""
+    return kind.__module__.startswith("torch.distributed.") or hasattr(kind, "__tensor_flatten__")
 
 
 def _shapes_alone() -> bool:

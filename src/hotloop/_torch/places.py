@@ -5,7 +5,8 @@ A place is the memory of one element. Elements of an expanded tensor, or of over
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import bisect
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +14,7 @@ from hotloop._torch.fake import uncounted
 from hotloop._torch.foreach import copy_all, differing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
@@ -62,6 +63,65 @@ def viewed_like(places: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 def span_of(tensor: torch.Tensor) -> int:
     """Return the number of places from a tensor's first element to its last."""
     return 1 + sum(stride * (size - 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return the address of the memory that a strided tensor lies in; 0 for a class that only stands for others."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a wrapper subclass
+        return 0
+
+
+def whole_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a flat view of all the memory that a tensor lies in; a sparse tensor has several, and is returned itself.
+
+    The next step may write another part of it: a queue is written at a position that moves.
+    """
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return tensor
+    memory = tensor.untyped_storage()
+    dtype = torch.uint8 if tensor.is_quantized or memory.nbytes() % tensor.itemsize else tensor.dtype
+    flat = torch.empty(0, dtype=dtype, device=tensor.device)
+    return flat.set_(memory, 0, (memory.nbytes() // dtype.itemsize,))  # type: ignore[arg-type]
+
+
+class Stretches:
+    """Knows which memory the copies of some tensors hold, since of a tensor only its own places are copied.
+
+    Args:
+        tensors: the tensors that are copied.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        strided = [one for one in tensors if one.layout == torch.strided and one.numel()]
+        self._views = set(map(_looks, strided))
+        self._begins, self._ends = list[int](), list[int]()
+        dense = [_extent(places) for one in strided if span_of(places := places_of(one)) == places.numel()]
+        for begin, end in sorted(dense):
+            if self._ends and begin <= self._ends[-1]:  # side by side, or one within the other
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._begins.append(begin)
+                self._ends.append(end)
+
+    def hold(self, tensor: torch.Tensor) -> bool:
+        """Return whether each place of a strided tensor is copied."""
+        if _looks(tensor) in self._views:
+            return True
+        begin, end = _extent(tensor)
+        at = bisect.bisect_right(self._begins, begin) - 1
+        return at >= 0 and end <= self._ends[at]
+
+
+def _looks(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.itemsize
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses at which a tensor's places begin and end."""
+    begin = tensor.data_ptr()
+    return begin, begin + span_of(tensor) * tensor.itemsize
 
 
 def put_back(tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:

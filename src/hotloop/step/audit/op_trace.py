@@ -33,6 +33,7 @@ from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import first_after_step, ours
 from hotloop._torch.host_constants import FEW, MOST_BYTES, room_for
 from hotloop._torch.host_reads import host_read
+from hotloop._torch.places import Stretches, address_of, whole_memory
 from hotloop._torch.scripted import is_scripted
 from hotloop._torch.sharded import Sharded, shard_of
 from hotloop._torch.thread_patch import replaced
@@ -44,6 +45,7 @@ from hotloop.step.audit.caught import check_running
 from hotloop.step.audit.listener import Listener
 from hotloop.step.audit.silent_reads import silent_reads
 from hotloop.step.audit.values import not_strided
+from hotloop.step.naming import with_article
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.holdings import Holdings, Memory
 
@@ -74,6 +76,8 @@ _COPY_IT_OUT = "return the tensor, and copy it outside the step"
 _READ_ON_HOST = "a value is read on the host"
 _INTO_IT = "write into the memory that it has: tensor.data.copy_(...), .mul_(), .clamp_()"
 _MAKE_IT = "make it on the device (torch.full, arange, zeros with device=...), or before the first step"
+_NO_MEMORY = ", whose class does not tell which tensors it holds, so that no copy of it can be put back"
+_KNOWN_PARTS = "give its class __tensor_flatten__, as torch.compile asks of it too; or write into a plain tensor"
 _COPIES = ("aten._to_copy", "aten.copy_")
 _CALLS_FUNCTIONS = "an operator of torch's that calls functions runs uncompiled, and no recording is sure of it"
 _COMPILE_IT = (
@@ -128,7 +132,9 @@ class OpTrace:
             if one is not None:
                 self._gradients.setdefault(_memory(one), set()).add(name)
         known = [*holdings.tensors().values(), *(one for one in holdings.gradients().values() if one is not None)]
-        self._known = {_memory(one) for one in known}
+        self._kept = Stretches(map(shard_of, known))
+        self._known = {_memory(one) for one in known if one.layout != torch.strided}
+        """Memory that proofs copy: of sparse tensors, and what this step was found to write."""
         self._inputs = {_memory(one) for one in inputs}
         self._made: set[int] = set()
         self._parameters = {id(one): name for name, one in holdings.parameters().items()}
@@ -336,9 +342,17 @@ class OpTrace:
             self._obstacle(
                 "the step writes into its own argument", "work on a copy: x = x.clone()", not_repeatable=True
             )
-        elif memory not in self._known and memory not in self._made and not self._sharded.is_temporary(memory):
+        elif tensor.layout == torch.strided and not (tensor.is_meta or address_of(tensor)):
+            self._obstacle(
+                f"the step writes into {with_article(type(tensor).__name__)}{_NO_MEMORY}",
+                _KNOWN_PARTS,
+                not_repeatable=True,
+            )
+        elif not (memory in self._made or memory in self._known or self._sharded.is_temporary(memory)):
+            if tensor.layout == torch.strided and self._kept.hold(tensor):
+                return
             self._known.add(memory)
-            self.seen.written_found.append(tensor.detach())
+            self.seen.written_found.append(whole_memory(tensor.detach()))
 
     def _obstacle(
         self, reason: str, hint: str, *, not_repeatable: bool = False, among: list[Obstacle] | None = None
@@ -465,6 +479,4 @@ def own_place() -> tuple[str, int] | None:
 def _memory(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's memory, which tells tensors apart."""
     tensor = shard_of(tensor)
-    if tensor.layout != torch.strided:
-        return id(tensor)
-    return tensor.untyped_storage().data_ptr() or id(tensor)
+    return (address_of(tensor) if tensor.layout == torch.strided else 0) or id(tensor)

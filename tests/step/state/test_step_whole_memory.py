@@ -1,0 +1,192 @@
+"""A step that writes a part of a tensor's memory, and another part later: a proof puts back all of that memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from step_programs import GRAPH
+from step_sentinels import checked_every
+from torch import nn
+from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+
+from hotloop._torch.places import Stretches, whole_memory
+
+WIDE, LONG = 4, 16
+
+
+def of_closure(model):
+    return torch.randn(8, LONG), ()
+
+
+def of_module(model):
+    model.queue = torch.randn(8, LONG)
+    return model.queue, ()
+
+
+def of_a_view(model):
+    return torch.randn(LONG + 2, 20)[1:-1, 2:18:2].t(), ()
+
+
+def of_windows(model):
+    return torch.randn(8 * LONG + 2).as_strided((8 * LONG, 3), (1, 1)).select(1, 1).view(8, LONG), ()
+
+
+def known_in_part(model):
+    queue = torch.randn(8, LONG)
+    return queue, [{"head": queue[:, :WIDE]}]
+
+
+def beside_a_buffer(model):
+    queue = torch.randn(8 + 8, LONG)
+    model.register_buffer("head", queue[:8])
+    return queue[8:], ()
+
+
+def beside_a_parameter(model):
+    both = torch.randn(8 + LONG, 8)
+    model.weight.data = both[:8]
+    return both[8:].t(), ()
+
+
+class Tensors(TwoTensor):
+    """Two tensors in one, whose operations run on each."""
+
+
+def of_two(model):
+    return Tensors(torch.randn(8, LONG), torch.randn(8, LONG)), ()
+
+
+QUEUES = (of_closure, of_module, of_a_view, of_windows, known_in_part, beside_a_buffer, beside_a_parameter, of_two)
+
+
+def by_slice(queue, at, keys):
+    queue[:, at : at + WIDE].copy_(keys)
+
+
+def through_data(queue, at, keys):
+    queue[:, at : at + WIDE].data.copy_(keys)
+
+
+def by_index(queue, at, keys):
+    queue[:, at : at + WIDE][:, torch.arange(WIDE)] = keys
+
+
+def by_mask(queue, at, keys):
+    queue[:, at : at + WIDE].masked_fill_(keys > 0, 0.5)
+
+
+def through_windows(queue, at, keys):
+    queue.unfold(1, WIDE, WIDE)[:, at // WIDE].copy_(keys)
+
+
+def as_bits(queue, at, keys):
+    queue.view(torch.int32)[:, at : at + WIDE] = keys.contiguous().view(torch.int32)
+
+
+WRITES = (by_slice, through_data, by_index, by_mask, through_windows, as_bits)
+
+
+def queueing(make, write, *, every):
+    """A program whose step writes a moving slice: at every step by a tensor on the host, or by a number that moves."""
+
+    def program(run):
+        model = nn.Linear(8, 8)
+        queue, state = make(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=2**-4)
+        place, at = [0], torch.zeros(1, dtype=torch.long)
+
+        @run.loop(model, optimizer, state=state).step
+        def train_step(x):
+            keys = model(x)
+            loss = F.cross_entropy(keys @ getattr(queue, "a", queue), torch.zeros(WIDE, dtype=torch.long))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            write(queue, int(at) if every == 1 else place[0], keys.detach().t())
+            if every == 1:
+                at.add_(WIDE).remainder_(LONG)
+            return loss.detach()
+
+        draws = torch.Generator().manual_seed(1)
+        for number in range(16 if every == 1 else 3 * every):
+            place[0] = number // every * WIDE
+            run.note(train_step(torch.randn(WIDE, 8, generator=draws)))
+        return model, optimizer, getattr(queue, "a", queue)
+
+    return program
+
+
+@pytest.mark.parametrize("make", QUEUES, ids=lambda one: one.__name__)
+def test_compiled_code_leaves_a_queue_as_eager_does(both, make):
+    run = both.alike(queueing(make, by_slice, every=1), asked="aot_eager")
+    assert not run.declined
+    assert run.status().tier == "aot_eager"
+
+
+def test_the_sentinel_leaves_a_queue_as_eager_does(both):
+    with checked_every(2):
+        run = both.alike(queueing(of_closure, by_slice, every=1), asked="aot_eager")
+    assert run.status().sentinels[0].checks >= 2
+    assert run.status().tier == "aot_eager"
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("write", WRITES, ids=lambda one: one.__name__)
+def test_however_it_is_written(both, write):
+    run = both.alike(queueing(of_closure, write, every=1), asked="aot_eager")
+    assert run.status().tier == "aot_eager"
+
+
+@pytest.mark.parametrize("make", [of_closure, known_in_part, beside_a_buffer], ids=lambda one: one.__name__)
+def test_a_recording_of_each_place_leaves_a_queue_as_eager_does(both, make):
+    run = both.alike(queueing(make, by_slice, every=12))
+    assert not run.declined
+    assert run.status().tier == GRAPH
+
+
+class Opaque(torch.Tensor):
+    """Stands for a tensor that it holds, and tells nobody which."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(cls, held.size(), strides=held.stride(), dtype=held.dtype)
+
+    def __init__(self, held):
+        self.a = held
+
+    @classmethod
+    def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
+        result = operation(*(one.a if isinstance(one, cls) else one for one in args), **(kwargs or {}))
+        return cls(result) if isinstance(args[0], cls) and isinstance(result, torch.Tensor) else result
+
+
+def test_a_tensor_that_hides_its_memory_is_declined(both):
+    """Its write raised in the audit, and ended the run."""
+
+    def hidden(model):
+        return Opaque(torch.randn(8, LONG)), ()
+
+    run = both.alike(queueing(hidden, by_slice, every=1), asked="aot_eager")
+    (told,) = run.declined
+    assert "writes into an Opaque" in told.reason
+    assert "__tensor_flatten__" in told.hint
+    assert run.status().tier == "eager"
+
+
+def test_memory_is_kept_whole_in_its_dtype():
+    whole = whole_memory(torch.arange(6.0).view(2, 3)[1, 1:])
+    assert whole.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    odd = torch.arange(6, dtype=torch.uint8)
+    assert whole_memory(odd[:4].view(torch.int32)).tolist() == odd.tolist()
+
+
+def test_parts_side_by_side_hold_what_spans_them():
+    """An optimizer writes all parameters of a flat memory at once."""
+    flat = torch.zeros(10)
+    parts = Stretches([flat[:4], flat[4:8].view(2, 2).t()])
+    assert parts.hold(flat[2:7])
+    assert not parts.hold(flat[2:9])
+    columns = torch.zeros(4, 4)
+    assert Stretches([columns[:, :2]]).hold(columns[:, :2])
+    assert not Stretches([columns[:, :2]]).hold(columns[:, 1:3])
