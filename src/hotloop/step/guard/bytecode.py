@@ -10,6 +10,8 @@ import itertools
 import types
 from typing import TYPE_CHECKING, Any
 
+from hotloop._torch.graphs import is_own_file
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -225,6 +227,15 @@ def file_of(function: Any) -> str:
     """Return the file that the innermost function is written in."""
     code = getattr(wrapped(function)[-1], "__code__", None)
     return code.co_filename if code is not None else "<built in>"
+
+
+def is_own_callable(value: Any) -> bool:
+    """Return whether a value is a function of the program's own, or calls one: a loss that a library calls."""
+    inner = value.func if isinstance(value, functools.partial) else value
+    inner = inner.__func__ if isinstance(inner, types.MethodType) else inner
+    if not isinstance(inner, types.FunctionType):
+        inner = getattr(type(inner), "__call__", None)  # noqa: B004 - its function is asked for, not whether there is one
+    return isinstance(inner, types.FunctionType) and is_own_file(inner.__code__.co_filename)
 
 
 def is_ours(hook: Any) -> bool:

@@ -13,6 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.optim.lr_scheduler import LRScheduler
 
 from hotloop._torch import hooks
@@ -222,13 +223,16 @@ class Follower:
                 waiting += [(item, names) for item in gc.get_referents(value) if type(item) not in NEVER_FOLLOWED]
             elif names.own and place not in self.made and is_users_object(value) and kind.__weakrefoffset__:
                 self.follow(value, f"a {kind.__name__}", names)  # that of one that is gone by the end does not count
-            elif is_users_object(value):
+            elif is_users_object(value) or isinstance(value, FunctionCtx):
                 fields = {**slots_view(value, slots_of(type(value))), **getattr(value, "__dict__", {})}
                 waiting += [(fields[key], names.by(key)) for key in names.words & fields.keys()]
 
     def follow(self, value: Any, label: str, names: Names, depth: int = 0) -> None:
         """Note which attributes of an object code reads, and follow these."""
         if type(value) in NEVER_FOLLOWED or depth > (_CHAIN if names.own else _LIBRARYS_CHAIN):
+            return
+        if isinstance(value, types.ModuleType):  # which asks for itself whether it was met by these names
+            self.module_reads(value, label, names)
             return
         place = id(value)
         if not self._once_at(place, names) or place in self._ignored:
@@ -240,8 +244,6 @@ class Follower:
             self.function(value, label)
             if value.__dict__:
                 self._attributes(value, value.__dict__, label, names, depth)
-        elif isinstance(value, types.ModuleType):
-            self.module_reads(value, label, names)
         elif isinstance(value, type):
             self._class(value, names, depth)
         else:

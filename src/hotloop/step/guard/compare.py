@@ -95,10 +95,10 @@ class Watch:
         """Return what would have been found had the step changed nothing: values as they were when first read."""
         before = dict(self.found)
         for holder in self.reads.holders.values():
-            if holder.owner is None or isinstance(holder.owner, type):  # of a class some names are found late
+            if holder.owner is None:
                 continue
-            names = self._names.get(id(holder), {})
-            for key in names.keys() - holder.first.keys() if holder.label else ():  # it was not there
+            names, found_late = self._names.get(id(holder), {}), isinstance(holder.owner, type)
+            for key in names.keys() - holder.first.keys() if holder.label and not found_late else ():  # not there
                 before.pop(names[key])
             for key, value in holder.first.items():
                 if value is not ABSENT:

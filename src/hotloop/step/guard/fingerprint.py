@@ -15,6 +15,9 @@ import io
 import itertools
 import logging
 import mmap
+import multiprocessing.connection
+import multiprocessing.queues
+import queue
 import random
 import sys
 import threading
@@ -37,12 +40,21 @@ _BYTES, _MOST_BYTES = 64 * 2**10, 2**28
 which is made once, compares what is within the second one as well."""
 _ENTRIES = 20_000
 """Values looked at, at most; where there are more, no recording can be guarded."""
+_TAKEN_FROM = (
+    queue.SimpleQueue,
+    multiprocessing.queues.Queue,
+    multiprocessing.queues.SimpleQueue,
+    multiprocessing.connection.Connection,
+)
+"""What holds in C, or in a pipe, what others put there: each run of a proof would take another item."""
 _DEPTH = 24
 """Containers in one another that are looked at."""
 _ITEMS, _NESTED = 200, 4
 """Of a container in an object of a library: the most items, and containers in one another, that are looked at."""
-_READERS = frozenset({"get", "items", "keys", "values", "index", "count", "__getitem__", "__contains__", "__len__"})
-"""Methods of containers by which a step may hold one to read it."""
+_READERS = frozenset({"get", "items", "keys", "values", "__getitem__", "__contains__", "__len__", "__next__"})
+"""Methods by which a step may hold an object to read it, whatever it is."""
+_ADDERS = frozenset({"append", "appendleft", "extend", "extendleft", "insert", "add", "update", "__setitem__"})
+"""Methods of containers that read nothing of these."""
 
 
 class Same:
@@ -226,7 +238,9 @@ def _of_items(value: Any) -> Parts:
 
 
 def _of_builtin(value: Any) -> Parts | None:
-    return [(value.__self__, "'s object")] if value.__name__ in _READERS else None
+    container = isinstance(value.__self__, list | tuple | dict | set | frozenset | collections.deque)
+    reads = value.__name__ in _READERS or (container and value.__name__ not in _ADDERS)
+    return [(value.__self__, "'s object")] if reads else None
 
 
 def _of_cache(value: Any) -> Parts:
@@ -243,7 +257,7 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Parts | None]], ...] = (
     (collections.abc.MappingView, lambda one: [(getattr(one, "mapping", None), "'s table")]),
     (types.MethodType, lambda one: [(one.__func__, ""), (one.__self__, ".self")]),
     (functools.partial, lambda one: [(one.func, ""), (one.args, "'s arguments"), (one.keywords, "'s arguments")]),
-    (types.BuiltinMethodType, _of_builtin),
+    ((types.BuiltinMethodType, types.MethodWrapperType), _of_builtin),
     (weakref.ref, lambda one: [(one(), "()")]),
     (contextvars.ContextVar, lambda one: [(one.get(None), "")]),
     (enum.Enum, lambda one: [(one.name, ".name"), (one._value_, ".value")]),
@@ -371,7 +385,7 @@ def _memory_of(value: Any) -> Any:
 
 
 def _position_of(value: Any) -> Any:
-    """Return the position of a random generator or a stream; `Unknown` for an iterator, which each read moves."""
+    """Return the position of a generator or a stream; `Unknown` for an iterator or a queue, which each read moves."""
     if isinstance(value, random.Random):
         own = not isinstance(value, random.SystemRandom)  # the machine's has no state
         return ("random", hash(value.getstate())) if own else None
@@ -380,5 +394,7 @@ def _position_of(value: Any) -> Any:
         return "random", str(value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state())
     if isinstance(value, io.StringIO | io.BytesIO):
         return "written up to", -1 if value.closed else value.tell()
+    if isinstance(value, _TAKEN_FROM):
+        return Unknown()
     iterates = isinstance(value, collections.abc.Iterator) and not isinstance(value, io.IOBase)
     return Unknown() if iterates and not is_users_object(value) else None

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hotloop._torch.dynamo import is_mark
 from hotloop._torch.module import get_entry
 from hotloop.compiling.control import MethodEntry
+from hotloop.step.guard import bytecode
 from hotloop.step.guard.fingerprint import ABSENT, Fingerprints, is_plain
 from hotloop.step.guard.users import is_users_object, package_of
 from hotloop.step.state.holdings import EVERY_OPTIMIZERS, Holdings
@@ -152,7 +153,8 @@ class Holder:
             return False
         value = self.fields.get(key, ABSENT)
         items = value if isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS else (value,)
-        return is_plain(value, self.kind) or (not key.startswith("_") and all(map(is_users_object, items)))
+        users = bytecode.is_own_callable(value) or (not key.startswith("_") and all(map(is_users_object, items)))
+        return is_plain(value, self.kind) or users
 
     def _counts_of_module(self, key: str) -> bool:
         if self.fields is not getattr(self.owner, "__dict__", None):  # one of its tables
@@ -195,8 +197,8 @@ class ReadSet:
 
     def holder(self, owner: Any, fields: Mapping[str, Any], label: str) -> Holder:
         """Return the holder of an object's values."""
-        # A class and a function give a new view of what they hold each time.
-        key = id(owner if isinstance(owner, type | types.FunctionType) or isinstance(fields, View) else fields)
+        # Of a class, and of what a function closes over, there is a new view each time.
+        key = id(owner if isinstance(fields, types.MappingProxyType | View) else fields)
         if key not in self.holders:
             self.holders[key] = Holder(owner, fields, label)
         return self.holders[key]
