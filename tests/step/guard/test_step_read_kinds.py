@@ -7,6 +7,7 @@ import functools
 import multiprocessing
 import queue
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -286,11 +287,14 @@ def test_a_queue_gives_each_item_to_one_step(both):
     both.declines(program, reason="the step changes Python state: closure variable waiting")
 
 
-def test_what_takes_items_out_of_a_pipe_is_never_the_same():
+def test_what_takes_items_out_of_a_pipe_or_a_file_is_never_the_same(tmp_path):
     receiver, sender = multiprocessing.Pipe(duplex=False)
     queues = multiprocessing.Queue(), multiprocessing.SimpleQueue()
     for one in (receiver, sender, *queues, [].__iter__().__next__):
         assert Fingerprints().of(one) != Fingerprints().of(one)
+    with Path(__file__).open() as lines, (tmp_path / "log").open("w") as log:
+        assert Fingerprints().of(lines) != Fingerprints().of(lines)
+        assert Fingerprints().of(log) == Fingerprints().of(log)
     receiver.close()
     sender.close()
     queues[0].close()

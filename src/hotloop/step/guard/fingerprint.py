@@ -385,7 +385,7 @@ def _memory_of(value: Any) -> Any:
 
 
 def _position_of(value: Any) -> Any:
-    """Return the position of a generator or a stream; `Unknown` for an iterator or a queue, which each read moves."""
+    """Return the position of a generator or a stream; `Unknown` for what each read moves: iterators, files, queues."""
     if isinstance(value, random.Random):
         own = not isinstance(value, random.SystemRandom)  # the machine's has no state
         return ("random", hash(value.getstate())) if own else None
@@ -394,7 +394,9 @@ def _position_of(value: Any) -> Any:
         return "random", str(value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state())
     if isinstance(value, io.StringIO | io.BytesIO):
         return "written up to", -1 if value.closed else value.tell()
-    if isinstance(value, _TAKEN_FROM):
-        return Unknown()
-    iterates = isinstance(value, collections.abc.Iterator) and not isinstance(value, io.IOBase)
-    return Unknown() if iterates and not is_users_object(value) else None
+    if isinstance(value, io.IOBase):  # which lines were read it does not always tell
+        moves = value is not sys.stdin and not value.closed and value.readable()
+    else:
+        iterates = isinstance(value, collections.abc.Iterator) and not is_users_object(value)
+        moves = iterates or isinstance(value, _TAKEN_FROM)
+    return Unknown() if moves else None
