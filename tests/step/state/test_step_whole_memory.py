@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hotloop._torch.places import Stretches, whole_memory
+from hotloop.step.state.holdings import distinct_views
 
 WIDE, LONG = 4, 16
 
@@ -172,6 +173,12 @@ def test_a_tensor_that_hides_its_memory_is_declined(both):
     assert "writes into an Opaque" in told.reason
     assert "__tensor_flatten__" in told.hint
     assert run.status().tier == "eager"
+
+
+def test_two_tensors_that_stand_for_others_are_two():
+    """Neither has an address: the second was taken for the first, and no proof copied it."""
+    ones = {name: Tensors(torch.randn(2, 2), torch.randn(2, 2)) for name in ("one", "other")}
+    assert list(distinct_views(ones)) == ["one", "other"]
 
 
 def test_memory_is_kept_whole_in_its_dtype():

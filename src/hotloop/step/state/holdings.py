@@ -179,7 +179,8 @@ def distinct_views(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     known: set[tuple[Any, ...]] = set()
     kept = {}
     for name, tensor in named.items():
-        at = tensor.data_ptr() if tensor.layout == torch.strided else -id(tensor)
+        # Of a tensor that stands for others the address is 0, as of the next.
+        at = (tensor.data_ptr() if tensor.layout == torch.strided else 0) or -id(tensor)
         if (other := first.get(at)) is None:  # the usual case, in which shape and strides need not be read
             first[at] = tensor
         else:
