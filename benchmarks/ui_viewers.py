@@ -54,8 +54,7 @@ def main(seconds: float = 120.0, viewers: int = 10, steps: int = 1_000) -> None:
         )
         asked: list[str] = []
         try:
-            url, token = re.search(r"(http://\S+)/\?token=(\S+)", server.stdout.readline()).groups()
-            cookie = f"hotloop_{url.rsplit(':', 1)[1]}={token}"
+            url, cookie = opened(server.stdout.readline())
             trains = Trains(record, steps)
             trains.go_on(SETTLED)
             idle = trains.cost(server.pid, seconds / 2)
@@ -137,7 +136,7 @@ def beside(pairs: int = 8, seconds: float = 15.0, viewers: int = 10) -> None:
             stderr=subprocess.DEVNULL,
         )
         try:
-            address = re.search(r"(http://\S+)/\?token=(\S+)", server.stdout.readline()).groups()
+            address = opened(server.stdout.readline())
             wait_for_steps(root / "a", 50)
             turns = take_turns(address, server.pid, pairs, seconds, viewers)
         finally:
@@ -182,9 +181,15 @@ def start_viewers(address: tuple[str, str], viewers: int) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, __file__, "viewers", *address, str(viewers)])
 
 
-def only_view(url: str, token: str, viewers: str) -> None:
+def opened(line: str) -> tuple[str, str]:
+    """Return the address of a server and the cookie that it gives for the token in what it printed."""
+    url, token = re.search(r"(http://\S+)/\?token=(\S+)", line).groups()
+    with urllib.request.urlopen(f"{url}/?token={token}") as answer:
+        return url, answer.headers["set-cookie"].partition(";")[0]
+
+
+def only_view(url: str, cookie: str, viewers: str) -> None:
     """Watch until somebody ends this process."""
-    cookie = f"hotloop_{url.rsplit(':', 1)[1]}={token}"
     threads = [threading.Thread(target=view, args=(url, cookie, [])) for _ in range(int(viewers))]
     for one in threads:
         one.start()

@@ -11,6 +11,8 @@ import urllib.parse
 CHROMIUM = os.environ.get("HOTLOOP_TEST_BROWSER") or shutil.which("chromium") or shutil.which("chromium-browser")
 SECONDS = 180_000
 """Milliseconds, for a machine that does other things."""
+STATES = {}
+"""What a browser keeps of a server, by the address that opened it: each is good once."""
 
 
 @contextlib.contextmanager
@@ -56,9 +58,10 @@ def browser():
 
 @contextlib.contextmanager
 def a_person(chromium, url, **context):
-    """Open a page with the token, and hold that nothing went wrong in it: no error, no refused script, no dialog."""
+    """Open a page with the token, or as a browser that has used it, and hold that nothing went wrong in it: no error, no refused script, no dialog."""
     wrong = []
-    opened = chromium.new_context(**{"viewport": {"width": 1300, "height": 900}, **context})
+    usual = {"viewport": {"width": 1300, "height": 900}, "storage_state": STATES.get(url)}
+    opened = chromium.new_context(**{**usual, **context})
     opened.set_default_timeout(SECONDS)
     page = opened.new_page()
 
@@ -71,6 +74,7 @@ def a_person(chromium, url, **context):
     watched(page)
     page.goto(url)
     page.wait_for_url("**/runs")
+    STATES[url] = opened.storage_state()
     yield page
     opened.close()
     assert wrong == []

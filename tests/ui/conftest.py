@@ -52,7 +52,7 @@ def _at_once(monkeypatch):
 
 @pytest.fixture
 def access():
-    return Access(8765)
+    return Access()
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def stranger(root, access):
 
 @pytest.fixture
 def client(stranger, access):
-    stranger.cookies.set(access.cookie, access.token)
+    stranger.cookies.set(access.cookie("http"), access.session)
     stranger.follow_redirects = False
-    stranger.headers["x-csrf-token"] = access.csrf
+    stranger.headers["x-hotloop-key"] = access.key
     return stranger
 
 

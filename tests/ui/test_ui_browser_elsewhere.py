@@ -75,6 +75,7 @@ def test_a_run_on_a_cluster_is_started_watched_and_stopped(chromium, head, tmp_p
         page.click("#cluster-add")
         expect(page.locator("#clusters code").nth(1)).to_have_text(head.address)
         page.goto(at(url, "/training?program=train.py:make"))
+        page.click("text=Run it and show its settings")
         page.select_option("#where", head.address)
         page.wait_for_url(re.compile("where="))
         page.fill("#name", "away")

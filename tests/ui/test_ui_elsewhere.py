@@ -91,7 +91,7 @@ def test_a_cluster_that_does_not_answer_is_kept_and_said_to_be_off(client):
 
 def test_clusters_need_the_token_and_the_form_of_this_server(stranger, access):
     assert stranger.get("/clusters").status_code == 401
-    stranger.cookies.set(access.cookie, access.token)
+    stranger.cookies.set(access.cookie("http"), access.session)
     assert stranger.post("/clusters/add", data={"added": HEAD}).status_code == 403
     assert clusters.known() == []
 

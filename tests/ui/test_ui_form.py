@@ -399,7 +399,7 @@ def test_a_range_of_another_kind_of_file_is_kept_as_it_is_written():
 def test_the_ranges_that_a_program_declares_are_rows(client, tmp_path):
     (tmp_path / "train.py").write_text(SEARCHED)
     name = f"{tmp_path}/train.py:make"
-    text = client.get("/training", params={"program": name}).text
+    text = client.get(client.post("/training/read", data={"program": name}).headers["location"]).text
     assert "<option selected>program.lr</option>" in text
     assert 'value="1e-05"' in text
     found = drafts.of({"program": name, "verb": "hpo"}, {}, tmp_path)
@@ -601,7 +601,7 @@ def test_the_preview_marks_what_has_changed_and_what_is_wrong(client):
 def test_a_programs_parameters_are_fields(client, tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     name = f"{tmp_path}/train.py:make"
-    text = client.get("/training", params={"program": name}).text
+    text = client.get(client.post("/training/read", data={"program": name}).headers["location"]).text
     assert 'name="program.lr" value="0.001"' in text
     assert '<option value="nan">nan</option>' in text
     wrong = client.post("/training/preview", data={"program": name, "program.lr": "3"}).text
@@ -612,7 +612,7 @@ def test_a_programs_parameters_are_fields(client, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "said"), [("train.py", "expected a file and its function"), ("none.py:make", "no file")]
+    ("program", "said"), [("train.py", "expected a file and its function"), ("none.py:make", "no such file")]
 )
 def test_a_program_that_cannot_be_named_is_said(client, program, said):
     answer = client.get("/training", params={"program": program})
@@ -624,7 +624,7 @@ def test_a_program_that_cannot_be_named_is_said(client, program, said):
 @pytest.mark.campaign
 def test_a_program_that_raises_is_shown_and_does_not_harm_the_server(client, tmp_path):
     (tmp_path / "train.py").write_text("raise SystemExit('<b>no')")
-    answer = client.get("/training", params={"program": f"{tmp_path}/train.py:make"})
+    answer = client.post("/training/read", data={"program": f"{tmp_path}/train.py:make"})
     assert answer.status_code == 422
     assert "&lt;b&gt;no" in answer.text
     assert client.get("/runs").status_code == 200

@@ -219,7 +219,7 @@ def test_why_a_launcher_failed_is_shown(root, tmp_path, waiting, monkeypatch):
     broken.write_text("#!/bin/sh\necho this Python is broken >&2\nexit 3\n")
     broken.chmod(0o755)
     waiting.add(root / "a", ["train"])
-    monkeypatch.setattr(queue.sys, "executable", str(broken))
+    monkeypatch.setattr(sys, "executable", str(broken))
     waiting.look()
     waiting._launcher.wait(300)
     waiting.look()

@@ -53,19 +53,19 @@ def posts(root, access):
 
 
 def test_every_form_is_refused_without_its_token(client, root, access):
-    del client.headers["x-csrf-token"]
+    del client.headers["x-hotloop-key"]
     found = posts(root, access)
     assert len(found) >= 6
     for route in found:
         assert client.post(route.path, data={"run": "a"}).status_code == 403, route.path
-        assert client.post(route.path, data={"run": "a", "csrf": "0" * 64}).status_code == 403, route.path
-        forged = {"sec-fetch-site": "cross-site", "x-csrf-token": access.csrf}
+        assert client.post(route.path, data={"run": "a", "hotloop-key": "0" * 43}).status_code == 403, route.path
+        forged = {"sec-fetch-site": "cross-site", "x-hotloop-key": access.key}
         assert client.post(route.path, data={"run": "a"}, headers=forged).status_code == 403, route.path
 
 
 def test_what_changes_something_is_not_done_by_a_link(client, root, access, monkeypatch):
     monkeypatch.setattr(processes, "start", lambda *_: pytest.fail("it was started"))
-    to_the_form = ("/training/start", "/training/queue")
+    to_the_form = ("/training/start", "/training/queue", "/training/read")
     for route in posts(root, access):
         answer = client.get(route.path, params={"recipe": "digits"})
         if route.path in to_the_form:

@@ -10,7 +10,7 @@ import tempfile
 import urllib.parse
 from pathlib import Path
 
-from browser import browser, server
+from browser import STATES, browser, server
 from PIL import Image
 from playwright.sync_api import expect
 
@@ -121,10 +121,11 @@ def narrow(chromium, url):
 
 
 def person(chromium, url, size, scheme):
-    page = chromium.new_context(viewport=size, color_scheme=scheme).new_page()
+    page = chromium.new_context(viewport=size, color_scheme=scheme, storage_state=STATES.get(url)).new_page()
     page.set_default_timeout(180_000)
     page.goto(url)
     page.wait_for_url("**/runs")
+    STATES[url] = page.context.storage_state()
     return page
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import functools
 import importlib.metadata
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "hotloop.recipes"
 """The group of entry points, ``name = "module:function"``, by which a package ships a program as a recipe."""
+runs_programs = contextvars.ContextVar("runs_programs", default=True)
+"""Whether a program's file may run in this process, to judge its settings; in a server it may not."""
 
 
 def load(overrides: Sequence[str] = (), config: str | Path | None = None) -> Settings:
@@ -53,15 +56,17 @@ def build(values: Mapping[str, Any]) -> Settings:
     try:
         return schema.build(model(_recipe(values)), values)
     except ConfigError as error:
-        name = str(values["recipe"]["name"])
-        if ":" not in name:
+        own = _program(str(values["recipe"]["name"]))
+        if own is None:
             raise
-        own = _program(name)
         wrong = schema.problems(error.__cause__, model(_recipe(values)), values, also=_names(own))
         raise ConfigError("\n".join([one.text for one in wrong] + own.problems(values.get(GROUP, {})))) from error
 
 
-def _program(name: str) -> Program:
+def _program(name: str) -> Program | None:
+    """Return a program of the user's own; None for a recipe, and where no program may run."""
+    if ":" not in name or not runs_programs.get():
+        return None
     from hotloop.train import program  # noqa: PLC0415 - loads torch
 
     return program.known(name)
@@ -231,7 +236,7 @@ def _put(
         name = str(values["recipe"]["name"])
         try:
             build(values)
-            wrong += _program(name).problems(values.get(GROUP, {})) if ":" in name else []
+            wrong += own.problems(values.get(GROUP, {})) if (own := _program(name)) else []
         except ConfigError as error:
             wrong.append(str(error))
         raise ConfigError("\n".join(wrong))
@@ -250,8 +255,8 @@ def _read(text: str, recipe: type[Settings], available: Iterable[str], program: 
         function = f"; a program is named with its function, {text}:make" if text.endswith(".py") else ""
         raise ConfigError(f"override {text!r}: expected <setting>=<value>, such as training.num_epochs=3{function}")
     if schema.at(recipe, key) is None:
-        own = _names(_program(program)) if ":" in program else ()
-        raise ConfigError(_unknown(recipe, key, also={*available, *own}))
+        own = _program(program)
+        raise ConfigError(_unknown(recipe, key, also={*available, *(_names(own) if own else ())}))
     within = schema.at(recipe, key.rpartition(".")[0])
     if text.startswith("~") and (equals or within is None or schema.is_model(within.kind)):
         raise ConfigError(
@@ -310,9 +315,10 @@ def installed() -> dict[str, str]:
 def _as_written(text: str, named: str) -> str:
     """Quote the value of a program's text setting where it reads as a number, a list or null: text is as written."""
     key, _, value = text.partition("=")
-    if ":" not in named or not key.strip().lstrip("+").startswith(f"{GROUP}."):
+    own = _program(named) if key.strip().lstrip("+").startswith(f"{GROUP}.") else None
+    if own is None:
         return text
-    setting = _program(named).of(key.strip().lstrip("+").removeprefix(f"{GROUP}."))
+    setting = own.of(key.strip().lstrip("+").removeprefix(f"{GROUP}."))
     kinds = schema.members(setting.kind) if setting else (None,)
     texts = all(one in (str, NoneType) or {*map(type, get_args(one))} == {str} for one in kinds)  # str, or a Literal
     if not texts or (NoneType in kinds and value.strip() == "null"):

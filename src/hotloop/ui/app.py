@@ -95,12 +95,13 @@ def routes(site: Site) -> list[Route]:
         "/compare": compare.compare, "/compare/charts": compare.charts, "/compare/frames": compare.frames,
         "/compare/tables": compare.tables, "/compare/news": compare.news,
         "/run/exported": act.exported, "/training": training.form,
-        "/machine": machine.machine, "/machine/findings": machine.findings, "/machine/now": machine.now,
+        "/machine": machine.machine, "/machine/now": machine.now,
         "/clusters": cluster.show, "/cache/bundles": bundle.show, "/cache/bundle": bundle.bundle,
     }  # fmt: skip
     done = {
+        "/machine/findings": machine.findings,
         "/run/stop": act.stop, "/run/resume": act.resume, "/run/delete": act.delete,
-        "/run/ask": act.ask, "/run/export": act.export,
+        "/run/ask": act.ask, "/run/export": act.export, "/training/read": training.read,
         "/training/preview": training.preview, "/training/check": training.check,
         "/training/start": training.start, "/training/queue": training.queue, "/queue/remove": queue.remove,
         "/presets/save": preset.save, "/presets/delete": preset.delete, "/presets/diff": preset.diff,
@@ -108,7 +109,8 @@ def routes(site: Site) -> list[Route]:
         "/clusters/add": cluster.add, "/clusters/remove": cluster.remove,
     }  # fmt: skip
     # A form that was refused has the address that it was sent to.
-    asked |= dict.fromkeys(("/training/start", "/training/queue"), lambda request: RedirectResponse("/training"))  # noqa: ARG005
+    back = ("/training/start", "/training/queue", "/training/read")
+    asked |= dict.fromkeys(back, lambda request: RedirectResponse("/training"))  # noqa: ARG005
     gets = [Route(path, answer, methods=["GET"]) for path, answer in asked.items()]
     return gets + [Route(path, answer, methods=["POST"]) for path, answer in done.items()]
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hotloop import files
 from hotloop.errors import DataError, HotloopError
 from hotloop.record.process import started
 from hotloop.remote import fetch, following, runs, submitting
@@ -118,7 +119,7 @@ class Attendant:
 
     def _print_log(self) -> None:
         try:
-            with (self._folder / fetch.LOG).open("rb") as file:
+            with files.open_regular(self._folder / fetch.LOG) as file:
                 if file.seek(0, os.SEEK_END) < self._printed:  # of a new job: the run was resumed
                     self._printed = 0
                 file.seek(self._printed)

@@ -7,14 +7,14 @@ import json
 import os
 import re
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response, StreamingResponse
 
-from hotloop import record
+from hotloop import files, record
 from hotloop.errors import ConfigError
 from hotloop.ui import processes
+from hotloop.ui.fields import shortened
 from hotloop.ui.places import chunks, opened
 from hotloop.ui.site import form_of
 
@@ -55,7 +55,7 @@ class BundlePages:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             told = _asked(["cache", "export", str(self._folder / name), "--json"])
-            with record.whole(self._folder / f"{name}.json", durable=False) as file:
+            with files.whole(self._folder / f"{name}.json", durable=False) as file:
                 file.write(record.to_json(told).encode())
         except (OSError, ConfigError) as error:
             return self._panel(request, why=str(error))
@@ -65,8 +65,9 @@ class BundlePages:
         """Import a bundle, once a person has said that its code may run as them."""
         form = form_of(request)
         file, checksum = form.get("bundle", "").strip(), form.get("checksum", "").strip()
-        if not Path(file).is_file():
-            return self._panel(request, why=f"bundle={file!r}: there is no such file on the machine of this server")
+        if not os.path.isfile(file):  # noqa: PTH113 - of any length
+            why = f"bundle={shortened(file)!r}: there is no such file on the machine of this server"
+            return self._panel(request, why=why)
         if checksum and not _SUM.fullmatch(checksum):
             return self._panel(request, why=f"checksum={checksum[:80]!r}: expected the 64 digits that the export told")
         if form.get("sure") != "yes":

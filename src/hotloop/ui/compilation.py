@@ -81,7 +81,7 @@ def mode_of(values: Mapping[str, Any]) -> str:
 def parts(values: Mapping[str, Any], components: list[str]) -> list[Part]:
     """Return the components of a recipe as its settings have them."""
     own = values["compile"]["components"]
-    names = dict.fromkeys([*components, *own])
+    kept = {name: one for name, one in own.items() if isinstance(one, dict)}
     return [
         Part(
             name,
@@ -89,8 +89,8 @@ def parts(values: Mapping[str, Any], components: list[str]) -> list[Part]:
             AS_ABOVE if one.get("training") in (None, "none") else one["training"],
             one.get("inference") or AS_ABOVE,
         )
-        for name in names
-        for one in [own.get(name) or {}]
+        for name in dict.fromkeys([*components, *own])
+        for one in [kept.get(name, {})]
     ]
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 import re
 import shlex
 import time
@@ -17,7 +18,7 @@ from hotloop.errors import ConfigError
 from hotloop.train import conf_files, configure, idle, nested, schema
 from hotloop.train.settings import GROUP
 from hotloop.ui import compilation, ranges, unread
-from hotloop.ui.fields import Field, fields, to_text
+from hotloop.ui.fields import Field, fields, shortened, to_text
 from hotloop.ui.program_schema import program_schema
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Draft:
         form: all that was typed, by the fields' names.
         components: of the recipe.
         root: the runs folder.
+        may_run: whether a program's file may run, to tell its settings.
         clusters: on which a run can be started.
         errors: what is wrong, by the field that it stands beside; the empty name is of no field.
         changes: the settings that differ from the defaults.
@@ -59,6 +61,7 @@ class Draft:
     form: Mapping[str, str]
     components: list[str]
     root: Path
+    may_run: bool
     clusters: list[str] = dataclasses.field(default_factory=list)
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -84,7 +87,7 @@ class Draft:
         model = configure.model(configure.recipe_choice(self.recipe) if ":" in self.recipe else self.recipe)
         whole = dict(model.model_json_schema())
         if ":" in self.recipe:
-            own = program_schema(self.recipe)
+            own = program_schema(self.recipe, may_run=self.may_run)
             whole["$defs"] = {**whole.get("$defs", {}), **own.get("$defs", {})}
             whole["properties"] = {**whole["properties"], GROUP: own["properties"][GROUP]["anyOf"][0]}
         found = fields(whole, self.base)
@@ -97,7 +100,8 @@ class Draft:
         order = sorted(
             found, key=lambda group: (group != GROUP, group in last, last.index(group) if group in last else 0)
         )
-        kept = {group: [one for one in found[group] if not _hidden(one.name)] for group in order}
+        own = tuple(f"{name}." for name in HIDDEN)
+        kept = {group: [one for one in found[group] if not f"{one.name}.".startswith(own)] for group in order}
         return {group: some for group, some in kept.items() if some}
 
     @property
@@ -163,10 +167,10 @@ class Draft:
     def _check_place(self) -> None:
         """Check on which machine and in which folder the run would be."""
         if self.where and self.where not in self.clusters:
-            self.errors[WHERE] = f"where={_shortened(self.where)!r}: expected this machine, or a cluster that was added"
+            self.errors[WHERE] = f"where={shortened(self.where)!r}: expected this machine, or a cluster that was added"
         if self.named and not _FOLDER.fullmatch(self.named):
             self.errors["name"] = (
-                f"name={_shortened(self.named)!r}: expected at most {LONGEST} letters, digits, dots, dashes and "
+                f"name={shortened(self.named)!r}: expected at most {LONGEST} letters, digits, dots, dashes and "
                 "underscores, the first a letter, a digit or an underscore"
             )
         elif self.named and (self._place / self.named).exists():
@@ -340,8 +344,9 @@ class Draft:
 
 
 def of(
-    form: Mapping[str, str], components: Mapping[str, list[str]], root: Path, clusters: list[str] | None = None
-) -> Draft:
+    form: Mapping[str, str], components: Mapping[str, list[str]], root: Path, clusters: list[str] | None = None,
+    *, may_run: bool = False,
+) -> Draft:  # fmt: skip
     """Return the draft of a form, whose recipe may be a program's name.
 
     Args:
@@ -349,6 +354,7 @@ def of(
         components: of each recipe.
         root: the runs folder.
         clusters: on which a run can be started.
+        may_run: whether a program's file may run, to tell its settings.
 
     Raises:
         ConfigError: the program's file is not there, or not named with its function.
@@ -356,17 +362,17 @@ def of(
     asked = form.get("program", "").strip() or form.get("recipe", RECIPES[0]).strip()
     recipe = asked if asked in RECIPES else configure.program_name(f"recipe={asked}") or ""
     if not recipe:
-        raise ConfigError(f"program={asked!r}: expected a file and its function, such as train.py:make")
+        raise ConfigError(f"program={shortened(asked)!r}: expected a file and its function, such as train.py:make")
     place = Path(recipe.rpartition(":")[0])
-    if ":" in recipe and place.suffix == ".py" and not place.is_file():
-        raise ConfigError(f"program={asked!r}: there is no file {place}")
+    if ":" in recipe and place.suffix == ".py" and not os.path.isfile(place):  # noqa: PTH113 - of any length
+        raise ConfigError(f"program={shortened(asked)!r}: there is no such file")
     choices = {key.removeprefix(CHOICE): value for key, value in form.items() if key.startswith(CHOICE) and value}
     known = conf_files.groups()
     for group, name in choices.items():
         if name not in known.get(group, ()):
             raise ConfigError(f"{group}={name!r}: no such choice; expected one of {', '.join(known.get(group, ()))}")
     parts = list(components.get(recipe, ["model", "loss"] if ":" in recipe else []))
-    return Draft(recipe, choices, form, parts, root, clusters or [])
+    return Draft(recipe, choices, form, parts, root, may_run, clusters or [])
 
 
 def choices_of(draft: Draft) -> dict[str, list[str]]:
@@ -382,14 +388,6 @@ def _without(value: Any, default: Any) -> Any:
         return value
     gone = dict.fromkeys(name for name in default if name not in value)
     return {**gone, **{name: _without(one, default.get(name)) for name, one in value.items()}}
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= LONGEST else f"{name[:20]}\N{HORIZONTAL ELLIPSIS} ({len(name)} characters)"
-
-
-def _hidden(name: str) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in HIDDEN)
 
 
 def _slot(name: str) -> str:

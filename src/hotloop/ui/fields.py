@@ -176,6 +176,11 @@ def to_text(value: Any) -> str:
     return _quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
+def shortened(name: str, most: int = 80) -> str:
+    """Return a name, or of a long one its beginning and how long it is."""
+    return name if len(name) <= most else f"{name[:20]}\N{HORIZONTAL ELLIPSIS} ({len(name)} characters)"
+
+
 def _quoted(text: str) -> str:
     """Quote text where it would be read as something else."""
     if _PLAIN.fullmatch(text):

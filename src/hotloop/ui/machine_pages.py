@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop import host
 from hotloop.errors import ConfigError
 from hotloop.ui import processes
+from hotloop.ui.site import form_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -44,7 +45,7 @@ class MachinePages:
         """Show what was found; with ``anew``, look again."""
         with self._lock:
             found = self.site.machine
-            if found is None or request.query_params.get("anew"):
+            if found is None or form_of(request).get("anew"):
                 found = self.site.machine = _look()
         return self.site.show(request, "findings.html.j2", tones=_TONES, **found)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
-import stat
 import threading
 import time
 from typing import TYPE_CHECKING, BinaryIO
 
+from hotloop import files
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds, runs, study
 from hotloop.train import requests
@@ -22,6 +23,7 @@ START, LOG, STOP = "ui-start.json", "ui-log.txt", "ui-stop.json"
 """What a server writes into the folder of a run that it started: the process, what it prints, and a wish to stop."""
 SAMPLES = "samples"
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
+_LARGEST_PICTURE = 2**26
 _WATCHED = (
     LINES, DOCUMENT, folds.DOCUMENT, study.DOCUMENT, runs.SETTINGS, START, STOP, LOG, SAMPLES, "checkpoints",
     "run.lock.json", requests.FOLDER, ".",
@@ -78,9 +80,10 @@ class Places:
             LookupError: there is no run of this name below the runs folder.
         """
         path = self.inside(name)
-        if not is_run(path):
-            raise LookupError(name)
-        return path
+        with contextlib.suppress(OSError):  # a name may be too long for any file
+            if is_run(path):
+                return path
+        raise LookupError(name)
 
     def inside(self, name: str) -> Path:
         """Return the path of a name below the runs folder, whether something is there or not.
@@ -147,8 +150,10 @@ def picture(folder: Path, name: str) -> tuple[bytes, str]:
     """
     if name not in samples(folder):
         raise LookupError(name)
-    with opened(folder / SAMPLES / name) as file:
-        return file.read(), _kind(name)
+    try:
+        return files.read(folder / SAMPLES / name, _LARGEST_PICTURE), _kind(name)
+    except OSError as error:
+        raise LookupError(name) from error
 
 
 EXPORTS = "export-"
@@ -189,16 +194,15 @@ def open_exported(folder: Path, name: str) -> BinaryIO:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file for reading; its last part is no link.
+    """Open a regular file for reading, however large.
 
     Raises:
-        LookupError: it cannot be opened.
+        LookupError: it cannot be opened, or is no such file.
     """
     try:
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        return files.open_regular(path)
     except OSError as error:
         raise LookupError(path) from error
-    return os.fdopen(file, "rb")
 
 
 def chunks(file: BinaryIO) -> Iterator[bytes]:
@@ -211,11 +215,8 @@ def chunks(file: BinaryIO) -> Iterator[bytes]:
 def tail(path: Path, most: int = 30_000) -> str:
     """Return the end of a text file; empty where there is none, or where it is no plain file."""
     try:
-        known = path.lstat()
-        if not stat.S_ISREG(known.st_mode):
-            return ""
-        with path.open("rb") as file:
-            file.seek(max(0, known.st_size - most))
+        with files.open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
             return file.read(most).decode("utf-8", "replace")
     except OSError:
         return ""

@@ -6,13 +6,13 @@ import importlib.metadata
 import importlib.util
 import json
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import FileResponse, JSONResponse, Response
 
+from hotloop import host
 from hotloop.errors import ConfigError
 from hotloop.report import study
 from hotloop.ui.security import POLICY
@@ -80,8 +80,7 @@ def _figures(path: Path) -> list[Any]:
     Raises:
         ConfigError: it cannot, with what it said.
     """
-    flags = ["-P"] if sys.flags.safe_path else []
-    command = [sys.executable, *flags, "-m", "hotloop.ui.study_plots", str(path)]
+    command = host.python("-m", "hotloop.ui.study_plots", str(path))
     try:
         done = subprocess.run(  # noqa: S603 - our own module, without a shell
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False

@@ -88,7 +88,8 @@ class PresetPages:
         return presets.whole(draft.values())
 
     def _draft(self, form: Mapping[str, str]) -> drafts.Draft:
-        return drafts.of(form, self.site.probe.answer()["components"], self.site.places.root)
+        known = self.site.probe.answer()["components"]
+        return drafts.of(form, known, self.site.places.root, may_run=True)  # each of these is a POST
 
     def _panel(self, request: Request, **values: Any) -> Response:
         form = form_of(request)

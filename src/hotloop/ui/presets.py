@@ -8,7 +8,7 @@ import re
 import stat
 from typing import TYPE_CHECKING, Any
 
-from hotloop import record
+from hotloop import files
 from hotloop.errors import ConfigError
 from hotloop.train import conf_files, configure, schema
 from hotloop.train.nested import leaves
@@ -90,7 +90,7 @@ class Presets:
         kept = differing(values, whole(configure.compose([f"recipe={recipe}"])))
         kept["recipe"] = {"name": recipe, **kept.get("recipe", {})}
         try:
-            with record.whole(path) as file:
+            with files.whole(path) as file:
                 file.write(conf_files.to_yaml(kept).encode())
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error}. Make room, or change its permissions") from error

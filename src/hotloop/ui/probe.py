@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from typing import Any
+
+from hotloop import host
 
 _SECONDS = 120
 
@@ -38,10 +39,9 @@ class Probe:
 
 def _ask() -> dict[str, Any]:
     empty: dict[str, Any] = {"device": "", "error": "", "missing": {}, "components": {}}
-    flags = ["-P"] if sys.flags.safe_path else []
     try:
         done = subprocess.run(  # noqa: S603 - our own module, without a shell
-            [sys.executable, *flags, "-m", "hotloop.ui.probe"],
+            host.python("-m", "hotloop.ui.probe"),
             stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False,
         )  # fmt: skip
         return {**empty, **json.loads(done.stdout.splitlines()[-1])}

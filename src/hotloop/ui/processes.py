@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from hotloop import record
+from hotloop import files, host, record
 from hotloop.errors import ConfigError
 from hotloop.record.process import started
 from hotloop.train.turn import HOLDER
@@ -51,7 +51,7 @@ class Process:
 
 def command(module: Sequence[str]) -> list[str]:
     """Return the command of a module, with its arguments, in this very Python."""
-    return [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", *module]
+    return host.python("-m", *module)
 
 
 def start(folder: Path, arguments: Sequence[str], where: str = "") -> None:
@@ -69,7 +69,7 @@ def start(folder: Path, arguments: Sequence[str], where: str = "") -> None:
     module = [ATTENDING, str(folder), where, *arguments] if where else ["hotloop", *arguments]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOG).open("ab") as log:
+        with open_log(folder / LOG) as log:
             child = subprocess.Popen(  # noqa: S603 - our own program, without a shell
                 command(module), stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, start_new_session=True, env=environment,
@@ -81,11 +81,23 @@ def start(folder: Path, arguments: Sequence[str], where: str = "") -> None:
     threading.Thread(target=child.wait, daemon=True).start()
 
 
+def open_log(path: Path, mode: int = 0o666) -> BinaryIO:
+    """Open a log of a process at its end.
+
+    Raises:
+        ConfigError: it cannot be opened, or is a link or no regular file.
+    """
+    try:
+        return files.open_append(path, mode)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}. Remove it, or change its permissions") from error
+
+
 def note(folder: Path, pid: int, arguments: Sequence[str], where: str = "") -> None:
     """Write down which process works in a run's folder, and as what it was started."""
     told = {**Process(pid, started(pid)).to_dict(), "created": time.time(), "arguments": [*arguments]}
     told |= {"where": where} if where else {}
-    with record.whole(folder / START, durable=False) as file:
+    with files.whole(folder / START, durable=False) as file:
         file.write(record.to_json(told).encode())
 
 
@@ -134,7 +146,7 @@ def stop(folder: Path, *, at_once: bool = False) -> str:
     if asked_to_stop(folder, process) and not at_once:
         return "It was asked to stop before: it stops after its step."
     try:
-        with record.whole(folder / STOP, durable=False) as file:
+        with files.whole(folder / STOP, durable=False) as file:
             file.write(json.dumps(process.to_dict()).encode())
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error}. Stop process {process.pid} by hand") from error
@@ -152,7 +164,7 @@ def asked_to_stop(folder: Path, process: Process | None) -> bool:
 def read(path: Path) -> dict[str, Any]:
     """Read a small document; empty where it is none."""
     try:
-        found = json.loads(path.read_bytes()) if path.is_file() and path.stat().st_size < 2**16 else {}
+        found = json.loads(files.read(path, 2**16))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

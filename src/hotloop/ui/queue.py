@@ -14,13 +14,12 @@ import os
 import secrets
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from hotloop import record
+from hotloop import files, host, record
 from hotloop.errors import ConfigError
 from hotloop.report import runs
 from hotloop.train.turn import LOCK, turn
@@ -82,7 +81,7 @@ class Queue:
         file = self._folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}.json"
         try:
             folder.mkdir(parents=True)
-            with record.whole(file) as opened:
+            with files.whole(file) as opened:
                 opened.write(record.to_json(told).encode())
         except FileExistsError:
             raise ConfigError(f"{name} is there already. Queue it again, or choose another name") from None
@@ -144,12 +143,10 @@ class Queue:
 
     def _launch(self) -> None:
         """Start a process that takes the next run and becomes it: neither Ctrl-C nor the end of this one ends it."""
-        flags = ["-P"] if sys.flags.safe_path else []
-        # A link of a stranger's would have another file of this user's cut.
-        place, flags_of_log = self._folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-        with os.fdopen(os.open(place, flags_of_log, 0o600), "wb") as log:
+        with processes.open_log(self._folder / LOG, 0o600) as log:
+            log.truncate(0)
             self._launcher = subprocess.Popen(  # noqa: S603 - our own module, without a shell
-                [sys.executable, *flags, "-m", "hotloop.ui.queue_launcher", str(self._places.root)],
+                host.python("-m", "hotloop.ui.queue_launcher", str(self._places.root)),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip

@@ -20,7 +20,7 @@ def main(root: str) -> None:
     entry = Queue(places).take()
     if entry is None:
         return
-    with (places.root / entry.name / LOG).open("ab") as log:
+    with processes.open_log(places.root / entry.name / LOG) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.chdir(entry.directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import urllib.parse
 from pathlib import PurePosixPath
@@ -140,7 +141,7 @@ def going_on(path: Path, kind: str) -> list[str]:
 def _free(folder: Path, name: str) -> Path:
     """Return the path of a name in a folder that is not there yet, with a number where others are."""
     tried = (folder / f"{name}{number}" for number in ("", *(f"-{one}" for one in range(2, 1000))))
-    return next(one for one in tried if not one.exists())
+    return next(one for one in tried if not os.path.lexists(one))  # a link that leads nowhere yet is taken
 
 
 def back_to(name: str, part: str = "") -> Response:

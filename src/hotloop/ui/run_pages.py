@@ -42,9 +42,12 @@ _PARTS: dict[str, dict[str, str]] = {
 TONES = {"finished": "good", "running": "note", "starting": "note", "stopping": "warn", "open": "note"}
 TONES |= {"on cluster": "note", "interrupted": "warn", "killed": "warn", "pruned": "note", "queued": "note"}
 _SANDBOX = (
-    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "frame-ancestors 'none'"
 )
 """The policy of a report, which has a script of its own: it acts as another site, without our cookie."""
+_PICTURE = "default-src 'none'; frame-ancestors 'none'; sandbox"
+"""The policy of a picture that is opened by itself."""
 
 
 class RunPages:
@@ -206,7 +209,7 @@ class RunPages:
         """Return a picture among a run's samples."""
         _, path = self.site.run_named(request.query_params)
         content, kind = places.picture(path, request.query_params.get("name", ""))
-        return Response(content, media_type=kind, headers={"content-security-policy": "default-src 'none'; sandbox"})
+        return Response(content, media_type=kind, headers={"content-security-policy": _PICTURE})
 
     def report(self, request: Request) -> Response:
         """Return the run's report as `hotloop report` writes it, made now: a file in the folder may be anything."""

@@ -1,4 +1,9 @@
-"""Who may ask the server what: host names, the token, cookies, forged forms, and the headers of each answer."""
+"""Who may ask the server what: host names, the token, the cookie, the key, and the headers of each answer.
+
+A browser sends the cookies of 127.0.0.1 to every port of it, so another server on this machine learns ours. The cookie
+therefore only lets its holder look. What acts needs the key as well, which the page keeps in the storage of its own
+port (``assets/key.js``) and sends in a header or a field. Both are handed over for the token, which is good once.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,17 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
+from hotloop.train import configure
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 STATIC = "/static/"
 """Scripts and styles of the package: the same for everybody, so that they need no token."""
+_ELSEWHERE = ("cross-site", "same-site")
+"""What browsers say of a request that a page of another site, or of another port of this one, asks for."""
 FORM = "hotloop.form"
 """The key of a request's scope that holds its checked form."""
 _LARGEST = 2**20
@@ -32,35 +43,50 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
     "cache-control": "no-cache",
 }
 # The browser follows no cross-site redirect with a strict cookie; a page that goes on by itself is of this site.
-_WELCOME = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=/">
-<link rel="icon" href="data:,"><title>hotloop</title><p><a href="/">Go on to hotloop</a></p></html>"""
+_WELCOME = """<!doctype html><html lang="en" data-key="{key}"><meta charset="utf-8"><link rel="icon" href="data:,">
+<script src="/static/key.js"></script><meta http-equiv="refresh" content="0; url=/"><title>hotloop</title>
+<p><a href="/">Go on to hotloop</a></p></html>"""
 
 
-@dataclasses.dataclass(frozen=True)
+def _secret() -> str:
+    return secrets.token_urlsafe(32)
+
+
+@dataclasses.dataclass
 class Access:
-    """What opens one server: its token, which is new at each start.
+    """The secrets that open one server, new at each start.
 
     Args:
-        port: that it listens on; its cookie is named after it, since cookies are shared between ports.
         hosts: names that a request may be addressed to, beside numbers and ``localhost``.
+        renewed: receives the next token once one was used.
+        token: opens the server to a browser, once; it stands in the printed address.
+        name: of the cookie: another port cannot overwrite a cookie whose name it does not know beforehand.
+        session: the value of the cookie, which lets a browser look.
+        key: lets a page act.
     """
 
-    port: int
     hosts: frozenset[str] = frozenset()
-    token: str = dataclasses.field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    renewed: Callable[[str], None] = lambda token: None  # noqa: ARG005 - nobody prints it
+    token: str = dataclasses.field(default_factory=_secret, repr=False)
+    name: str = dataclasses.field(default_factory=lambda: f"hotloop_{secrets.token_hex(4)}")
+    session: str = dataclasses.field(default_factory=_secret, repr=False)
+    key: str = dataclasses.field(default_factory=_secret, repr=False)
 
-    @property
-    def cookie(self) -> str:
-        """The name of the cookie that holds the token."""
-        return f"hotloop_{self.port}"
+    def cookie(self, scheme: str) -> str:
+        """Return the name of the cookie; browsers take ``__Host-`` over https alone, and then from no other host."""
+        return f"__Host-{self.name}" if scheme == "https" else self.name
 
-    @property
-    def csrf(self) -> str:
-        """What each form has to send back: no other site can read it from a page."""
-        return hmac.new(self.token.encode(), b"csrf", "sha256").hexdigest()
+    def spend(self, given: str) -> bool:
+        """Return whether a token opens the server; it does so once, and another takes its place."""
+        if not _same(given, self.token):
+            return False
+        self.token = _secret()
+        self.renewed(self.token)
+        return True
 
     def knows(self, host: str) -> bool:
         """Return whether a request may be addressed to a name: a name of a stranger's may point to this machine."""
@@ -87,6 +113,7 @@ class Guard:
             return
         if scope["type"] != "http":
             return
+        configure.runs_programs.set(False)  # a program judges its settings in a process of its own
         request = Request(scope, receive)
         refused = self._refusal(request)
         if refused is None and request.method not in ("GET", "HEAD"):
@@ -99,23 +126,28 @@ class Guard:
             return PlainTextResponse("This server answers to its own address only.", 421)
         if request.url.path.startswith(STATIC):
             return None
-        given = request.query_params.get("token", "")
-        if request.method == "GET" and given and self._is_token(given):
-            welcome = HTMLResponse(_WELCOME)
-            welcome.set_cookie(self.access.cookie, self.access.token, httponly=True, samesite="strict", path="/")
-            return welcome
-        if self._is_token(request.cookies.get(self.access.cookie, "")):
+        # Also from another site: links to it are clicked in chats and opened from files, and nobody can guess it.
+        if request.method == "GET" and self.access.spend(request.query_params.get("token", "")):
+            return self._welcome(request)
+        if request.headers.get("sec-fetch-site") in _ELSEWHERE:
+            return PlainTextResponse("Another page asked for this. Type its address, or use a bookmark.", 403)
+        if _same(request.cookies.get(self.access.cookie(request.url.scheme), ""), self.access.session):
             return None
-        return PlainTextResponse("Open the address that `hotloop ui` printed: it ends in ?token=...", 401)
+        return PlainTextResponse("Open the last address that `hotloop ui` printed: each is good once.", 401)
+
+    def _welcome(self, request: Request) -> Response:
+        """Hand a browser what lets it look and act."""
+        welcome = HTMLResponse(_WELCOME.format(key=self.access.key), headers={"cache-control": "no-store"})
+        scheme = request.url.scheme
+        name, secure = self.access.cookie(scheme), scheme == "https"
+        welcome.set_cookie(name, self.access.session, httponly=True, samesite="strict", path="/", secure=secure)
+        return welcome
 
     def _addressed(self, request: Request) -> bool:
         try:
             return self.access.knows(request.headers.get("host", ""))
         except ValueError:  # brackets that do not close, and the like
             return False
-
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self.access.token.encode())
 
     async def _read_form(self, request: Request) -> Response | None:
         """Read a form into the request's scope; return the answer to one that is forged or too large."""
@@ -130,12 +162,15 @@ class Guard:
             form = dict(urllib.parse.parse_qsl(body.decode(), keep_blank_values=True, errors="strict"))
         except ValueError:
             return PlainTextResponse("This form cannot be read: expected text in UTF-8.", 400)
-        given = request.headers.get("x-csrf-token") or form.pop("csrf", "")
-        form.pop("csrf", None)
-        if not hmac.compare_digest(given.encode(), self.access.csrf.encode()):
-            return PlainTextResponse("This form was not made by this server, or by an earlier one: load it anew.", 403)
+        field = form.pop("hotloop-key", "")
+        if not _same(request.headers.get("x-hotloop-key", field), self.access.key):
+            return PlainTextResponse("This browser may look, not act. Open the last address that was printed.", 403)
         request.scope[FORM] = form
         return None
+
+
+def _same(given: str, secret: str) -> bool:
+    return hmac.compare_digest(given.encode(), secret.encode())
 
 
 def _with_headers(send: Send) -> Send:

@@ -11,7 +11,6 @@ import platform
 import socket
 import sys
 import tempfile
-import urllib.parse
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,11 +50,16 @@ def serve(  # noqa: PLR0913, PLR0917 - the options of the command
     with contextlib.closing(_socket(host, port)) as listening:
         number = listening.getsockname()[1]
         names = frozenset() if is_local(host) else frozenset({host, platform.node().lower(), socket.getfqdn().lower()})
-        access = Access(number, names)
-        shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{number}/?token={urllib.parse.quote(access.token)}"
+        base = f"http://{f'[{host}]' if ':' in host else host}:{number}/?token="
+
+        def renewed(token: str) -> None:
+            with contextlib.suppress(OSError):  # a terminal that was closed shows nothing, and the page goes on
+                say(f"That address was used, and is good once. The next browser opens {base}{token}")
+
+        access = Access(names, renewed)
+        url = base + access.token
         say(f"hotloop shows {root} at {url}")
-        say("Whoever has this address can start programs as you. Ctrl-C ends the page; runs go on.")
+        say("Whoever opens this address first can start programs as you. Ctrl-C ends the page; runs go on.")
         server = uvicorn.Server(
             uvicorn.Config(
                 application(root, access), log_level="warning", access_log=False, timeout_graceful_shutdown=2,

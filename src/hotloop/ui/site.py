@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ASSETS = Path(__file__).with_name("assets")
 STATIC = {
-    "htmx.js": "htmx.min.js", "sse.js": "sse.min.js", "app.js": "app.js", "busy.js": "busy.js",
+    "htmx.js": "htmx.min.js", "sse.js": "sse.min.js", "app.js": "app.js", "busy.js": "busy.js", "key.js": "key.js",
     "plots.js": "plots.js", "ranges.js": "ranges.js", "app.css": "app.css",
     "uplot.js": "uplot.min.js", "charts.js": "page.js", "uplot.css": "uplot.min.css", "report.css": "page.css",
 }  # fmt: skip
@@ -59,7 +59,7 @@ class Site:
 
     def show(self, request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         """Return a page, or a part of one."""
-        common = {"csrf": self.access.csrf, "path": request.url.path, "root": str(self.places.root), "text": text}
+        common = {"path": request.url.path, "root": str(self.places.root), "text": text}
         html = _environment().get_template(template).render(version=__version__, **common, **values)
         return HTMLResponse(html.encode("utf-8", "replace"), status)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import RedirectResponse
@@ -10,11 +11,11 @@ from hotloop import measured
 from hotloop.errors import ConfigError, HotloopError, RecordError
 from hotloop.report import runs
 from hotloop.report.text import text
-from hotloop.train import conf_files, configure
-from hotloop.train.nested import leaves
+from hotloop.train import conf_files, configure, nested
 from hotloop.ui import compilation, drafts, processes, ranges
 from hotloop.ui.drafts import CHOICE, Draft
 from hotloop.ui.preset_pages import panel
+from hotloop.ui.program_schema import UnreadError
 from hotloop.ui.run_acts import back_to
 from hotloop.ui.site import form_of
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 300.0
 BEST = "best.yaml"
 """The settings of a search's best trial, in its folder."""
+_GROUPS = ("training", "training.optimization", "compile", "compile.components")
+"""What the modes of compilation are read from."""
 
 
 class TrainingPages:
@@ -39,17 +42,33 @@ class TrainingPages:
         self.site = site
 
     def form(self, request: Request) -> Response:
-        """Show the form of a recipe or a program, empty or with the settings of a run."""
+        """Show the form of a recipe or a program, empty or with the settings of a run, without running a program."""
         asked = dict(request.query_params)
         try:
-            run, preset = asked.pop("from", ""), asked.pop("preset", "")
-            if run:
-                asked = self._of_run(self.site.places.find(run))
-            elif preset:
-                asked = {**self._of_values(self.site.presets.values(preset)), "preset": preset}
-            return self._page(request, self._draft(asked), sent="loaded" if run or preset else "")
+            sent = "loaded" if asked.get("from") or asked.get("preset") else ""
+            return self._page(request, self._asked(asked, may_run=False), sent=sent)
+        except UnreadError as error:
+            return self.site.show(request, "unread.html.j2", asked=asked, program=str(error))
         except (ConfigError, RecordError) as error:
             return self._unusable(request, asked, error)
+
+    def read(self, request: Request) -> Response:
+        """Find the settings of what the form names, for which a program's file runs, and go on to show them."""
+        form = form_of(request)
+        try:
+            _ = self._asked(form, may_run=True).groups
+        except (ConfigError, RecordError) as error:
+            return self._unusable(request, form, error)
+        named = {name: value for name, value in form.items() if value}
+        return RedirectResponse(f"/training?{urllib.parse.urlencode(named)}", 303)
+
+    def _asked(self, asked: Mapping[str, str], *, may_run: bool) -> Draft:
+        """Return the draft of what an address or a form names: a recipe, a program, a run or a preset."""
+        if run := asked.get("from"):
+            asked = self._of_run(self.site.places.find(run), may_run=may_run)
+        elif preset := asked.get("preset"):
+            asked = {**self._of_values(self.site.presets.values(preset), may_run=may_run), "preset": preset}
+        return self._draft(asked, may_run=may_run)
 
     def preview(self, request: Request) -> Response:
         """Show what would run, and what is wrong, beside the fields."""
@@ -113,9 +132,9 @@ class TrainingPages:
         self.site.places.forget()
         return then(folder)
 
-    def _draft(self, form: Mapping[str, str]) -> Draft:
-        components = self.site.probe.answer()["components"]
-        return drafts.of(form, components, self.site.places.root, self.site.elsewhere.addresses())
+    def _draft(self, form: Mapping[str, str], *, may_run: bool = True) -> Draft:
+        known, clusters = self.site.probe.answer()["components"], self.site.elsewhere.addresses()
+        return drafts.of(form, known, self.site.places.root, clusters, may_run=may_run)
 
     def _check_program(self, draft: Draft) -> None:
         """Let a program's own validators judge its settings, where its file is run anyway."""
@@ -123,7 +142,7 @@ class TrainingPages:
         if code:
             draft.blame(err.strip()[-4000:] or f"The program ended with exit code {code}")
 
-    def _of_run(self, folder: Path) -> dict[str, str]:
+    def _of_run(self, folder: Path, *, may_run: bool) -> dict[str, str]:
         """Return the form that stands for a run, for the best trial of a search, or for a start that failed.
 
         Raises:
@@ -132,27 +151,31 @@ class TrainingPages:
         file = folder / (BEST if runs.kind_of(folder) == runs.SEARCH else runs.SETTINGS)
         started = processes.arguments_of(folder)
         if file.exists() or not started:
-            return self._of_values(conf_files.read(file))
+            return self._of_values(conf_files.read(file), may_run=may_run)
         known, where = self.site.elsewhere.addresses(), processes.where_of(folder)
         there = {drafts.WHERE: where} if where in known else {}
-        return {**self._of_values(configure.compose(started[1:])), "verb": started[0], **there}
+        values = self._of_values(configure.compose(started[1:]), may_run=may_run)
+        return {**values, "verb": started[0], **there}
 
-    def _of_values(self, values: Mapping[str, Any]) -> dict[str, str]:
+    def _of_values(self, values: Mapping[str, Any], *, may_run: bool) -> dict[str, str]:
         """Return the form that stands for settings.
 
         Raises:
             ConfigError: there is no such recipe or program.
         """
-        recipe = str((values.get("recipe") or {}).get("name", ""))
+        recipe = str(compilation.at(values, "recipe.name") or "")
         found = {"program" if ":" in recipe else "recipe": recipe}
-        draft = self._draft(found)
-        plain = dict(leaves(values))
+        draft = self._draft(found, may_run=may_run)
+        plain = dict(nested.leaves(values))
         for field in draft.fields:
             if field.name in plain:
                 found[field.name] = field.text(plain[field.name])
             elif isinstance(part := compilation.at(values, field.name), dict | list):
                 found[field.name] = field.text(part)
-        whole = {**draft.base, **values}
+        whole = nested.merge({**draft.base}, values)
+        for one in _GROUPS:  # a stranger may have written them
+            if not isinstance(compilation.at(whole, one), dict):
+                raise ConfigError(f"{one}: expected a group of settings")
         if plain.get("kfold.n_splits") is not None:  # else the same settings would hold out other rows
             found["verb"] = "kfold"
         found["mode"], found["inference"] = compilation.mode_of(whole), str(whole["compile"]["inference"])

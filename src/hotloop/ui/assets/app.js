@@ -130,7 +130,7 @@ if (form) {
   document.getElementById("forget").addEventListener("click", () => { sessionStorage.removeItem(key); location.href = show(); });
   /* Where settings were loaded over what a person had typed, that can be brought back. */
   const before = sessionStorage.getItem(key), what = document.getElementById("what");
-  const show = () => "/training?" + new URLSearchParams(new FormData(what));
+  const show = () => "/training?" + new URLSearchParams([...new FormData(what)].filter(([name]) => name !== "hotloop-key"));
   const keep = () => {
     save();
     history.replaceState(null, "", show());  // a reload shows what was typed since

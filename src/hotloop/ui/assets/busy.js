@@ -30,7 +30,7 @@ const sent = new WeakSet();
 document.addEventListener("submit", (event) => {
   const form = event.target, button = event.submitter;
   if (sent.has(form)) { event.preventDefault(); return; }
-  if (form.method === "post") sent.add(form);
+  if (form.method === "post" && !form.hasAttribute("data-again")) sent.add(form);
   begin(button?.dataset.busy ? button : form);
   if (button) button.setAttribute("aria-busy", "true");
 });
