@@ -108,7 +108,7 @@ def machine(page, url):
 
 PLAIN = (
     "/runs", "/runs?find=nothing", "/run?run=whole", "/run?run=interrupted", "/run?run=failed", "/run?run=search", "/run?run=folds",
-    "/compare?run=whole&run=interrupted&run=failed", "/compare?run=whole", "/run?run=nothing", "/training?program=nothing.py:make",
+    "/compare?run=whole&run=interrupted&run=failed", "/compare?run=whole", "/run?run=nothing", "/training?program=nothing.py:make", f"/training?program={__file__}:make",
 )  # fmt: skip
 
 
