@@ -100,8 +100,8 @@ class Draft:
         order = sorted(
             found, key=lambda group: (group != GROUP, group in last, last.index(group) if group in last else 0)
         )
-        own = tuple(f"{name}." for name in HIDDEN)
-        kept = {group: [one for one in found[group] if not f"{one.name}.".startswith(own)] for group in order}
+        hidden = tuple(f"{name}." for name in HIDDEN)
+        kept = {group: [one for one in found[group] if not f"{one.name}.".startswith(hidden)] for group in order}
         return {group: some for group, some in kept.items() if some}
 
     @property

@@ -173,9 +173,9 @@ class TrainingPages:
             elif isinstance(part := compilation.at(values, field.name), dict | list):
                 found[field.name] = field.text(part)
         whole = nested.merge({**draft.base}, values)
-        for one in _GROUPS:  # a stranger may have written them
-            if not isinstance(compilation.at(whole, one), dict):
-                raise ConfigError(f"{one}: expected a group of settings")
+        for group in _GROUPS:  # a stranger may have written them
+            if not isinstance(compilation.at(whole, group), dict):
+                raise ConfigError(f"{group}: expected a group of settings")
         if plain.get("kfold.n_splits") is not None:  # else the same settings would hold out other rows
             found["verb"] = "kfold"
         found["mode"], found["inference"] = compilation.mode_of(whole), str(whole["compile"]["inference"])
