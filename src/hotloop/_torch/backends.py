@@ -33,7 +33,7 @@ def inductor(mode: str | None, options: Mapping[str, Any], dynamic: bool | None)
     compile_graph = private("torch._inductor.compile_fx:compile_fx")
 
     def compiler(graph: Any, inputs: Any) -> Callable[..., Any]:
-        with caching_apart("hotloop"):  # plain torch.compile's entries may hold backwards that were mixed up
+        with caching_apart("hotloop, draws apart"):  # plain torch.compile's may mix up backwards, or merge draws
             made: Callable[..., Any] = compile_graph(
                 graph, inputs, inner_compile=_compiler_of_one(), config_patches=patches
             )

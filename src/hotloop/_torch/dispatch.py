@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -12,10 +13,10 @@ import torch
 
 from hotloop._torch.dynamo import never_trace, set_tracer
 from hotloop._torch.graphs import is_standard_library, is_user_file
-from hotloop._torch.ledger import private
+from hotloop._torch.ledger import private, private_or
+from hotloop._torch.settings import patched
 
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Callable, Iterator
 
 _KINDS = 4096
@@ -161,6 +162,30 @@ def is_random(operation: Any) -> bool:
     if is_higher_order(operation):  # checkpoints in compiled code: such an operator runs another one that draws
         return "rng_state" in name_of(operation)
     return torch.Tag.nondeterministic_seeded in operation.tags
+
+
+@contextlib.contextmanager
+def drawing_apart() -> Iterator[None]:
+    """Let torch merge no random draws in the block: six noise layers draw six noises.
+
+    torch merges equal operations, and its list of those that draw lacks many: ``randn_like``, ``normal_functional``,
+    ``exponential``, custom ones. Dynamo compiles in one thread at a time, so no other compile meets the change.
+    """
+    if private_or("torch._functorch.compile_utils:rand_ops", None) is None:
+        yield
+        return
+    with patched("torch._functorch:compile_utils", rand_ops=_NeverMerged()):
+        yield
+
+
+class _NeverMerged:
+    """All operations that may draw random numbers, in place of torch's list of some of them."""
+
+    def __contains__(self, operation: Any) -> bool:
+        overloads = [getattr(operation, name) for name in getattr(operation, "overloads", tuple)()]
+        # An operator of higher order has no schema that says whether what it runs draws.
+        higher_order = getattr(operation, "namespace", "") == "higher_order"
+        return higher_order or any(is_random(overload) for overload in overloads)
 
 
 def draws_random(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -267,6 +267,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "a backward that fails to compile kills the step",
     ),
     (
+        "torch._functorch:compile_utils torch._functorch.compile_utils:rand_ops",
+        "the random operations that a compile must not merge: torch's list lacks many, and is completed for the time",
+        "compiled code may draw one noise for two: proofs and verify decline it, hotloop.compile in place does not",
+    ),
+    (
         "torch:_TorchCompileInductorWrapper",
         "Inductor with a mode and options, checked as torch checks them",
         "no Inductor rung",

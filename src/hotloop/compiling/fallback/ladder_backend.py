@@ -17,6 +17,7 @@ from torch import fx
 from hotloop import events as ev
 from hotloop._torch import backends, cudagraphs
 from hotloop._torch.autograd import guard_backward, nodes_of
+from hotloop._torch.dispatch import drawing_apart
 from hotloop._torch.dynamo import RaisedError
 from hotloop._torch.graphs import copy_graph, first_failure, is_user_file, user_line
 from hotloop._torch.settings import backward_with_forward
@@ -136,7 +137,7 @@ def _compile_on(rung: Preset, graph: fx.GraphModule, inputs: list[Any], pristine
     """Compile a graph on one rung; once more where it failed on a header that a killed compiler had left."""
     if rung.backend == "eager":  # the last rung must not depend on any setting of torch's
         return backends.eager(graph, inputs)
-    with backward_with_forward():
+    with backward_with_forward(), drawing_apart():
         compiler: backends.Compiler
         if (emulation := emulation_of(rung)) is not None:
             compiler = emulation.backend

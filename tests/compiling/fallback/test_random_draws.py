@@ -1,0 +1,156 @@
+"""Equal random draws stay apart in compiled code: torch would merge those that its own list of them lacks."""
+
+import pytest
+import torch
+from torch._functorch import compile_utils
+from torch.nn import functional as F
+
+import hotloop
+
+
+@torch.library.custom_op("hotloop_tests::drawn", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    return torch.randn(x.shape)
+
+
+@torch.library.custom_op("hotloop_tests::draw_into", mutates_args={"x"}, tags=(torch.Tag.nondeterministic_seeded,))
+def draw_into(x: torch.Tensor) -> None:
+    x.copy_(torch.randn(x.shape))
+
+
+drawn.register_fake(torch.empty_like)
+draw_into.register_fake(lambda x: None)
+
+
+def drawn_into(x):
+    made = torch.zeros(x.shape)
+    draw_into(made)
+    return made
+
+
+DRAWS = {
+    "normal": lambda x: torch.normal(x, 1.0),
+    "normal_": lambda x: torch.zeros(x.shape).normal_(),
+    "randn_like": torch.randn_like,
+    "randint_like": lambda x: torch.randint_like(x, 1000),
+    "uniform_": lambda x: torch.zeros(x.shape).uniform_(),
+    "exponential_": lambda x: torch.zeros(x.shape).exponential_(),
+    "rrelu": lambda x: F.rrelu(-1 - x.square(), training=True),
+    "multinomial": lambda x: torch.multinomial(x.square() + 1, 3),
+    "a custom operation": drawn,
+    "a custom operation in place": drawn_into,
+}
+
+
+class Noisy(torch.nn.Module):
+    """Draws each kind of noise twice from the same arguments, as the layers of a stack do."""
+
+    def __init__(self, draws):
+        super().__init__()
+        self.scale, self.draws = torch.nn.Parameter(torch.ones(8)), draws
+
+    def forward(self, x):
+        return [[draw(x) * self.scale[:1] for _ in range(2)] for draw in self.draws]
+
+
+class TwoViews(torch.nn.Module):
+    def __init__(self, draw=torch.randn_like):
+        super().__init__()
+        self.linear, self.draw = torch.nn.Linear(8, 4), draw
+
+    def forward(self, x):
+        return self.linear(x + self.draw(x)), self.linear(x + self.draw(x))
+
+
+def trained(model):
+    """Return an optimizer and a step that pulls two noisy views of a batch together: trained by the noise alone."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        one, other = model(x)
+        loss = (one - other).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return optimizer, step
+
+
+def test_each_draw_is_one_of_its_own_and_the_numbers_are_eagers():
+    model, x = Noisy(list(DRAWS.values())), torch.randn(4, 8)
+    torch.manual_seed(3)
+    expected = model(x)
+    hotloop.compile(model, "aot_eager")
+    torch.manual_seed(3)
+    found = model(x)
+    assert [name for name, (one, other) in zip(DRAWS, found, strict=True) if torch.equal(one, other)] == []
+    torch.testing.assert_close(found, expected)
+    assert hotloop.status(model).components["model"].running == "aot_eager"
+
+
+def test_what_draws_nothing_is_merged_as_before_and_torchs_list_comes_back(monkeypatch):
+    known, graphs = compile_utils.rand_ops, []
+    merge = compile_utils.fx_graph_cse
+
+    def noted(graph, **settings):
+        graphs.append(merge(graph, **settings))
+        return graphs[-1]
+
+    monkeypatch.setattr("torch._functorch.partitioners.fx_graph_cse", noted)
+    model = TwiceTheSame(torch.nn.Linear(8, 4))
+    hotloop.compile(model, "aot_eager")
+    model(torch.randn(2, 8)).sum().backward()
+    assert [sum(node.target is torch.ops.aten.exp.default for node in graph.nodes) for graph in graphs] == [1]
+    assert compile_utils.rand_ops is known
+
+
+class TwiceTheSame(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        made = self.model(x)
+        return made.exp() * (made.exp() + 1)
+
+
+def test_a_loop_and_verify_pass_two_noisy_views():
+    def make():
+        model = TwoViews()
+        optimizer, step = trained(model)
+        return hotloop.Workload(model, optimizer, step, [(torch.randn(16, 8),) for _ in range(4)])
+
+    assert hotloop.verify(make, "aot_eager", steps=1).passes
+    models = TwoViews(), TwoViews()
+    models[1].load_state_dict(models[0].state_dict())
+    optimizer, step = trained(models[0])
+    loop = hotloop.Loop(models[0], optimizer, run="aot_eager", total_steps=12)
+    steps = loop.step(step), trained(models[1])[1]
+    for number in range(12):
+        for one in steps:
+            torch.manual_seed(number)
+            one(torch.randn(16, 8))
+    assert loop.status().tier == "aot_eager"
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("draw", ["normal", "normal_", "randn_like"])
+@pytest.mark.parametrize("options", [{}, {"fallback_random": True}], ids=["own numbers", "eager's numbers"])
+def test_inductor_draws_twice_also_after_plain_torch_compile_has_cached_its_code(draw, options):
+    model, x = TwoViews(DRAWS[draw]), torch.randn(16, 8)
+    torch.compile(model, options=options)(x)
+    torch.compiler.reset()
+    hotloop.compile(model, "default", options=options)
+    one, other = model(x)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("draw", ["normal", "randn_like"])
+def test_verify_passes_what_inductor_compiles_in_place(draw):
+    model = TwoViews(DRAWS[draw])
+    optimizer, step = trained(model)
+    workload = hotloop.Workload(model, optimizer, step, [(torch.randn(16, 8),) for _ in range(4)])
+    assert hotloop.verify(workload, "default", steps=1).passes
