@@ -17,3 +17,8 @@ REMEDIES: dict[Remedy, str] = {
     "tier": 'chooses the tier by what its steps take in the run, with run="auto"',
 }
 """Each remedy in words that follow the name of the loop."""
+NOT_CHECKPOINTED = (
+    "keep the layer that has it (BatchNorm) out of what torch.utils.checkpoint wraps, or make it with "
+    "track_running_stats=False"
+)
+"""What to do where a checkpoint recomputes a forward that writes a buffer."""

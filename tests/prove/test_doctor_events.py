@@ -139,6 +139,12 @@ def test_checkpointing_around_the_compiled_model_is_found_at_its_call(events, li
     assert not events("clean", ev.CheckpointOutside)
 
 
+def test_a_buffer_that_a_checkpoint_writes_twice_is_found(events):
+    found = events("counted_twice", ev.BufferRecomputed)
+    assert [one["buffer"] for one in found] == ["norm.num_batches_tracked"]
+    assert not events("counted_once", ev.BufferRecomputed)
+
+
 def test_a_head_that_the_program_leaves_eager_is_named(events, line_of, however_small):
     found = {one["part"]: one for one in events("head_left", ev.EagerPart, preset=None)}
     assert found["head"]["line"] == line_of("HEAD")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.diagnose.argument_checks import ArgumentChecks
 from hotloop.diagnose.autocast_off import AutocastOff
+from hotloop.diagnose.buffer_recomputed import BufferRecomputed
 from hotloop.diagnose.capture_dropped import CaptureDropped
 from hotloop.diagnose.case import Case
 from hotloop.diagnose.checkpoint_outside import CheckpointOutside
@@ -74,6 +75,7 @@ RULES: dict[str, Rule] = {
         CudagraphsSkipped(),
         EagerPart(),
         CheckpointOutside(),
+        BufferRecomputed(),
         SettingSwitched(),
         HostBound(),
         HostSync(),

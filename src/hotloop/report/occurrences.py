@@ -50,6 +50,7 @@ KINDS = {
     "host_bound": Kind("Host-bound", "warn", "the device works {busy} of a step, in {kernels} kernels"),
     "eager_part": Kind("Eager part", "note", "{part}: {share} of a step, {operations} operations"),
     "checkpoint_outside": Kind("Checkpoint outside", "warn", "torch.utils.checkpoint is around {function}"),
+    "buffer_recomputed": Kind("Buffer recomputed", "warn", "a checkpoint's recomputation writes {buffer} again"),
     "setting_switched": Kind("Setting switched", "note", "{setting}: {after}, by {by}"),
     "sentinel_disagreed": Kind("Sentinel disagreed", "bad", "{tier}: {reason}"),
 }

@@ -163,6 +163,7 @@ class DecoratedStep:
         ran: the name of the tier that the last call ran in.
         not_repeatable: why the step's Python must run exactly once a call, as an audit or a proof found.
         own_compiles: the functions that audits heard it call compiled.
+        recounted: buffers that a checkpoint's recomputation wrote once more, as audits saw.
     """
 
     def __init__(self, context: Context, program: Program, argument: Callable[[str], str]) -> None:
@@ -171,6 +172,7 @@ class DecoratedStep:
         self.doing, self.ran = "run", context.base_tier.name
         self.not_repeatable: Obstacle | None = None
         self.own_compiles = OwnCompiles()
+        self.recounted: set[str] = set()
 
     def note_not_repeatable(self, obstacles: Iterable[Obstacle]) -> None:
         """Keep the first obstacle that forbids a second run of the step's Python; without one, keep what is known."""

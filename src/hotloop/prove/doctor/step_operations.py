@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hotloop import events as ev
 from hotloop._torch.autograd import in_backward
-from hotloop._torch.dispatch import name_of, observing, tensors_in
+from hotloop._torch.dispatch import name_of, observing, tensors_in, written_by
 from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.host_reads import host_read
 from hotloop._torch.thread_patch import replaced
@@ -91,6 +91,13 @@ class EagerObserver(StepObserver):
     def __init__(self, device: torch.device, targets: Collection[torch.nn.Module]) -> None:
         super().__init__(device)
         self._targets = {id(module) for module in targets}
+        self._buffers = {
+            buffer.untyped_storage().data_ptr(): name
+            for module in targets
+            for name, buffer in module.named_buffers()
+            if buffer.layout == torch.strided
+        }
+        self._recomputed: dict[str, None] = {}
         self._reads: dict[tuple[Place | None, str], list[float]] = {}
         self._checkpoints: dict[Place, str] = {}
 
@@ -121,11 +128,17 @@ class EagerObserver(StepObserver):
         for place, function in self._checkpoints.items():
             file, line = place
             events.append(ev.CheckpointOutside(function=function, file=file, line=line, source=source_of(place)))
+        events += [ev.BufferRecomputed(buffer=name) for name in self._recomputed]
         return events
 
     def _operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not in_backward():  # the backward recomputes; the call itself was in the forward
             self._find_checkpoint()
+        else:
+            for written in written_by(operation, args, kwargs):
+                strided = written.layout == torch.strided
+                if strided and (name := self._buffers.get(written.untyped_storage().data_ptr())):
+                    self._recomputed[name] = None
         reason = self._why_host_waits(operation, args, kwargs)
         began = time.perf_counter()
         result = operation(*args, **kwargs)

@@ -268,7 +268,7 @@ class StepAuditor:
         random, settings = RandomState([self._program.device]), self._settings()
         holdings, device = self._program.holdings, self._program.device
         failed: Exception | None = None
-        strangers, others, own_before = list[str](), list[torch.nn.Module](), self._step.own_compiles.beside_models
+        strangers, others, own_before = list[torch.optim.Optimizer](), list[torch.nn.Module](), self._step.own_compiles.beside_models
         try:
             noting = noting_strangers(
                 holdings.optimizers.values(), self._context.parts.sharded(), strangers, others, looked.heard
@@ -280,13 +280,14 @@ class StepAuditor:
             raise CandidateFailedError(began=False) from error
         except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
             failed = error
+        self._step.recounted |= looked.seen.recounted
         if looked.seen.stopped:
             self._changes.look_again()
             self._program.rng_usage.note(None)
             self._note_writes(looked.seen, others)
         # One that another thread's training began beside says nothing: what was seen may be its doing.
         elif failed is not None or not threads.another_trains(self._context):
-            looked.strangers = of_strangers(strangers, others)
+            looked.strangers = of_strangers(strangers, others, holdings.optimizers.values())
             looked.obstacles += [_CHANGES_SETTINGS] if settings != self._settings() else []
             looked.obstacles += [*self._changes.inside(recorder), *([] if looked.heard.complete else [UNHEARD])]
             looked.obstacles += found_in_arguments(given, named(*call), self._step.argument)

@@ -42,6 +42,8 @@ class AuditFindings:
     """The host memory that these take."""
     altered: bool = False
     """Gradients were written after an optimizer had found them: ``zero_grad(set_to_none=False)``."""
+    recounted: set[str] = dataclasses.field(default_factory=set)
+    """Buffers that its backward wrote: a checkpoint ran its forward again, which compiled code does not show twice."""
     asked: bool = False
     """Code of the step asked whether a capture is going on."""
     written_found: list[torch.Tensor] = dataclasses.field(default_factory=list)

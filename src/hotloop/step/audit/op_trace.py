@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.autograd import in_backward
 from hotloop._torch.checks import codes_of
 from hotloop._torch.dispatch import (
     draws_random,
@@ -44,9 +45,9 @@ from hotloop.step.audit.averaged_model import answered
 from hotloop.step.audit.caught import check_running
 from hotloop.step.audit.listener import Listener
 from hotloop.step.audit.silent_reads import silent_reads
-from hotloop.step.audit.values import not_strided
+from hotloop.step.audit.values import not_strided, sparse_gradients
 from hotloop.step.naming import with_article
-from hotloop.step.obstacle import Obstacle
+from hotloop.step.obstacle import INTO_IT, Obstacle
 from hotloop.step.state.holdings import Holdings, Memory
 
 if TYPE_CHECKING:
@@ -74,7 +75,6 @@ _MOVE_IT_OUT = "move it out of the step: return the tensor, and read it outside 
 _CAUGHT = "; `try` around it may catch what this check raises: "
 _COPY_IT_OUT = "return the tensor, and copy it outside the step"
 _READ_ON_HOST = "a value is read on the host"
-_INTO_IT = "write into the memory that it has: tensor.data.copy_(...), .mul_(), .clamp_()"
 _MAKE_IT = "make it on the device (torch.full, arange, zeros with device=...), or before the first step"
 _NO_MEMORY = ", whose class does not tell which tensors it holds, so that no copy of it can be put back"
 _KNOWN_PARTS = "give its class __tensor_flatten__, as torch.compile asks of it too; or write into a plain tensor"
@@ -114,7 +114,7 @@ def trace_step(
         return result, look.seen
     look.seen.updated = look.updated()
     look.seen.altered = look.altered()
-    look.seen.obstacles += [*look.moved(), *not_strided(holdings)]
+    look.seen.obstacles += [*look.moved(), *not_strided(holdings), *sparse_gradients(holdings, look.sparse)]
     return result, look.seen
 
 
@@ -136,6 +136,7 @@ class OpTrace:
         self._known = {_memory(one) for one in known if one.layout != torch.strided}
         """Memory that proofs copy: of sparse tensors, and what this step was found to write."""
         self._inputs = {_memory(one) for one in inputs}
+        self._buffers = {_memory(one): name for name, one in holdings.buffers().items()}
         self._made: set[int] = set()
         self._parameters = {id(one): name for name, one in holdings.parameters().items()}
         self._updates: dict[str, int] = {}
@@ -153,6 +154,8 @@ class OpTrace:
         self._stepped_already: set[int] = set()
         """Memory of parameters that an optimizer has stepped."""
         self._gradient_found: dict[int, torch.Tensor] = {}
+        self.sparse: set[str] = set()
+        """Parameters whose sparse gradient SGD has used: of optimizers with a recorded fused kernel it alone takes one."""
         self._restored = self._stepping_now = 0
         self._named = holdings.objects()
         self._had = Memory(list(self._named.values()))
@@ -227,6 +230,8 @@ class OpTrace:
             memory = _memory(one)
             if not self._stepping_now:
                 self._written_besides.add(memory)
+            if memory in self._buffers and in_backward():
+                self.seen.recounted.add(self._buffers[memory])
             if memory in self._found and not unscales:
                 self._altered.add(memory)
             self._wrote(one)
@@ -259,7 +264,7 @@ class OpTrace:
             return []
         first = list(self._named)[places[0]]
         others = f", and {len(places) - 1} more tensors" if len(places) > 1 else ""
-        return [Obstacle(f"`.data = ` in the step gives {first} other memory{others}", _INTO_IT)]
+        return [Obstacle(f"`.data = ` in the step gives {first} other memory{others}", INTO_IT)]
 
     def _look_before(self, operation: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._stepping_now:  # a captured optimizer is told to stay on the device, another runs outside
@@ -457,6 +462,8 @@ class OpTrace:
                 continue
             self._updates[name] = self._updates.get(name, 0) + (1 if self._untouched[id(one)] == version_of(one) else 2)
             self._gradient_found[id(one)] = one.grad
+            if one.grad.layout != torch.strided and type(optimizer) is torch.optim.SGD:
+                self.sparse.add(name)
             self._found.add(_memory(one.grad))
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

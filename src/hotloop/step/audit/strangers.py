@@ -31,7 +31,7 @@ _NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimiz
 def noting_strangers(
     given: Iterable[torch.optim.Optimizer],
     sharded: Sharded,
-    optimizers: list[str],
+    optimizers: list[torch.optim.Optimizer],
     models: list[torch.nn.Module],
     listener: Listener,
 ) -> Iterator[None]:
@@ -40,7 +40,7 @@ def noting_strangers(
     Args:
         given: the loop's optimizers.
         sharded: its sharded models.
-        optimizers: the kinds of others that step: their settings would be frozen.
+        optimizers: others that step: their settings would be frozen.
         models: other sharded models that are called.
         listener: hears of what fails of ours.
     """
@@ -48,7 +48,7 @@ def noting_strangers(
 
     def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if id(optimizer) not in known:
-            optimizers.append(type(optimizer).__name__)
+            optimizers.append(optimizer)
 
     def elsewhere(*_: Any) -> None:
         threads.seen()
@@ -79,11 +79,35 @@ def forget_whole(seen: AuditFindings, others: list[torch.nn.Module]) -> None:
     seen.written_found = [one for one, its in memory if its.nbytes() and not temporary(its.data_ptr())]
 
 
-def of_strangers(optimizers: list[str], models: list[torch.nn.Module]) -> list[Obstacle]:
-    """Return what keeps a step from being recorded that uses optimizers or sharded models of which no loop knows."""
+def of_strangers(
+    optimizers: list[torch.optim.Optimizer], models: list[torch.nn.Module], given: Iterable[torch.optim.Optimizer]
+) -> list[Obstacle]:
+    """Return what keeps a step from being recorded that uses optimizers or sharded models of which no loop knows.
+
+    Args:
+        optimizers: the optimizers that stepped.
+        models: the models that were called.
+        given: the loop's own optimizers.
+    """
     steps = "an optimizer that the loop does not know steps"
     calls = "the step calls a sharded model that the loop was not given"
+    known = list(given)
     return [
-        *(Obstacle(f"{steps}: {name}", _NAME_IT, not_repeatable=True) for name in optimizers),
+        *(Obstacle(f"{steps}: {type(one).__name__}", _name_it(one, known), not_repeatable=True) for one in optimizers),
         *(Obstacle(f"{calls}: {name}", _NAME_MODEL) for name in dict.fromkeys(type(one).__name__ for one in models)),
     ]
+
+
+def _name_it(optimizer: torch.optim.Optimizer, given: list[torch.optim.Optimizer]) -> str:
+    """Return how to name an optimizer: one that another keeps inside (SAM) has no model of its own."""
+    steps = _parameters(optimizer)
+    outer = next((one for one in given if steps <= _parameters(one)), None)
+    if outer is None:
+        return _NAME_IT
+    held = next((name for name, value in vars(outer).items() if value is optimizer), "")
+    inner = f"optimizer.{held}" if held else "its_inner_optimizer"
+    return f"{type(outer).__name__} steps the same parameters: name both, Loop(model, [optimizer, {inner}])"
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

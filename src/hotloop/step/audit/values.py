@@ -47,6 +47,10 @@ _STRIDED_ONLY = (
 _LOCAL = "pass this process's part, tensor.to_local(), or the whole, tensor.full_tensor()"
 _COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
 _STRIDED = "keep its indices and values as dense buffers, and make the sparse tensor of them in the step"
+_DENSE = (
+    "make it dense, nn.Embedding(sparse=False); or step the sparse ones with torch.optim.SparseAdam, and call zero_grad() "
+    "after the step of the optimizer, not before the backward"
+)
 
 
 def gradients_of(arguments: Iterable[Any]) -> Obstacle | None:
@@ -95,6 +99,17 @@ def found_in_arguments(
             reason = f"argument {shown(name)} has layout {one.layout}, which no recording copies"
             found.append(Obstacle(reason, _STRIDED_ONLY))
     return found
+
+
+def sparse_gradients(holdings: Holdings, fused: set[str]) -> list[Obstacle]:
+    """Find sparse gradients that no recording keeps: left at the end of a step, or for a fused optimizer.
+
+    Args:
+        holdings: what the step has left.
+        fused: parameters whose sparse gradient an optimizer has used that would be recorded by its fused kernel.
+    """
+    left = {name for name, one in holdings.gradients().items() if one is not None and one.layout != torch.strided}
+    return [Obstacle(f"the gradient of {name} is sparse, which no recording keeps", _DENSE) for name in [*left, *fused]][:1]
 
 
 def not_strided(holdings: Holdings) -> list[Obstacle]:

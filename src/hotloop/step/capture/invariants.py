@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.hooks import gradient_hooks, hooks_of_gradients
+from hotloop.step.obstacle import INTO_IT
 from hotloop.step.state.holdings import Holdings, Views, view_of
 
 if TYPE_CHECKING:
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A difference from the state at the capture; ``optimizer`` names the optimizer whose frozen setting changed."""
+    """A difference from the state at the capture; ``optimizer`` names the optimizer whose frozen setting changed.
+
+    ``hint``: what to do where it changes again and again.
+    """
 
     what: str
     optimizer: str | None = None
+    hint: str = "keep it constant, pass it as a tensor, or change it less often"
 
 
 class Invariants:
@@ -85,14 +90,15 @@ class Frozen:
             return Change("a parameter group was added or removed")
         trained, hooks = self._trained_now(), hooks_of_gradients(self._parameters)
         if not self._views.same() or trained != self._trained or hooks != self._hooks:
-            return Change(self._changed_parameter())
+            what = self._changed_parameter()
+            return Change(what, hint=INTO_IT) if self._views.moved() else Change(what)
         for name, optimizer in self._recorded.items():
             if setting := optimizer.changed():
                 return Change(setting, name)
         if any(state.changed() for state in self._states):
             return Change("the optimizer's state was replaced")
         if not self._buffers.same() or self._others != self._views_of_others():
-            return Change("a buffer or other state was replaced")
+            return Change("a buffer or other state was replaced", hint=INTO_IT)
         return None
 
     def _changed_parameter(self) -> str:

@@ -414,8 +414,7 @@ class Capturing:
         if not reasons:
             return
         if change.optimizer is None:
-            hint = "keep it constant, pass it as a tensor, or change it less often"
             what = f"what a recording holds changes again and again: {'; '.join(reasons)}"
-            self.decline(kind, Obstacle(what, hint))
+            self.decline(kind, Obstacle(what, change.hint))
         elif change.optimizer not in self._optimizers.outside:  # else another kind of call has moved it out already
             self._optimizers.run_outside(change.optimizer, f"{what} changes again and again")

@@ -12,6 +12,7 @@ from hotloop.diagnose.no_effect import NoEffect
 from hotloop.interrupts import uninterrupted
 from hotloop.measure import Limits
 from hotloop.measure.wide_reference import NORM
+from hotloop.remedies import NOT_CHECKPOINTED
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps
@@ -322,6 +323,16 @@ class CodeProofs:
             return Obstacle(reason, f"call the model itself, model(x), or {_COMPILE_IT}")
         return Obstacle(reason, cause.hint or _SEE_IT, cause.file, cause.line)
 
+    def _disagreement(self, verdict: Outcome, tier: Tier) -> Obstacle:
+        """Return the obstacle that a tier does not agree with eager: a known difference, or else a bug."""
+        others = (one.agrees for kind, one in verdict.comparisons.items() if kind != "buffer")
+        if self._step.recounted and tier.compiles and not verdict.random_moved and not verdict.failed and all(others):
+            name = min(self._step.recounted)
+            reason = f"eager writes buffer {name} again where a checkpoint recomputes its forward, compiled code does not"
+            return Obstacle(reason, NOT_CHECKPOINTED)
+        what = "compiled code" if tier.compiles else "a step in another layout"
+        return Obstacle(f"{what} does not agree with eager: {verdict.why}", remedy_of(verdict))
+
     def _judge(self, outcome: Outcome, call: Call, tier: Tier) -> None:
         """Conclude from the proof steps so far: the code is proven, is wrong, or other evidence decides."""
         step, context, base = self._step, self._context, tier.base
@@ -349,9 +360,7 @@ class CodeProofs:
             self._evidence[base] = "roundings"
             outcomes.clear()
         elif wrong:
-            what = "compiled code" if tier.compiles else "a step in another layout"
-            reason = f"{what} does not agree with eager: {verdict.why}"
-            context.reports.failed(step, tier.without_graph(), Obstacle(reason, remedy_of(verdict)))
+            context.reports.failed(step, tier.without_graph(), self._disagreement(verdict, tier))
         elif enough and (idle := context.compiled.idle()):
             context.reports.failed(step, tier.without_graph(), self._nothing_compiled(idle, tier.base))
         elif enough and base not in self._agree:
