@@ -200,6 +200,21 @@ def counted_twice(*, checkpoints_norm=True):
     return workload(Normed(checkpoints_norm=checkpoints_norm))
 
 
+def counted_twice_in_both():
+    def of(model, optimizer):
+        def step(x, y):
+            F.mse_loss(checkpoint(model, x, use_reentrant=False), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    model = Normed(checkpoints_norm=False)
+    model.body = torch.nn.Sequential(model.body, torch.nn.BatchNorm1d(16))
+    model.forward = lambda x: model.head(model.body(x))
+    return workload(model, of)
+
+
 def counted_once():
     return counted_twice(checkpoints_norm=False)
 

@@ -143,6 +143,7 @@ def test_a_buffer_that_a_checkpoint_writes_twice_is_found(events):
     found = events("counted_twice", ev.BufferRecomputed)
     assert [one["buffer"] for one in found] == ["norm.num_batches_tracked"]
     assert not events("counted_once", ev.BufferRecomputed)
+    assert not events("counted_twice_in_both", ev.BufferRecomputed)
 
 
 def test_a_head_that_the_program_leaves_eager_is_named(events, line_of, however_small):

@@ -15,7 +15,7 @@ class BufferRecomputed(Rule):
             symptom="a checkpointed forward writes a buffer: eager writes it twice, compiled code once",
             cause="eager runs the checkpointed forward again in the backward, and its BatchNorms count each batch twice; "
             "the compiler recomputes only what the backward reads",
-            cost="other running statistics than eager's in compiled code, without a word: a Loop declines such a tier",
+            cost="other running statistics than eager's in compiled code, in silence: a Loop declines such a tier",
             change=NOT_CHECKPOINTED,
         ),
     )

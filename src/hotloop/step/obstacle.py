@@ -7,6 +7,9 @@ import linecache
 
 RUNS = "a proof runs the step twice, and a replay runs none of its Python"
 """Why what a step does beside its tensors belongs outside of it; true in tiers with a graph and without."""
+DRAW_FROM_TORCH = (
+    "draw from torch's own stream, without generator=: a recording takes that one along, and a replay makes no other"
+)
 INTO_IT = "write into the memory that it has: tensor.data.copy_(...), .mul_(), .lerp_(), .clamp_()"
 """The remedy where a tensor is given other memory (``parameter.data = ``), in the step or between two."""
 

@@ -135,10 +135,7 @@ class EagerObserver(StepObserver):
         if not in_backward():  # the backward recomputes; the call itself was in the forward
             self._find_checkpoint()
         else:
-            for written in written_by(operation, args, kwargs):
-                strided = written.layout == torch.strided
-                if strided and (name := self._buffers.get(written.untyped_storage().data_ptr())):
-                    self._recomputed[name] = None
+            self._find_recomputed(written_by(operation, args, kwargs))
         reason = self._why_host_waits(operation, args, kwargs)
         began = time.perf_counter()
         result = operation(*args, **kwargs)
@@ -155,6 +152,14 @@ class EagerObserver(StepObserver):
         inner = next((module for module in modules if id(module) in self._targets), None)
         if inner is not None:
             self._checkpoints[place] = type(inner).__name__
+
+    def _find_recomputed(self, written: Iterable[torch.Tensor]) -> None:
+        """Note buffers that a backward writes: a checkpoint inside a module that is compiled runs its forward again."""
+        for one in written:
+            name = self._buffers.get(one.untyped_storage().data_ptr()) if one.layout == torch.strided else None
+            # Around the module, the checkpoint calls its compiled code again, which writes again as eager does.
+            if name and not any(id(module) in self._targets for module in stack_of(inspect.currentframe()).modules):
+                self._recomputed[name] = None
 
     def _why_host_waits(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Say why Python waits for an operation; empty if it does not.

@@ -268,7 +268,11 @@ class StepAuditor:
         random, settings = RandomState([self._program.device]), self._settings()
         holdings, device = self._program.holdings, self._program.device
         failed: Exception | None = None
-        strangers, others, own_before = list[torch.optim.Optimizer](), list[torch.nn.Module](), self._step.own_compiles.beside_models
+        strangers, others, own_before = (
+            list[torch.optim.Optimizer](),
+            list[torch.nn.Module](),
+            self._step.own_compiles.beside_models,
+        )
         try:
             noting = noting_strangers(
                 holdings.optimizers.values(), self._context.parts.sharded(), strangers, others, looked.heard

@@ -13,15 +13,12 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from hotloop.step.obstacle import RUNS
+from hotloop.step.obstacle import DRAW_FROM_TORCH, RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WRITE_OUTSIDE = f"return what has to be noted, and write it outside the step: {RUNS}"
-DRAW_FROM_TORCH = (
-    "draw from torch's own stream, without generator=: a recording takes that one along, and a replay makes no other"
-)
 _DO_OUTSIDE = f"do it outside the step: {RUNS}"
 _ASK_OUTSIDE = f"read it outside the step, and hand the step what it needs as a tensor: {RUNS}"
 

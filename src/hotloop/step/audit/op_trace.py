@@ -447,7 +447,8 @@ class OpTrace:
             if any(callable(one) for one in (*args[1:], *kwargs.values())):
                 self._obstacle(
                     "the optimizer runs the model itself, through a closure",
-                    "such an optimizer (LBFGS) decides on the host how often it runs the model",
+                    "run forward and backward before it, and call optimizer.step() without a closure; one that needs it (LBFGS) "
+                    "decides on the host how often it runs the model, and trains with run='eager'",
                 )
             self._stepping_now += 1
 

@@ -26,7 +26,6 @@ from hotloop._torch.thread_patch import replaced
 from hotloop.step.audit.call_monitor import CallMonitor
 from hotloop.step.audit.impure_calls import (
     CALLED,
-    DRAW_FROM_TORCH,
     WRITE_OUTSIDE,
     effect_of,
     effect_of_library,
@@ -37,7 +36,7 @@ from hotloop.step.audit.listener import Listener
 from hotloop.step.audit.op_trace import own_place, trace_step
 from hotloop.step.guard.bytecode import BY_NAME
 from hotloop.step.guard.code_reads import NEVER_FOLLOWED
-from hotloop.step.obstacle import RUNS, Obstacle
+from hotloop.step.obstacle import DRAW_FROM_TORCH, RUNS, Obstacle
 from hotloop.step.state.rng_usage import FROM_PYTHON, drawn_by, is_pythons
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from hotloop.measure.tree import containers
 from hotloop.step.guard.compare import Watch, differences, objects_in, unwatchable
 from hotloop.step.guard.fingerprint import Same
 from hotloop.step.guard.recorder import Recorder
-from hotloop.step.obstacle import RUNS, Obstacle
+from hotloop.step.obstacle import DRAW_FROM_TORCH, RUNS, Obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -191,7 +191,8 @@ class Changes:
         # Python frees an object that the step no longer reads when it likes, so within a step too.
         for name in differences(before, after, freed=False)[:3]:
             now = after.get(name)
-            hint = SCHEDULE_OUTSIDE if isinstance(now, tuple) and now[:1] == ("schedule",) else RETURN_IT
+            kind = now[0] if isinstance(now, tuple) and now and isinstance(now[0], str) else ""
+            hint = {"schedule": SCHEDULE_OUTSIDE, "random": DRAW_FROM_TORCH}.get(kind, RETURN_IT)
             if isinstance(now, Same) and now.is_tensor:
                 hint = self._other_tensors()
             # A buffer that the step puts in place of another goes back with the rest of the module's.

@@ -328,7 +328,9 @@ class CodeProofs:
         others = (one.agrees for kind, one in verdict.comparisons.items() if kind != "buffer")
         if self._step.recounted and tier.compiles and not verdict.random_moved and not verdict.failed and all(others):
             name = min(self._step.recounted)
-            reason = f"eager writes buffer {name} again where a checkpoint recomputes its forward, compiled code does not"
+            reason = (
+                f"eager writes buffer {name} again where a checkpoint recomputes its forward, compiled code does not"
+            )
             return Obstacle(reason, NOT_CHECKPOINTED)
         what = "compiled code" if tier.compiles else "a step in another layout"
         return Obstacle(f"{what} does not agree with eager: {verdict.why}", remedy_of(verdict))
