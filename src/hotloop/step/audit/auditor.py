@@ -284,7 +284,6 @@ class StepAuditor:
             raise CandidateFailedError(began=False) from error
         except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
             failed = error
-        self._step.recounted |= looked.seen.recounted
         if looked.seen.stopped:
             self._changes.look_again()
             self._program.rng_usage.note(None)
@@ -337,6 +336,7 @@ class StepAuditor:
         """Add tensors to the holdings that the step writes and nobody named: proofs put them back and compare them."""
         forget_whole(seen, others)
         self._program.holdings.gradients_altered |= seen.altered
+        self._step.recounted |= seen.recounted
         if seen.written_found:
             self._program.holdings.found += seen.written_found
             self._rescue.look_again()

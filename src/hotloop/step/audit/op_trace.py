@@ -155,7 +155,7 @@ class OpTrace:
         """Memory of parameters that an optimizer has stepped."""
         self._gradient_found: dict[int, torch.Tensor] = {}
         self.sparse: set[str] = set()
-        """Parameters whose sparse gradient SGD has used: of optimizers with a recorded fused kernel it alone takes one."""
+        """Parameters whose sparse gradient SGD has used: of optimizers that are recorded fused, it alone takes one."""
         self._restored = self._stepping_now = 0
         self._named = holdings.objects()
         self._had = Memory(list(self._named.values()))
@@ -447,8 +447,8 @@ class OpTrace:
             if any(callable(one) for one in (*args[1:], *kwargs.values())):
                 self._obstacle(
                     "the optimizer runs the model itself, through a closure",
-                    "run forward and backward before it, and call optimizer.step() without a closure; one that needs it (LBFGS) "
-                    "decides on the host how often it runs the model, and trains with run='eager'",
+                    "run forward and backward before it, and call optimizer.step() without a closure; one that needs "
+                    "it (LBFGS) decides on the host how often it runs the model, and trains with run='eager'",
                 )
             self._stepping_now += 1
 
