@@ -13,8 +13,8 @@ class BufferRecomputed(Rule):
         Problem(
             rule="buffer_recomputed",
             symptom="a checkpointed forward writes a buffer: eager writes it twice, compiled code once",
-            cause="eager runs the checkpointed forward again in the backward, and its BatchNorms count each batch twice; "
-            "the compiler recomputes only what the backward reads",
+            cause="eager runs the checkpointed forward again in the backward, and its BatchNorms count each batch "
+            "twice; the compiler recomputes only what the backward reads",
             cost="other running statistics than eager's in compiled code, in silence: a Loop declines such a tier",
             change=NOT_CHECKPOINTED,
         ),
