@@ -12,7 +12,7 @@ from hotloop.measure.limits import compute_dtype
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
     import torch
 
@@ -161,6 +161,7 @@ class DecoratedStep:
     Attributes:
         doing: what the last call was: ``run``, ``survey``, ``proof``, ``capture``, ``sentinel`` or ``undone``.
         ran: the name of the tier that the last call ran in.
+        call: the kind of the last call; None where it was not looked at, as in eager.
         not_repeatable: why the step's Python must run exactly once a call, as an audit or a proof found.
         own_compiles: the functions that audits heard it call compiled.
         recounted: buffers that a checkpoint's recomputation wrote once more, as audits saw.
@@ -170,6 +171,7 @@ class DecoratedStep:
         self.context, self.program, self.argument = context, program, argument
         self.name = getattr(program.step, "__name__", type(program.step).__name__)
         self.doing, self.ran = "run", context.base_tier.name
+        self.call: Hashable = None
         self.not_repeatable: Obstacle | None = None
         self.own_compiles = OwnCompiles()
         self.recounted: set[str] = set()

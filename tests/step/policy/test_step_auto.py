@@ -45,7 +45,7 @@ class Clock:
 class References(Clock):
     def take(self):
         found, self.stopped = self.stopped, 0
-        return [Timing(self.times[tier], self.times[tier]) for tier in list(self.kinds)[:found]]
+        return [Timing(self.times[ran.tier], self.times[ran.tier]) for ran in list(self.kinds)[:found]]
 
 
 def planted(loop, times):

@@ -34,7 +34,7 @@ class Clock:
 
     def take(self):
         found, self.stopped = self.stopped, 0
-        ran = [getattr(entry, "tier", entry) for entry in list(self.ran)[:found]]
+        ran = [entry.tier for entry in list(self.ran)[:found]]
         return [Timing(self.times[tier], 0.9 * self.times[tier]) for tier in ran]
 
 

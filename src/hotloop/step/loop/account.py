@@ -17,7 +17,7 @@ from hotloop.step.tiers import GRAPH, Tier
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
 
     from hotloop.measure import Timing
     from hotloop.step.context import Context, Progress
@@ -28,6 +28,8 @@ SAMPLES = 200
 """Times kept of each tier: enough for a median, few enough to follow a run that changes."""
 _MANY = 64
 """After so many steps without a step of an optimizer, the status says so; accumulation takes fewer for an update."""
+_KINDS = 256
+"""Kinds of calls whose times are kept apart, at most."""
 _EVERY_STEP = 2_000
 _THINNED = 20
 """From step `_EVERY_STEP` on, one in so many steps is written down, unless something happens in it."""
@@ -100,6 +102,8 @@ class Account:
         self.dropped: list[str] = []
         self.decisions: list[str] = []
         self.running = ""
+        self._base_times: dict[Hashable, TierAccount] = {}
+        """Times of the models as given, by kind of call: short batches say nothing of what long ones save."""
         self._steps = 0
         self._closed = False
         self._copied = 0
@@ -111,27 +115,49 @@ class Account:
         """The steps that were done when a step raised, a run's status then, and the error: no object, which would keep
         the loop."""
 
-    def step(self, tier: str, doing: str, timing: Timing, *, chosen: bool) -> None:
-        """Count a step in a tier; ``doing`` as in `DecoratedStep`.
+    def beside(self, tier: str, timing: Timing, call: Hashable = None) -> None:
+        """Add the time of a step that ran in a tier beside another one; ``call`` is its kind."""
+        self.tiers[tier].time(timing.seconds)
+        if tier == self._base and (known := self._base_of(call)) is not None:
+            known.time(timing.seconds)
 
-        Where the tier was ``chosen`` by the policy, the policy counts by itself what that saves.
+    def _base_of(self, call: Hashable) -> TierAccount | None:
+        """Return the times of a kind of call in the base tier; None once there are too many kinds to keep."""
+        if call not in self._base_times and len(self._base_times) < _KINDS:
+            self._base_times[call] = TierAccount()
+        return self._base_times.get(call)
+
+    def step(self, tier: str, doing: str, timing: Timing, *, chosen: bool, call: Hashable = None) -> None:
+        """Count a step in a tier; ``doing`` and ``call`` as in `DecoratedStep`.
+
+        It saves what calls of its kind take in the base tier: of a kind that never ran there, nothing is known. Where
+        the tier was ``chosen`` by the policy, the policy counts by itself what that saves.
         """
         self._steps += 1
         account = self.tiers[tier]
         account.steps += 1
         changed, self.running = tier != self.running, tier
-        eager = known.seconds if (known := self.tiers.get(self._base)) is not None else None
+        known = self._base_of(call)
+        eager = known.seconds if known is not None else None
         if doing == "run":
             account.time(timing.seconds)
-            if tier != self._base and eager is not None and not chosen:
+            if tier == self._base and known is not None:
+                known.steps += 1
+                known.time(timing.seconds)
+            elif eager is not None and not chosen:
                 self.saved += eager - timing.seconds
-        elif eager is not None and doing != "sentinel":
-            self.prepare_seconds += max(0.0, timing.seconds - eager)
+        elif doing != "sentinel" and (usual := self._usual(eager)) is not None:
+            self.prepare_seconds += max(0.0, timing.seconds - usual)
         if not self._owned:
             return
         if changed or doing != "run" or self._steps < _EVERY_STEP or self._steps % _THINNED == 0:
             entry = {"step": self._steps, "seconds": timing.seconds, "running": tier}
             self.record.append("steps", entry if doing == "run" else {**entry, "doing": doing})
+
+    def _usual(self, of_kind: float | None) -> float | None:
+        """Return a base step's seconds, of the kind of call if known, else of any."""
+        base = self.tiers.get(self._base)
+        return of_kind if of_kind is not None or base is None else base.seconds
 
     def untimed(self, tier: str) -> None:
         """Count a step that was not timed."""

@@ -78,7 +78,7 @@ class Reporter:
 
     def timed_beside(self, tier: Tier, run: Callable[[], Any]) -> Any:
         """Run the reference of a proof, and count its time as a step of the tier that it runs in."""
-        return self.stepping.reference_times.run(run, lambda: tier.name)
+        return self.stepping.reference_times.run(run, lambda: self.stepping.beside(tier))
 
     def seconds_of(self, tier: str) -> float | None:
         """Return the typical seconds of a step in a tier; None where none was timed."""

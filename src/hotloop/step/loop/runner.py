@@ -139,13 +139,13 @@ class StepRunner:
         if tier.compiles and not self._leaves(tier) and (kept := context.parts.kept()) is not None:
             context.reports.failed(step, tier.without_graph(), kept)
             tier = context.progress.tier
-        step.doing, step.ran = "run", tier.name
+        step.doing, step.ran, step.call = "run", tier.name, None
         run = functools.partial(step.program.step, *args, **kwargs)
         if self._agreed is not None:
             return self._run_agreed(self._agreed, run, tier, (args, kwargs))
         if not tier.other_kernels and not tier.graph:
             return self._rescue.guarded(run, tier)
-        signature = self.shapes.note(args, kwargs)
+        signature = step.call = self.shapes.note(args, kwargs)
         if not self.shapes.fits(signature):
             context.compiled.static = False
             line = f"{step.name} is not called with the batches that were looked at: their shapes count"
@@ -173,7 +173,7 @@ class StepRunner:
         peers.called(self.step.name)
         if self.context.parts.reduces():
             peers.reduced[self.step.name] += 1
-        inputs = self.shapes.note(*arguments)
+        inputs = self.step.call = self.shapes.note(*arguments)
         assert isinstance(capturing, AgreedCapturing)
         if not peers.captures or peers.graphs_left or capturing.over:
             below = tier.without_graph()

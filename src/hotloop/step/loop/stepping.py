@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hotloop.step.loop.account import Account
     from hotloop.step.loop.runner import StepRunner
     from hotloop.step.loop.transitions import Transitions
+    from hotloop.step.tiers import Tier
 
 _log = logging.getLogger("hotloop")
 _What = TypeVar("_What")
@@ -87,7 +88,7 @@ class Stepping:
     def __init__(self, context: Context, transitions: Transitions, account: Account) -> None:
         self._context, self._transitions, self._account = context, transitions, account
         self.times: Timed[Ran] = Timed(context.device)
-        self.reference_times: Timed[str] = Timed(context.device)
+        self.reference_times: Timed[Ran] = Timed(context.device)
         self.bypassed = False
         self._latest: StepRunner | None = None
         self._untimed = 0
@@ -144,7 +145,7 @@ class Stepping:
         with policy.watch_step() if policy.chooses else _NOTHING:
             result = self.times.run(
                 lambda: runner.run(args, kwargs, tier),
-                lambda: Ran(runner.step.ran, runner.step.doing, turn, alone=alone),
+                lambda: Ran(runner.step.ran, runner.step.doing, turn, alone=alone, call=runner.step.call),
                 alone=alone,
             )
         if tier.compiles:
@@ -157,6 +158,10 @@ class Stepping:
         if policy.chooses and self._transitions.policy.quiet:
             self._untimed = _UNTIMED
         return self._returned(result)
+
+    def beside(self, tier: Tier) -> Ran:
+        """Return what runs in a tier beside the step that is under way."""
+        return Ran(tier.name, "run", call=None if self._latest is None else self._latest.step.call)
 
     def proved(self) -> None:
         """Note that a proof or trial has left its caches: they are given back once no further one is under way."""
@@ -202,11 +207,11 @@ class Stepping:
         """Account for the steps whose times have become known."""
         if self._settled:
             return
-        for tier, timing in self.reference_times.known():
-            self._account.tiers[tier].time(timing.seconds)
+        for beside, timing in self.reference_times.known():
+            self._account.beside(beside.tier, timing, beside.call)
         for ran, timing in self.times.known():
             policy = self._transitions.policy
-            self._account.step(ran.tier, ran.kind, timing, chosen=policy.chooses)
+            self._account.step(ran.tier, ran.kind, timing, chosen=policy.chooses, call=ran.call)
             if policy.chooses:
                 self._transitions.apply(policy.timed(ran, timing))
 

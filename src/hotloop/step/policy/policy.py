@@ -10,7 +10,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from hotloop.decide import Trial, Turn
     from hotloop.measure import Difference, Timing
@@ -128,13 +128,14 @@ class Policy(Protocol):
 class Ran:
     """A step that ran: its tier, what it did (``run``, ``survey``, ``proof``), the trial it was a turn of, if any.
 
-    Where it ran ``alone``, it began on an idle device.
+    Where it ran ``alone``, it began on an idle device. ``call`` is the kind of call, None where nobody looked at it.
     """
 
     tier: str
     kind: str
-    turn: tuple[Trial, Turn] | None
+    turn: tuple[Trial, Turn] | None = None
     alone: bool = False
+    call: Hashable = None
 
 
 class Fixed:
