@@ -323,14 +323,17 @@ def _score(
 def _score_compiled(
     numeric: list[Difference], figures: Figures, scale: float, limits: Limits, spread: _Spread
 ) -> tuple[list[Score], list[str]]:
-    scored, below_floor, pool, leans = [], [], [], []
-    median = _median([each.residual for each in numeric if each.residual is not None and each.numel > 1])
-    for each in numeric if not limits.updates else ():
-        small = figures.may_be_rounding(each.rms, scale)
-        if small:
-            below_floor.append(each.name)
-        if small or each.tilt is None or each.residual is None:  # None: the reference is all zero
-            scored.append(_score_small(each, figures, scale, spread))
+    scored, pool, leans = [], [], []
+    beside = _beside(numeric, scale)
+    # Updates have no such floor: Adam makes a full step of whatever is rounding.
+    judged = () if limits.updates else numeric
+    below_floor = [each.name for each in judged if figures.may_be_rounding(each.rms, beside[each.name])]
+    small = set(below_floor)
+    sized = [each for each in numeric if each.name not in small]
+    median = _median([each.residual for each in sized if each.residual is not None and each.numel > 1])
+    for each in judged:
+        if each.name in small or each.tilt is None or each.residual is None:  # None: the reference is all zero
+            scored.append(_score_small(each, figures, beside[each.name], spread))
             continue
         lean = limits.lean(each.name)
         slope = max(figures.slope_limit(each, median), spread.allowed(each.name, "slope")) + abs(lean)
@@ -350,6 +353,15 @@ def _score_compiled(
     allowed = max(figures.pooled_limit(median), spread.allowed("", "slope")) + abs(lean) + limits.scalars
     scored.append(Score(ALL, "slope", shared, allowed))
     return scored, below_floor
+
+
+def _beside(numeric: Sequence[Difference], scale: float) -> dict[str, float]:
+    """Return by tensor the size that it may be rounding beside: the typical tensor's, or of a bias its weight's.
+
+    Where most tensors are biases before a normalisation, the typical one is all rounding itself.
+    """
+    sizes = {each.name: each.rms for each in numeric}
+    return {name: max(scale, sizes.get(name.replace("bias", "weight"), 0.0)) for name in sizes}
 
 
 def _score_small(difference: Difference, figures: Figures, scale: float, spread: _Spread) -> Score:
