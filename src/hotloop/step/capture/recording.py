@@ -28,7 +28,7 @@ from hotloop.step.state.trial_run import alone, copied
 from hotloop.step.state.undo import ForwardSyncs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.engine import Engine, Recording, Segment
@@ -154,9 +154,9 @@ class CapturedStep:
         self._inputs = self._results = None
         self._end, self._end_memory, self.gradients_at_step = [], Memory([]), {}
 
-    def forget_gradients(self) -> None:
-        """Drop the gradients that were kept for a proof."""
-        self.gradients_at_step = {}
+    def forget_gradients(self, but: Collection[str] = ()) -> None:
+        """Drop the gradients that were kept for a proof, but those of some parameters."""
+        self.gradients_at_step = {name: one for name, one in self.gradients_at_step.items() if name in but}
 
     def changed(self) -> Change | None:
         """Name what has changed since the capture, or cannot be checked; None if a replay is right."""

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from hotloop.step.loop.agreed_compiling import AgreedStep
     from hotloop.step.loop.kind_states import CallKind, StepCall
     from hotloop.step.prove.agreed_sentinel import AgreedSentinel
-    from hotloop.step.prove.code_proofs import CodeProofs
     from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.tiers import Tier
 
@@ -90,12 +89,12 @@ class AgreedCapturing(Capturing):
         self._plan: Any = Plan(self)
         self._known: weakref.WeakKeyDictionary[CallKind, _Known] = weakref.WeakKeyDictionary()
 
-    def follow(self, agreed: AgreedStep, code: CodeProofs, checks: AgreedSentinel | None) -> None:
+    def follow(self, agreed: AgreedStep, checks: AgreedSentinel | None) -> None:
         """Leave the way to compiled code, and calls that run it without a graph, to what all agree on of it.
 
         Recordings are proven again when ``checks`` says so; None for never.
         """
-        self._step_without_graph, self._code, self._checks = agreed, code, checks
+        self._step_without_graph, self._checks = agreed, checks
 
     def run_agreed(self, signature: Signature, call: StepCall, tier: Tier) -> Any:
         """Run a call in a captured tier, on the way to it, or without a graph: the same in all processes."""
@@ -260,7 +259,7 @@ class AgreedCapturing(Capturing):
             self._anew(kind)
         elif isinstance(state, Proven):
             if self._checks is None:
-                state.recording.forget_gradients()
+                state.recording.forget_gradients(self._code.unseen(self._context.progress.tier.base))
             told, self._told = self._told, None
             if told is not None and kind is not self._checked:
                 super()._tell_proven(*told)

@@ -195,13 +195,12 @@ class AgreedStep:
                     f"as the other processes would wait for a compile: {PAD}"
                 )
             return step.eagerly(run)
-        return self._rescue.guarded(run, tier)
+        return self._code.run(run, tier)
 
     def again(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
         """Prove the code of all processes again, from this step on, which is the same one in all of them."""
-        anew = self._code.compiled_anew.pop(tier.base, 0)
-        here = f"step {anew} has compiled code anew" if anew else "another process has compiled code anew"
-        self._code.prove_again(tier.base, here)
+        here = self._code.compiled_anew.pop(tier.base, "")
+        self._code.prove_again(tier.base, here or "another process has to prove its code again")
         self._proved[tier.base].clear()
         return self.towards(run, tier, inputs, call)
 

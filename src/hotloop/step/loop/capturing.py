@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.context import DecoratedStep
     from hotloop.step.loop.kind_states import StepCall
+    from hotloop.step.prove.code_proofs import CodeProofs
     from hotloop.step.prove.graph_proofs import GraphProofs
     from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.prove.sentinel import Sentinel
@@ -61,6 +62,7 @@ class Capturing:
 
     Args:
         graphs: captures the step and proves its recordings.
+        code: the proofs of the compiled code that recordings are made of.
         optimizers: which optimizers run outside of recordings.
         sentinel: checks proven recordings now and then; None where nothing is checked.
         uncaptured: runs a call in a tier without its graph.
@@ -76,6 +78,7 @@ class Capturing:
         auditor: StepAuditor,
         graphs: GraphProofs,
         rescue: Rescue,
+        code: CodeProofs,
         *,
         optimizers: RecordedOptimizers,
         sentinel: Sentinel | None,
@@ -83,7 +86,7 @@ class Capturing:
         compare: Callable[..., Any],
     ) -> None:
         self._step, self._context = step, step.context
-        self.auditor, self._graphs, self._rescue = auditor, graphs, rescue
+        self.auditor, self._graphs, self._rescue, self._code = auditor, graphs, rescue, code
         self._optimizers, self._sentinel = optimizers, sentinel
         self.uncaptured, self._compare = uncaptured, compare
         self._kinds: dict[str, dict[Hashable, CallKind]] = collections.defaultdict(dict)
@@ -340,7 +343,7 @@ class Capturing:
         elif conclusion:
             kind.state = Proven(state.recorded, state.recording)
             if self._sentinel is None and self._context.peers is None:  # else they are compared further on
-                state.recording.forget_gradients()
+                state.recording.forget_gradients(self._code.unseen(tier.base))
             self._tell_proven(tier, joined)
 
     def _tell_proven(self, tier: Tier, joined: Outcome) -> None:
@@ -364,6 +367,7 @@ class Capturing:
             self._step.program.ran.state = (result,)
             if recording.recorded:
                 between_steps()
+            self._code.replayed(tier.base, recording.gradients_at_step)
             return result
         # Out of the except clause, so that what eager raises does not carry our exception along.
         ours = not recording.in_users_code

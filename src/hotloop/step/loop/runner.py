@@ -100,6 +100,7 @@ class StepRunner:
             self._auditor,
             graphs,
             self._rescue,
+            self.code,
             optimizers=optimizers,
             sentinel=self.sentinel,
             uncaptured=self._uncaptured,
@@ -112,7 +113,7 @@ class StepRunner:
             self._agreed = AgreedStep(self.step, self.code, self._rescue, self._audit_agreed, self._to_be_audited)
             assert isinstance(self.capturing, AgreedCapturing)
             checks = AgreedSentinel(self.step, graphs, sentinel_share) if sentinel_share else None
-            self.capturing.follow(self._agreed, self.code, checks)
+            self.capturing.follow(self._agreed, checks)
             self._checks = checks
         self.held: weakref.ref[Any] | None = None
         """What the user holds of the step: without that, nobody can call it any more."""
@@ -228,10 +229,10 @@ class StepRunner:
                 None,
                 call,
                 tier,
-                unchecked=lambda: self._rescue.guarded(call.run, tier),
+                unchecked=lambda: self.code.run(call.run, tier),
                 failed=lambda obstacle: self._rescue.rung_down(call.run, tier, obstacle),
             )
-        return self._rescue.guarded(call.run, tier)
+        return self.code.run(call.run, tier)
 
     def _uncaptured(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
         """Run the step in a tier without its graph."""

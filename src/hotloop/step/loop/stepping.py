@@ -150,6 +150,8 @@ class Stepping:
             )
         if tier.compiles:
             self.disable_on_error(runner.code.look_after)
+        if tier.other_kernels:
+            self.disable_on_error(runner.code.look_at_gradients, tier.base)
         context.progress.steps += 1
         if policy.chooses:
             self._transitions.policy.after_step(runner.step.doing)

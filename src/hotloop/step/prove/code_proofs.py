@@ -17,12 +17,13 @@ from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps
 from hotloop.step.prove.rounding_evidence import differs_by_chance, in_more_bits, roundings, with_roundings
+from hotloop.step.prove.unseen import Unseen
 from hotloop.step.ranks.together import Together
 from hotloop.step.state.rng_usage import other_threads
 from hotloop.step.state.trial_run import alone, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     import torch
 
@@ -69,8 +70,7 @@ class CodeProofs:
 
     Attributes:
         seconds: what the last proof step took, by what it compared.
-        compiled_anew: with other processes, by base, the step in which this process has compiled other code while its
-            tier was in force, until all processes prove theirs again.
+        compiled_anew: with other processes, by base, why this process has to prove its code again, until all do.
     """
 
     def __init__(self, step: DecoratedStep, runs: ReferenceRuns, auditor: StepAuditor, rescue: Rescue) -> None:
@@ -94,7 +94,11 @@ class CodeProofs:
         """The base in force, and the number of its compiles before the step, or at the end of a proof."""
         self._in_step = False
         """A step is running, or has raised."""
-        self.compiled_anew: dict[str, int] = {}
+        self.compiled_anew: dict[str, str] = {}
+        self._unseen: dict[str, Unseen] = {}
+        """By base, the gradients that were zero throughout the proof of its code."""
+        self._looked: Mapping[str, torch.Tensor] | None = None
+        """If the gradients of the step are to be looked at, those that its optimizers have read in a replay."""
         self._tell: Callable[[], None] | None = None
         """Reports that code is proven, once it is so in all of several processes."""
 
@@ -178,13 +182,46 @@ class CodeProofs:
         base, known = self._known
         self._in_step = False
         compiled = self._context.compiled
-        if base != compiled.base or not self.proven(base) or compiled.compiles() <= known:
-            return
-        now = self._context.progress.steps + 1
+        if base == compiled.base and self.proven(base) and compiled.compiles() > known:
+            self._distrust(base, f"step {self._context.progress.steps + 1} has compiled code anew")
+
+    def _distrust(self, base: str, why: str) -> None:
+        """Prove code again from the next step on; several processes from the call on in which all know of it."""
         if self._context.peers is not None:
-            self.compiled_anew[base] = now
+            self.compiled_anew[base] = why
         else:
-            self.prove_again(base, f"step {now} has compiled code anew")
+            self.prove_again(base, why)
+
+    def run(self, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run proven code without a graph."""
+        self._looked, unseen = None, self._unseen.get(tier.base)
+        if unseen is None or not unseen.due():
+            return self._rescue.guarded(run, tier)
+        with unseen.looking(self._context.writes):
+            result = self._rescue.guarded(run, tier)
+        self._looked = {}
+        return result
+
+    def replayed(self, base: str, gradients_at_step: Mapping[str, torch.Tensor]) -> None:
+        """Note that a recording of proven code has run."""
+        unseen = self._unseen.get(base)
+        self._looked = gradients_at_step if unseen is not None and unseen.due() else None
+
+    def unseen(self, base: str) -> Collection[str]:
+        """Return the parameters whose gradients no proof of a base's code has seen."""
+        return self._unseen[base].parameters if base in self._unseen else ()
+
+    def look_at_gradients(self, base: str) -> None:
+        """After a step, prove code again at the first gradient that its proof has not seen."""
+        looked, self._looked = self._looked, None
+        unseen = self._unseen.get(base)
+        if unseen is None or not self.proven(base):
+            return
+        if looked is not None:
+            unseen.look_after(looked)
+        if unseen.appeared():
+            now = self._context.progress.steps + 1
+            self._distrust(base, f"step {now} had a gradient that was zero whenever the code was compared")
 
     def prove_again(self, base: str, why: str) -> None:
         """Treat proven code as code that was not proven, and audit the step anew."""
@@ -367,6 +404,7 @@ class CodeProofs:
             context.reports.failed(step, tier.without_graph(), self._nothing_compiled(idle, tier.base))
         elif enough and base not in self._agree:
             self._agree.add(base)
+            self._unseen[base] = Unseen.after(outcomes, context.holdings.parameters(), self._unseen.get(base))
             if self._evidence.get(base) == "more bits":
                 self.learn(base, outcomes)
             self._note_proven(tier.without_graph(), verdict)

@@ -320,17 +320,20 @@ class StepStart:
 class WriteWatch:
     """A watch for the first optimizer step since the step began: from then on the step cannot be undone.
 
-    ``ever`` says whether an optimizer has stepped at all.
+    ``ever`` says whether an optimizer has stepped at all; ``tell`` is called with each, before it steps.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.begun = self.ever = False
+        self.tell: Callable[[torch.optim.Optimizer], None] | None = None
         watched = list(optimizers)
         self._undo_hooks = [self._enable_hooks(optimizer) for optimizer in watched]
         self._handles = [optimizer.register_step_pre_hook(self._began) for optimizer in watched]
 
-    def _began(self, *_: Any) -> None:
+    def _began(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.begun = self.ever = True
+        if self.tell is not None:
+            self.tell(optimizer)
 
     def close(self) -> None:
         """Stop watching."""
