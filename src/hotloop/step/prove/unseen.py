@@ -109,7 +109,9 @@ class Unseen:
             self._arrived = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
             if self._arrived is not None:
                 self._arrived.record(torch.cuda.current_stream(device))
-        if self._size is None or (self._arrived is not None and not self._arrived.query()):
+        if self._size is None:
+            return False
+        if self._arrived is not None and not self._arrived.query():  # type: ignore[no-untyped-call]
             return False
         appeared, self._size = bool(self._size), None
         self.found |= appeared
