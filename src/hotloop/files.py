@@ -37,7 +37,7 @@ def open_regular(path: Path, *, change: bool = False, links: bool = False) -> Bi
         OSError: it cannot be opened, or is no regular file.
     """
     flags = (os.O_RDWR if change else os.O_RDONLY) | (0 if links else _NO_LINK)
-    return cast("BinaryIO", os.fdopen(_regular(path, flags), "rb+" if change else "rb"))
+    return os.fdopen(_regular(path, flags), "rb+" if change else "rb")
 
 
 def open_append(path: Path, mode: int = 0o666) -> BinaryIO:

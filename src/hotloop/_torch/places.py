@@ -83,7 +83,7 @@ def whole_memory(tensor: torch.Tensor) -> torch.Tensor:
     memory = tensor.untyped_storage()
     dtype = torch.uint8 if tensor.is_quantized or memory.nbytes() % tensor.itemsize else tensor.dtype
     flat = torch.empty(0, dtype=dtype, device=tensor.device)
-    return flat.set_(memory, 0, (memory.nbytes() // dtype.itemsize,))  # type: ignore[arg-type]
+    return flat.set_(memory, 0, (memory.nbytes() // dtype.itemsize,), (1,))
 
 
 class Stretches:

@@ -157,7 +157,7 @@ def of_rank(document: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
     Raises:
         ConfigError: it was written by fewer.
     """
-    own = [document, *document.get("of_ranks", ())]
+    own: list[Mapping[str, Any]] = [document, *document.get("of_ranks", ())]
     if rank >= len(own):
         raise ConfigError(f"the checkpoint is of run.devices={len(own)}: it has nothing of process {rank}")
     return own[rank]
