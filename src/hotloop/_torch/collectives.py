@@ -33,7 +33,7 @@ def wait_for_collective(operation: Any, result: Any) -> None:
 
     A functional collective returns its tensor alone, for which torch knows the work.
     """
-    if isinstance(result, torch.Tensor) and operation.namespace == "_c10d_functional":
+    if isinstance(result, torch.Tensor) and getattr(operation, "namespace", "") == "_c10d_functional":
         private("torch.distributed._functional_collectives:wait_tensor")(result)
     work = result[-1] if isinstance(result, tuple) and result else None
     if isinstance(work, torch.ScriptObject):

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from hotloop.step.state.streams import Streams
+
 
 class Segment(Protocol):
     """A recorded part of a step."""
@@ -67,11 +69,12 @@ class Engine(Protocol):
     def idle_bytes(self) -> int:
         """The part of `pool_bytes` that is idle between two replays, and that no other code can use."""
 
-    def begin(self, device: torch.device, *, reports_capturing: bool) -> Recording:
+    def begin(self, device: torch.device, streams: Streams, *, reports_capturing: bool) -> Recording:
         """Begin to record; the first segment is open.
 
         Args:
             device: the device of the step.
+            streams: the random streams that an eager run of the step drew from.
             reports_capturing: the value that ``torch.cuda.is_current_stream_capturing()`` reports to the step.
         """
 

@@ -16,13 +16,17 @@ from torch import distributed
 from hotloop._torch.collectives import wait_for_collective
 from hotloop._torch.dispatch import name_of, observing, tensors_in
 from hotloop._torch.host_reads import host_read
+from hotloop._torch.rng_calls import rng_calls
 from hotloop._torch.thread_patch import replaced
 from hotloop.interrupts import uninterrupted
 from hotloop.step.capture import engines
 from hotloop.step.state.holdings import in_place
+from hotloop.step.state.streams import Repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from hotloop.step.state.streams import Streams
 
 
 class CaptureForbiddenError(RuntimeError):
@@ -47,9 +51,9 @@ class TapeEngine:
     launches = False  # an operation in the middle may raise: a label out of range
     pool_bytes = idle_bytes = 0  # a CPU's memory is not counted
 
-    def begin(self, device: torch.device, *, reports_capturing: bool) -> TapeRecording:  # noqa: ARG002 - one CPU
+    def begin(self, device: torch.device, streams: Streams, *, reports_capturing: bool) -> TapeRecording:
         """Begin a tape."""
-        return TapeRecording(reports_capturing=reports_capturing)
+        return TapeRecording(device, streams, reports_capturing=reports_capturing)
 
     @contextlib.contextmanager
     def ambience(
@@ -71,7 +75,10 @@ class TapeEngine:
 class TapeRecording:
     """A tape that is being recorded; operations run as they are recorded."""
 
-    def __init__(self, *, reports_capturing: bool) -> None:
+    def __init__(self, device: torch.device, streams: Streams, *, reports_capturing: bool) -> None:
+        self._device, self._calls = device, Repeated(streams)
+        self._states: dict[int, torch.Tensor] = {}
+        """The random states that the step has read, each by the number of the call; a replay reads them anew."""
         self._reports_capturing = reports_capturing
         self.replay_seconds: float | None = None  # operations run as they are recorded, so nothing was timed apart
         self._open: contextlib.ExitStack | None = None
@@ -85,6 +92,7 @@ class TapeRecording:
         self._open = contextlib.ExitStack()
         self._open.enter_context(engines.reporting_capture(self._reports_capturing))
         self._open.enter_context(observing(self._tape.record))
+        self._open.enter_context(rng_calls(self._device, self._read_state, self._set_state))
         self._open.enter_context(replaced(torch.UntypedStorage, "resize_", self._tape.resizing))
         if distributed.is_available():
             self._open.enter_context(replaced(distributed.Work, "wait", self._tape.waiting))
@@ -94,6 +102,16 @@ class TapeRecording:
         self.abandon()
         ready()
         return self._tape
+
+    def _read_state(self, real: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Record that the random state is read; the step gets the one that was noted, as in a capture on a GPU."""
+        number, noted = self._calls.read()
+        self._states[number] = self._tape.call(real)
+        return noted
+
+    def _set_state(self, real: Callable[[torch.Tensor], None], state: torch.Tensor) -> None:
+        """Record that the random state is set to one that was read."""
+        self._tape.call(real, self._states[self._calls.set(state).source])
 
     def abandon(self) -> None:
         """Stop recording."""
@@ -142,11 +160,16 @@ class Tape:
         """Return a function that resizes memory, and records that: no operation of torch's does it."""
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
-            self._operations.append((real, (storage, size), {}, []))
-            self._modes.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
-            return real(storage, size)
+            return self.call(real, storage, size)
 
         return resize
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that is no operation of torch's, and record it."""
+        result = function(*args)
+        self._operations.append((function, args, {}, list(tensors_in(result))))
+        self._modes.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+        return result
 
     def waiting(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that waits for a collective, and records nothing of what that does."""

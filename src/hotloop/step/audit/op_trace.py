@@ -49,6 +49,7 @@ from hotloop.step.audit.values import not_strided, sparse_gradients
 from hotloop.step.naming import with_article
 from hotloop.step.obstacle import INTO_IT, Obstacle
 from hotloop.step.state.holdings import Holdings, Memory
+from hotloop.step.state.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -84,6 +85,8 @@ _COMPILE_IT = (
     "compile the function that calls it (flex_attention = torch.compile(flex_attention)), or train in a compiled tier "
     'without a graph: run="full"'
 )
+_STRANGE_STATE = "the step sets the random state to one that it did not read itself, which a replay would do again"
+_READ_IT = "read the state in the step (torch.random.fork_rng), or draw these numbers before the step and pass them"
 _MOVE_IT = (
     "move it to the device before the first step (register_buffer moves with its module), or pass it as an argument"
 )
@@ -156,7 +159,7 @@ class OpTrace:
         self._gradient_found: dict[int, torch.Tensor] = {}
         self.sparse: set[str] = set()
         """Parameters whose sparse gradient SGD has used: of optimizers that are recorded fused, it alone takes one."""
-        self._restored = self._stepping_now = 0
+        self._stepping_now = 0
         self._named = holdings.objects()
         self._had = Memory(list(self._named.values()))
         self._of_arguments = {_memory(one) for one in inputs if one.device.type == "cpu"}
@@ -283,11 +286,6 @@ class OpTrace:
             self.seen.random_operations += 1
             if drops_in_rnn(operation, args, kwargs):
                 self.seen.drops_in_rnn = own_place()
-            if self._restored:
-                self._obstacle(
-                    "random numbers are drawn where the random state is restored: activation checkpointing, fork_rng",
-                    "leave dropout out of the checkpointed part, or checkpoint without it; draw outside of fork_rng",
-                )
 
     def _look_at_host(self, name: str, found: Sequence[torch.Tensor], result: Sequence[torch.Tensor]) -> None:
         """Find tensors on the host whose value a capture would read once, for good.
@@ -381,7 +379,7 @@ class OpTrace:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Note which optimizers step, and when checkpointing restores a random state."""
+        """Note which optimizers step, and whether the random state is set to one that the step has not read."""
         handles = [
             handle
             for name, optimizer in self._holdings.optimizers.items()
@@ -392,29 +390,17 @@ class OpTrace:
             )
         ]
         try:
-            script, fork = (torch.jit.ScriptFunction, "__call__"), (torch.random, "fork_rng")
+            streams = Streams(self._device, lambda: self._obstacle(_STRANGE_STATE, _READ_IT))
+            script = (torch.jit.ScriptFunction, "__call__")
             with (
                 silent_reads(functools.partial(self._listener.ours, self._reads)),
-                replaced(*fork, self._forking),
+                streams.watching(),
                 replaced(*script, self._scripting),
             ):
                 yield
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _forking(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        @contextlib.contextmanager
-        def forked(*args: Any, **kwargs: Any) -> Iterator[None]:
-            restores = bool(args[1] if len(args) > 1 else kwargs.get("enabled", True))
-            self._restored += restores
-            try:
-                with real(*args, **kwargs):
-                    yield
-            finally:
-                self._restored -= restores
-
-        return forked
 
     def _scripting(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Note what a TorchScript function is given: what else it meets on the host, it has made."""

@@ -21,10 +21,13 @@ import torch
 from hotloop._torch.capture import recover_from_failed_capture, stale_streams_overridden
 from hotloop._torch.thread_patch import replaced
 from hotloop.measure.machine import device_memory
+from hotloop.step.capture.device_streams import DeviceStreams
 from hotloop.step.engine import Engine, Recording, Segment, collector_paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from hotloop.step.state.streams import Streams
 
 
 class CudaEngine:
@@ -51,11 +54,12 @@ class CudaEngine:
         """See `Engine`."""
         return self._pool.idle if self._pool is not None and self._pool.usable else 0
 
-    def begin(self, device: torch.device, *, reports_capturing: bool) -> Recording:
+    def begin(self, device: torch.device, streams: Streams, *, reports_capturing: bool) -> Recording:
         """Begin to record on a side stream, after the work that the current stream still has to do."""
         if self._pool is None or not self._pool.usable:
             self._pool = _Pool(torch.cuda.graph_pool_handle())
-        return _CudaRecording(self._pool, _side_stream(device), reports_capturing=reports_capturing)
+        draws = DeviceStreams(streams, device)
+        return _CudaRecording(self._pool, _side_stream(device), draws, reports_capturing=reports_capturing)
 
     @contextlib.contextmanager
     def ambience(
@@ -119,9 +123,9 @@ class _Pool:
 
 
 class _CudaRecording:
-    def __init__(self, pool: _Pool, side: torch.cuda.Stream, *, reports_capturing: bool) -> None:
+    def __init__(self, pool: _Pool, side: torch.cuda.Stream, draws: DeviceStreams, *, reports_capturing: bool) -> None:
         self.replay_seconds: float | None = None
-        self._pool, self._side = pool, side
+        self._pool, self._side, self._draws, self._first = pool, side, draws, True
         self._stack = contextlib.ExitStack()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._current = torch.cuda.current_stream(side.device)
@@ -137,13 +141,8 @@ class _CudaRecording:
             torch.cuda.empty_cache()
         side.wait_stream(self._current)
         self._stack.enter_context(torch.cuda.stream(side))
-        # Activation checkpointing saves and restores the GPU's random state, which torch forbids in a capture. Here
-        # the state is neither read nor set. That is right if nothing random is recomputed, which the audit has checked.
-        nothing = torch.empty(0, dtype=torch.uint8)
-        getting = replaced(torch.cuda, "get_rng_state", lambda _real: lambda *_args, **_kwargs: nothing)
-        setting = replaced(torch.cuda, "set_rng_state", lambda _real: lambda *_args, **_kwargs: None)
-        self._stack.enter_context(getting)
-        self._stack.enter_context(setting)
+        self._stack.callback(draws.leave)
+        self._stack.enter_context(draws.served())
         self._stack.enter_context(reporting_capture(reports_capturing))
         self._stack.enter_context(stale_streams_overridden())
         self._stack.enter_context(collector_paused())
@@ -155,7 +154,9 @@ class _CudaRecording:
 
     def resume(self) -> None:
         self._before = self._taken()
-        self._graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
+        self._draws.register(graph)
+        self._graph = graph
         # Only forbidden calls of this thread end the capture: a data loader's thread may go on pinning memory.
         self._graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
 
@@ -165,17 +166,19 @@ class _CudaRecording:
         with self._empty_allowed():
             graph.capture_end()
         self._graph = None  # from here on there is nothing to recover from
+        self._draws.leave()
         self._pool.add(graph)
+        segment, self._first = self._draws.segment(graph, first=self._first), False
         reserved, allocated = (now - then for now, then in zip(self._taken(), self._before, strict=True))
         self._pool.nbytes += max(0, reserved)
         self._pool.idle += max(0, reserved - max(0, allocated))
         ready()
         torch.cuda.synchronize(self._side.device)
         began = time.perf_counter()
-        graph.replay()
+        segment.replay()
         torch.cuda.synchronize(self._side.device)
         self.replay_seconds = (self.replay_seconds or 0.0) + time.perf_counter() - began
-        return graph
+        return segment
 
     def _taken(self) -> tuple[int, int]:
         """Return the bytes that torch has reserved on the device, and the bytes that tensors use."""
@@ -184,6 +187,7 @@ class _CudaRecording:
 
     def abandon(self) -> None:
         graph, self._graph = self._graph, None
+        self._draws.leave()  # what puts the generator right afterwards must find its own stream
         try:
             if graph is not None:
                 self._pool.failed = True

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.engine import Engine, Recording, Segment
     from hotloop.step.state.program import Call, Program
+    from hotloop.step.state.streams import Streams
     from hotloop.step.state.trial_run import Ready
 
 _tensor: Any = torch.Tensor
@@ -288,6 +289,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
     outside: set[str],
     call: Call,
     *,
+    streams: Streams,
     reports_capturing: bool,
     ready: Ready = alone,
 ) -> tuple[CapturedStep, Any]:
@@ -299,6 +301,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
         seen: what the audit of a step with such arguments found.
         outside: names of the optimizers that run between segments.
         call: the step's arguments.
+        streams: the random streams that an eager run of the step drew from.
         reports_capturing: the answer to code that asks whether a capture is going on.
         ready: decides whether what was recorded is executed; asked once, where there are other processes.
 
@@ -322,7 +325,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
     try:
         with answered(program.holdings.modules), captured.replacing(seen):
             result = captured.record(
-                engine.begin(program.device, reports_capturing=reports_capturing),
+                engine.begin(program.device, streams, reports_capturing=reports_capturing),
                 lambda: program.step(*static_args, **static_kwargs),
                 executes,
             )

@@ -19,10 +19,13 @@ from hotloop.step.prove.outcomes import verdict
 from hotloop.step.prove.rounding_evidence import differs_by_chance, repeats_elsewhere
 from hotloop.step.ranks.together import Together
 from hotloop.step.ranks.votes import About
+from hotloop.step.state.streams import Streams
 from hotloop.step.state.trial_run import alone, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    import torch
 
     from hotloop.measure import Difference
     from hotloop.step.audit.findings import AuditFindings
@@ -62,10 +65,18 @@ class CapturePath:
         reports_capturing: the answer that such code gets. By default False, so that a recording follows eager's path;
             True where eager's path cannot be captured, or compiled code has taken the other path.
         compared: the reference takes the path of the capture too, since other random numbers are drawn there.
+        streams: the random streams that the step drew from when it last ran on this path; None before that.
     """
 
     reports_capturing: bool = False
     compared: bool = False
+    streams: Streams | None = None
+
+    def watched(self, device: torch.device, run: Callable[[], Any]) -> Any:
+        """Run the step, and note which random streams it draws from."""
+        self.streams = Streams(device)
+        with self.streams.watching():
+            return run()
 
 
 @dataclasses.dataclass
@@ -146,7 +157,8 @@ class GraphProofs:
         step, began = self._step, time.perf_counter()
         step.doing = "proof"
         run = functools.partial(step.program.step, *call[0], **call[1])
-        on_path = functools.partial(self._runs.on_capture_path, run, reports_capturing=path.reports_capturing)
+        watched = functools.partial(path.watched, step.program.device, run)
+        on_path = functools.partial(self._runs.on_capture_path, watched, reports_capturing=path.reports_capturing)
         once = functools.partial(self.by_recorded_kernels, audit, on_path)
         again = functools.partial(self.reference, path, run)
         most = self._runs.limits_of_repeats(recorded_kernels=audit.computes_on)
@@ -290,6 +302,7 @@ class GraphProofs:
             return result, recorded.recording.gradients_at_step
         engine = self._context.engine
         assert engine is not None
+        assert recorded.path.streams is not None
         outside = self._optimizers.outside_of(recorded.audit.stepped)
         recording, result = capture(
             self._program,
@@ -297,6 +310,7 @@ class GraphProofs:
             recorded.audit,
             outside,
             call,
+            streams=recorded.path.streams,
             reports_capturing=recorded.path.reports_capturing,
             ready=self._ready,
         )
