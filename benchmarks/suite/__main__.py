@@ -37,7 +37,7 @@ SETTINGS = {
     "autocast": {"gpu": "bfloat16, but for ppo and vae", "cpu": None},
     "matmul_precision": "high",
     "optimizer": "AdamW, fused",
-    "dropout": ["xlmr", "xlmr-lengths", "lora", "convnext", "speech", "t5", "deberta", "lstm"],
+    "dropout": ["xlmr", "xlmr-lengths", "lora", *plan.LORA, "convnext", "speech", "t5", "deberta", "lstm"],
     "cold": "seconds from the begin of the first step, each step waited for, in a process and compile caches of its "
     "own; torch.compile's ways to the end of the third step, hotloop's until the tier is proven and in force",
     "steady": "12 blocks of each way in turns with an eager twin in the same process; medians, with the 95% interval "

@@ -16,6 +16,8 @@ FIRST_FIVE = ("tiny", "xlmr", "inception", "gpt", "unet")
 WORKLOADS = (*FIRST_FIVE, "xlmr-lengths", "vit", "lora", "mlp")
 HARD = ("resnet50", "convnext", "speech", "t5", "deberta", "ppo", "vae", "lstm")
 """Workloads of which the ways of `CHOICE` are measured alone: layouts, and steps that are hard to capture whole."""
+LORA = ("lora-0.2b", "lora-1b", "lora-3b")
+"""Fine-tuning under gradient checkpointing with dropout: `auto` and the captured tiers beside eager."""
 CHOICE = ("eager", "default", "reduce-overhead", "auto")
 """The ways between which a user chooses; of `auto` a run that is told 1,000 steps and one that is told 10,000."""
 PARTS = {
@@ -26,6 +28,7 @@ PARTS = {
     "cold": "cold seconds a second time, where they decide a goal",
     "more": "workloads and ways that no goal of step times names",
     "autotune": "autotuned ways",
+    "lora": "LoRA of Llamas under gradient checkpointing: eager, the captured tiers, `auto` told 1,000",
     "presets": "unet under presets, and unet + text encoder + VAE against unet alone",
 }
 PACKAGES = {
@@ -39,7 +42,7 @@ PACKAGES = {
     "deberta": ("transformers",),
     "unet": ("diffusers",),
     "diffusion": ("diffusers", "transformers"),
-    "lora": ("transformers", "peft"),
+    **dict.fromkeys(("lora", *LORA), ("transformers", "peft")),
 }
 """Packages that a workload needs beside torch; rows without them are skipped and say so."""
 NO_BLOCKS = ("inception", "mlp")
@@ -75,6 +78,9 @@ _GUESSES = {
     "ppo": (1, 5, 15, 0, 1),
     "vae": (1, 4, 20, 0, 1),
     "lstm": (1.5, 8, 20, 0, 1),
+    "lora-0.2b": (2, 170, 40, 15, 2),
+    "lora-1b": (3, 210, 50, 20, 3),
+    "lora-3b": (6, 340, 80, 25, 5),
 }
 _START, _STEADY, _AUTOTUNE, _FIRST = 8.0, 6.0, 140.0, 24
 _UNSEEN_MS = 145
@@ -124,6 +130,7 @@ def gpu(document=None):
     """Return all rows for a GPU; which ways have their cold seconds repeated depends on what a result file holds."""
     rows = [row for workload in WORKLOADS for row in _of_workload(workload)]
     rows += [row for workload in HARD for row in _choice(workload)]
+    rows += [row for workload in LORA for row in _lora(workload)]
     rows += _cold_rows(document or {"rows": []})
     rows += [_ways("unet", f"preset:{name}", part="presets") for name in ("default", "aot_eager", "inductor", "triton")]
     rows += [_ways("diffusion", way, part="presets") for way in ("eager", "components:unet", "components:all")]
@@ -133,6 +140,7 @@ def gpu(document=None):
 def cpu():
     """Return the subset for a CPU: small sizes, few steps, captured steps stood in for."""
     rows = [_small(workload, "eager") for workload in HARD]
+    rows += [_small(workload, way) for workload in LORA[:1] for way in ("eager", "eager+graph")]
     for workload in (*WORKLOADS, "diffusion"):
         rows.append(_small(workload, "eager"))
         if workload in VARYING:
@@ -175,6 +183,11 @@ def _of_workload(workload):
 def _choice(workload):
     rows = [_ways(workload, way) for way in CHOICE[:-1]] + [_auto(workload, told, 1) for told in (MEDIUM, LONG)]
     return [dataclasses.replace(row, part="choice") for row in rows]
+
+
+def _lora(workload):
+    rows = [_ways(workload, way) for way in ("eager", "eager+graph", "regional+graph")] + [_auto(workload, MEDIUM, 1)]
+    return [dataclasses.replace(row, part="lora") for row in rows]
 
 
 def in_part(row, part):

@@ -36,6 +36,9 @@ NAMES = {
     "vae": "beta-VAE of 64×64 pictures with torch.distributions, 128",
     "mlp": "MLP: 6 layers d1024, 256 points",
     "lora": "LoRA of GPT-2 124M, 8×512",
+    "lora-0.2b": "LoRA of a Llama 0.2 B, checkpointed, 4×512",
+    "lora-1b": "LoRA of a Llama 1 B, checkpointed, 4×512",
+    "lora-3b": "LoRA of a Llama 3 B, checkpointed, 2×1024",
 }
 """The rows of every table, in order."""
 _MARK = re.compile(r"(<!-- suite (\w+) (\S+) -->\n)(.*?)(<!-- suite end -->)", re.DOTALL)

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
 import hotloop
 
-from . import launch_bound, models
+from . import finetuning, launch_bound, models
 from .program import BATCHES, Place, Program, adamw, classifier, pictures
 
 
@@ -295,6 +295,9 @@ MAKERS = {
     "unet": unet,
     "vit": vit,
     "lora": lora,
+    "lora-0.2b": finetuning.lora_02b,
+    "lora-1b": finetuning.lora_1b,
+    "lora-3b": finetuning.lora_3b,
     "mlp": mlp,
     "speech": launch_bound.speech,
     "t5": launch_bound.t5,

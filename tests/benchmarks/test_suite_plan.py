@@ -74,7 +74,7 @@ def test_a_second_cold_start_is_chosen_by_its_name_alone():
 
 
 def test_a_pattern_over_all_workloads():
-    assert {row.workload for row in plan.choose(ROWS, ["*:auto"])} == {*plan.WORKLOADS, *plan.HARD}
+    assert {row.workload for row in plan.choose(ROWS, ["*:auto"])} == {*plan.WORKLOADS, *plan.HARD, *plan.LORA}
 
 
 def test_a_pattern_that_fits_nothing_names_what_there_is():

@@ -12,7 +12,6 @@ from step_programs import GRAPH, PROVING, Classifier, batches
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import dlpack
-from torch.utils.checkpoint import checkpoint
 
 import hotloop
 from hotloop.step.guard.compare import Watch
@@ -181,26 +180,6 @@ def test_lbfgs(both):
         return model, optimizer
 
     both.declines(program, reason="closure", source="optimizer.step(closure)")
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_dropout_inside_checkpointing(both, use_reentrant):
-    def program(run):
-        first, model = nn.Linear(8, 8).to(run.device), Classifier(dropout=0.5).to(run.device)
-        optimizer = torch.optim.AdamW([*first.parameters(), *model.parameters()], lr=2**-6, fused=True)
-
-        @run.loop([first, model], optimizer).step
-        def train_step(x, y):
-            return finish(F.cross_entropy(checkpoint(model, first(x), use_reentrant=use_reentrant), y), optimizer)
-
-        for x, y in batches(run.device, 12):
-            run.note(train_step(x, y))
-        return first, model, optimizer
-
-    told = both.declines(
-        program, reason="random numbers are drawn where the random state is restored: activation checkpointing"
-    )
-    assert told.line
 
 
 @pytest.mark.parametrize("how", ["positional", "named"])
