@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import hotloop
 from hotloop.errors import ConfigError, StepLostError
@@ -83,6 +84,14 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.second(self.drop(self.norm(self.first(x)).relu())) * self.scale
+
+
+class Recomputed(Net):
+    """A network that computes its hidden values again in the backward, with the dropout of its forward."""
+
+    def forward(self, x):
+        hidden = checkpoint(lambda one: self.drop(self.first(one)).relu(), self.drop(x), use_reentrant=False)
+        return self.second(self.drop(self.norm(hidden)))
 
 
 def momentum(parameters):
@@ -557,6 +566,7 @@ WAYS = {
     "drops": drops,
     "accumulated": accumulated,
     "compiled by turns": compiled_by_turns,
+    "recomputed": lambda: beside_eager(net=Recomputed),
     "host read": host_read,
     "fails in a replay": fails_in_a_replay,
     "fails to capture": fails_to_capture,

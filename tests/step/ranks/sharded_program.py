@@ -12,6 +12,7 @@ import torch
 from auto_program import FASTER, TOTAL, paced
 from captured_program import CAPTURES, DEVICE, RANK, SIZE, main
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -51,10 +52,18 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=2**-6, fused=True)  # a rate that is a float32: equal to the bit
 
 
-def sharded(**how):
+class Recomputed(Net):
+    """A network whose first layer is computed again in the backward, with the dropout of its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = checkpoint_wrapper(nn.Sequential(self.first, self.drop))
+
+
+def sharded(net=Net, **how):
     """Return the model, sharded by layers."""
     torch.manual_seed(0)
-    model = Net().to(DEVICE)
+    model = net().to(DEVICE)
     for layer in (model.first, model.second):
         fully_shard(layer, **how)
     return fully_shard(model, **how)
@@ -462,6 +471,7 @@ def tensor_parallel():
 
 WAYS = {
     "plain": beside_eager,
+    "recomputed": lambda: beside_eager(made=lambda: sharded(net=Recomputed)),
     "unfused": lambda: beside_eager(by=lambda ones: torch.optim.AdamW(ones, lr=0.01), exactly=False),
     "kept whole": lambda: beside_eager(made=lambda: sharded(reshard_after_forward=False)),
     "never whole": lambda: beside_eager(made=lambda: sharded(reshard_after_forward=True)),

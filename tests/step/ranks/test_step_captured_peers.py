@@ -20,7 +20,7 @@ told_by = functools.partial(rank_processes.told_by, "captured_program.py")
 def trained(tmp_path_factory):
     """What two processes tell of all that they live through: to start them takes longer than to train."""
     scenarios = (
-        "plain", "views", "compiled", "no buffers", "small buckets", "unused", "hooked", "short batches", "varying shapes",
+        "plain", "views", "recomputed", "compiled", "no buffers", "small buckets", "unused", "hooked", "short batches", "varying shapes",
         "drops", "accumulated", "compiled by turns", "four", "sixteen", "flaky", "late step", "shared memory", "host read", "fails in a replay",
         "fails to capture", "fails in a backward", "no inputs", "no memory", "uneven", "alone", "default stream",
         "adversaries", "grouped anew",
@@ -34,7 +34,7 @@ def both(trained, name):
     return ranks
 
 
-@pytest.mark.parametrize("name", ["plain", "views", "no buffers", "small buckets"])
+@pytest.mark.parametrize("name", ["plain", "views", "recomputed", "no buffers", "small buckets"])
 @pytest.mark.some_of(2)
 def test_a_step_with_collectives_is_replayed_in_all_processes(trained, name):
     for one in both(trained, name):

@@ -14,7 +14,7 @@ STEPS, WAY = 60, 16
 told_by = functools.partial(rank_processes.told_by, "sharded_program.py")
 
 CAPTURED = (
-    "plain", "unfused", "kept whole", "never whole", "half", "zeroed", "twice", "synced last", "evaluations",
+    "plain", "recomputed", "unfused", "kept whole", "never whole", "half", "zeroed", "twice", "synced last", "evaluations",
     "evaluated after", "begun", "averaged",
 )  # fmt: skip
 
