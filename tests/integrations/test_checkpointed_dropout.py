@@ -100,7 +100,7 @@ def test_a_lightning_module_that_checkpoints(tmp_path):
     eager, hot = fitted([]), of_lightning.HotLoop(run=GRAPH)
     with captured_step_emulation():
         ours = fitted([hot])
-    assert hot.status().tier == GRAPH, hot.status()
+    assert hot.status().loop.tier == GRAPH, hot.status()
     same(ours, eager)
 
 
