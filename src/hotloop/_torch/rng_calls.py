@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.cudagraphs import is_fake
 from hotloop._torch.thread_patch import replaced
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def rng_calls(
 
     def setting(real: Callable[..., None]) -> Callable[..., None]:
         def set_rng_state(new_state: torch.Tensor, *where: Any, **by_name: Any) -> None:
-            if not _by_compiler() and _is(device, *where, **by_name):
+            if not _by_compiler() and _is_state(new_state) and _is(device, *where, **by_name):
                 put(lambda state: real(state, *where, **by_name), new_state)
             elif not forbidden:
                 real(new_state, *where, **by_name)
@@ -95,6 +96,11 @@ def _is(ours: torch.device, /, device: int | str | torch.device = "cuda") -> boo
         return True
     named = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return index_of(named) == index_of(ours)
+
+
+def _is_state(value: Any) -> bool:
+    """Return whether a value is a random state; torch refuses all others itself."""
+    return isinstance(value, torch.Tensor) and value.is_cpu and value.is_contiguous() and not is_fake(value)
 
 
 def _by_compiler() -> bool:
