@@ -7,6 +7,8 @@ import sys
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
 from accelerate.state import AcceleratorState
 from accelerate.utils import TorchDynamoPlugin
 from safetensors.torch import load_file
@@ -20,6 +22,7 @@ from hotloop import events as ev
 from hotloop.errors import ConfigError
 from hotloop.integrations.accelerate import prepare
 from hotloop.integrations.accelerate_state import report_tf32
+from hotloop.testing import captured_step_emulation
 
 
 @pytest.fixture(autouse=True)
@@ -309,3 +312,44 @@ def test_two_processes_train_alike_compiled_inside_of_ddp(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "done" in line) == ["rank 0 done", "rank 1 done"]
+
+
+@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
+@pytest.mark.parametrize("overflow", [(20,), (0, 1, 4, 20, 21)], ids=str)
+def test_a_schedule_waits_where_the_scaler_skipped_a_captured_step(overflow):
+    """Accelerate's scheduler asks the optimizer whether its step was skipped; a replay has to tell it."""
+
+    def train(run):
+        torch.manual_seed(0)
+        accelerator, model = Accelerator(cpu=True), Net()
+        plain = torch.optim.AdamW(model.parameters(), lr=2**-6)
+        scaler = accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=5)
+        optimizer = AcceleratedOptimizer(plain, scaler=scaler)
+        schedule = torch.optim.lr_scheduler.LambdaLR(plain, lambda epoch: 1 / (1 + epoch))
+        schedule = AcceleratedScheduler(schedule, optimizer)
+        loop = hotloop.Loop(model, optimizer, state=scaler, run=run)
+
+        @loop.step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        rates = []
+        for number in range(28):
+            x = torch.randn(6, 4)
+            if number in overflow:
+                x[0, 0] = float("inf")
+            train_step(x, torch.arange(6) % 2)
+            schedule.step()
+            rates.append((schedule.get_last_lr(), scaler.get_scale(), bool(optimizer.step_was_skipped)))
+        return rates, model.state_dict(), loop.status()
+
+    rates, weights, _ = train("eager")
+    with captured_step_emulation():
+        ours, captured, status = train("eager+graph")
+    assert status.tier == "eager+graph", status
+    assert ours == rates
+    torch.testing.assert_close(captured, weights, rtol=1e-5, atol=1e-6)

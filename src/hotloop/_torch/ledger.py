@@ -440,6 +440,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "a step with such checks is captured only with validate_args=False",
     ),
     (
+        "GradScaler._maybe_opt_step",
+        "where a GradScaler asks the host whether to skip the step of an optimizer that is not fused",
+        "a step with a GradScaler is captured only with a fused optimizer",
+    ),
+    (
         "torch.nn.utils.clip_grad:_get_total_norm",
         "the norm that clip_grad_norm_ takes: called without error_if_nonfinite, which reads it on the host",
         "a step that clips with error_if_nonfinite=True is not captured",

@@ -10,8 +10,6 @@ from step_programs import GRAPH, PROVING, STEPS, Classifier, Writer, batches, se
 from torch import nn
 from torch.nn import functional as F
 
-from hotloop.diagnose.host_sync import IN_A_SCALER
-
 
 def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
@@ -100,12 +98,12 @@ def test_parameters_in_bfloat16(both):
     both.equal(program, exact=True)
 
 
-def scaled(step_of, *, fused=True, overflow=(), listed=True, steps=24, **settings):
+def scaled(step_of, *, fused=True, kind=torch.optim.AdamW, overflow=(), listed=True, steps=24, **settings):
     """A program with a GradScaler; at the given steps a batch holds an infinity, so that the step is skipped."""
 
     def program(run):
         model = Classifier().to(run.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=fused)
+        optimizer = kind(model.parameters(), lr=2**-6, **({"fused": fused} if kind is torch.optim.AdamW else {}))
         scaler = torch.amp.GradScaler(run.device.type, init_scale=2.0**8, growth_interval=5, **settings)
         state = {"state": scaler} if listed else {}
         train_step = run.loop(model, optimizer, **state).step(step_of(model, optimizer, scaler))
@@ -171,13 +169,53 @@ def test_a_scaler_that_is_switched_off(both):
     both.equal(scaled(with_unscaling, enabled=False), exact=True)
 
 
-def test_an_unfused_optimizer_reads_the_scalers_verdict_on_the_host(both):
-    both.declines(
-        scaled(without_unscaling, fused=None, overflow=(10,), steps=16),
-        reason=IN_A_SCALER,
-        source="scaler.step(optimizer)",
-        hint="fused=True",
-    )
+@pytest.mark.parametrize("overflow", [(), (0, 1, 2), (10,), (13, 14), (2, 4)], ids=str)
+@pytest.mark.parametrize("step_of", [without_unscaling, with_unscaling])
+def test_a_scaler_with_an_optimizer_that_is_not_fused(both, step_of, overflow):
+    """The recording steps in any case, and puts back what an overflow wrote."""
+    run = both.equal(scaled(step_of, fused=None, overflow=overflow, steps=28))
+    assert run.replays() >= 14
+    assert run.outside == ()
+
+
+@pytest.mark.parametrize("overflow", [(), (0, 1), (10,), (13, 14)], ids=str)
+def test_a_scaler_skips_the_step_of_an_optimizer_beside_the_recording(both, overflow):
+    run = both.equal(scaled(with_unscaling, kind=torch.optim.Adagrad, overflow=overflow, steps=28), exact=True)
+    assert run.replays() >= 14
+    assert run.outside == ("optimizer",)
+
+
+def test_two_optimizers_under_one_scaler(both):
+    """One overflows, the other steps; one is recorded, the other runs beside the recording."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        head = torch.optim.AdamW(model.head.parameters(), lr=2**-6)
+        rest = torch.optim.Adagrad([one for one in model.parameters() if one not in {*model.head.parameters()}])
+        scaler = torch.amp.GradScaler(run.device.type, init_scale=2.0**8, growth_interval=5)
+
+        @run.loop(model, [head, rest], state=scaler).step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            for optimizer in (head, rest):
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                optimizer.zero_grad()
+            scaler.update()
+            return loss
+
+        scales = []
+        for number, (x, y) in enumerate(batches(run.device, 28)):
+            if number in (9, 17, 18):
+                x[0, 0] = float("inf")
+            run.note(train_step(x, y))
+            scales.append(scaler.get_scale())
+        return {"model": model, "head": head, "rest": rest, "scaler": scaler, "scales": scales}
+
+    run = both.equal(program)
+    assert run.replays() >= 14
+    assert len(run.outside) == 1
 
 
 def test_reading_the_scale_inside_the_step_declines(both):

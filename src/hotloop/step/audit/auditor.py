@@ -150,8 +150,9 @@ class StepAuditor:
             result = step.eagerly(run)
             context.reports.decided(f"{step.name} could not be looked at, so it is not captured: {failed}", {})
             return result, AuditFindings(obstacles=[failed])
-        # Another training began meanwhile, and what was seen may be its doing; or tensors were met that nobody named.
-        if threads.another_trains(context) or looked.met_others:
+        # Another training began meanwhile, and what was seen may be its doing; or tensors were met that nobody named;
+        # or a GradScaler skipped the optimizer's step.
+        if threads.another_trains(context) or looked.met_others or looked.seen.skipped:
             return looked.result, None
         seen = looked.seen
         if seen.stopped:

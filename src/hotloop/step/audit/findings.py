@@ -50,6 +50,8 @@ class AuditFindings:
     """Tensors from outside the step that it wrote into, and that the holdings did not know."""
     on_host: list[int] = dataclasses.field(default_factory=list)
     """Which tensors among the leaves of its result were on the host."""
+    skipped: bool = False
+    """A GradScaler skipped the step of an optimizer: what that does is not known yet."""
     set_up_seconds: float = 0.0
     """Seconds in operations that took long: a library was set up, a kernel read from a cold disk."""
     stopped: bool = False

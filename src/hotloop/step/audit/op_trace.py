@@ -35,6 +35,7 @@ from hotloop._torch.hooks import first_after_step, ours
 from hotloop._torch.host_constants import FEW, MOST_BYTES, room_for
 from hotloop._torch.host_reads import host_read
 from hotloop._torch.places import Stretches, address_of, whole_memory
+from hotloop._torch.scaler import scaled_steps
 from hotloop._torch.scripted import is_scripted
 from hotloop._torch.sharded import Sharded, shard_of
 from hotloop._torch.thread_patch import replaced
@@ -396,11 +397,22 @@ class OpTrace:
                 silent_reads(functools.partial(self._listener.ours, self._reads)),
                 streams.watching(),
                 replaced(*script, self._scripting),
+                scaled_steps(self._scaled),
             ):
                 yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _scaled(self, _optimizer: torch.optim.Optimizer, step: Callable[[], Any], found: torch.Tensor) -> Any:
+        """Take a GradScaler's step or skip it. A recording does not ask the host."""
+        self._stepping_now += 1
+        try:
+            skips = found.item() > 0
+        finally:
+            self._stepping_now -= 1
+        self.seen.skipped |= skips
+        return None if skips else step()
 
     def _scripting(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Note what a TorchScript function is given: what else it meets on the host, it has made."""

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import functools
     from collections.abc import Callable, Sequence
 
     import torch
@@ -25,10 +26,14 @@ class OutsideCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     attributes: dict[str, Any]
+    found: torch.Tensor | None = None
+    """Above 0 where a GradScaler found an infinity: then it skips the step."""
 
     def run(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Step the optimizer on the gradients that the segment before has left."""
         bind(parameters, self.gradients)
+        if self.found is not None and self.found.item() > 0:
+            return
         try:
             for name, value in self.attributes.items():
                 setattr(self.optimizer, name, value)
@@ -62,7 +67,13 @@ class OutsideHooks:
         self._note_gradients, self._executes = note_gradients, executes
         self._depth = 0
 
-    def enter(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(
+        self,
+        optimizer: torch.optim.Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        found: torch.Tensor | None = None,
+    ) -> None:
         """End a segment, and note the call."""
         self._depth += 1
         if self._depth > 1:
@@ -71,7 +82,14 @@ class OutsideHooks:
         self._parts.append(self._recording.cut(self._executes))
         # A GradScaler hands these to a fused optimizer as attributes, for the time of the call.
         scaler = {name: getattr(optimizer, name) for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)}
-        self._parts.append(OutsideCall(optimizer, self._captured.gradients(), args[1:], dict(kwargs), scaler))
+        self._parts.append(OutsideCall(optimizer, self._captured.gradients(), args[1:], dict(kwargs), scaler, found))
+
+    def scaled(self, optimizer: torch.optim.Optimizer, step: functools.partial[Any], found: torch.Tensor) -> Any:
+        """Take or skip the step that a GradScaler takes of the optimizer: between two segments the host may ask."""
+        self.enter(optimizer, (optimizer, *step.args), step.keywords, found)
+        result = None if found.item() > 0 else step()
+        self.leave()
+        return result
 
     def leave(self, *_: Any) -> None:
         """Begin the next segment."""

@@ -11,6 +11,7 @@ import torch
 
 from hotloop._torch.checks import checks_left_out
 from hotloop._torch.host_constants import HostConstants
+from hotloop._torch.scaler import accelerates, scaled_steps, take_masked
 from hotloop._torch.scripted import unscripted
 from hotloop._torch.sharded import shard_of
 from hotloop.errors import describe
@@ -81,6 +82,8 @@ class CapturedStep:
         self._constants = HostConstants(seen.constant_bytes) if seen.constants else None
         self._watch: Watch | None = None
         self._reads_of_python = seen.read.reads if seen.read is not None else None
+        self._overflows: list[tuple[Any, torch.Tensor]] = []
+        """Optimizers of Accelerate's that note whether a GradScaler skipped their step, and the scaler's finding."""
         self._parts_done, self._syncs = 0, ForwardSyncs(program.holdings)
         self.gradients_at_step: dict[str, torch.Tensor] = {}
         self.in_users_code = False
@@ -107,6 +110,8 @@ class CapturedStep:
                 part.replay()
             self._parts_done += 1
         self.in_users_code = False
+        for accelerated, found in self._overflows:
+            accelerated._is_overflow = found > 0  # noqa: SLF001 - read on the host by who asks for it
         self._end_memory.restore()
         bind(self._parameters, self._end)
         self._syncs.restore()
@@ -153,7 +158,7 @@ class CapturedStep:
         """Let go of all memory, whoever holds the recording: an eager step may need it at once."""
         self._parts.clear()
         self._inputs = self._results = None
-        self._end, self._end_memory, self.gradients_at_step = [], Memory([]), {}
+        self._end, self._end_memory, self.gradients_at_step, self._overflows = [], Memory([]), {}, []
 
     def forget_gradients(self, but: Collection[str] = ()) -> None:
         """Drop the gradients that were kept for a proof, but those of some parameters."""
@@ -245,13 +250,23 @@ class CapturedStep:
         def note_gradients(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             self.gradients_at_step |= gradients_of(optimizer, names)
 
+        beside: dict[int, OutsideHooks] = {}
+
+        def scaled(optimizer: torch.optim.Optimizer, step: functools.partial[Any], found: torch.Tensor) -> Any:
+            hooks = beside.get(id(optimizer))
+            if (accelerated := accelerates(optimizer)) is not None:
+                self._overflows.append((accelerated, found))
+            return take_masked(optimizer, step, found) if hooks is None else hooks.scaled(optimizer, step, found)
+
         with contextlib.ExitStack() as stack:
+            stack.enter_context(scaled_steps(scaled))
             for name, optimizer in self.program.holdings.optimizers.items():
                 if name in self.recorded:
                     stack.enter_context(self.recorded[name].on_device())
                     stack.callback(optimizer.register_step_pre_hook(note_gradients).remove)
                 else:
                     hooks = OutsideHooks(self, recording, self._parts, note_gradients, executes)
+                    beside[id(optimizer)] = hooks
                     stack.callback(optimizer.register_step_pre_hook(hooks.enter).remove)
                     stack.callback(optimizer.register_step_post_hook(hooks.leave).remove)
             yield

@@ -33,8 +33,9 @@ _EVERY_MODULES = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has, which are looked at as what they are: parameters, hooks, the mode."""
 _OURS = "_hotloop"
 """What hotloop itself notes on a module begins so, and comes and goes with a tier."""
-_OPTIMIZERS = (EVERY_OPTIMIZERS | {"zero_grad"}) - {"defaults"}
-"""Attributes of optimizers that are looked at as what they are, and one that others wrap."""
+_OPTIMIZERS = (EVERY_OPTIMIZERS | {"zero_grad", "_is_overflow"}) - {"defaults"}
+"""Attributes of optimizers that are looked at as what they are, one that others wrap, and one that replays set as well:
+Accelerate's."""
 _MOST_ITEMS = 200
 """Objects in a list of a library's, at most, that are compared."""
 

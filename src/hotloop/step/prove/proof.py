@@ -21,6 +21,7 @@ from hotloop._torch.capture import captures_waited_for
 from hotloop._torch.foreach import copies
 from hotloop._torch.hooks import before_steps
 from hotloop._torch.random_state import RandomState
+from hotloop._torch.scaler import scaled_steps
 from hotloop.errors import describe
 from hotloop.interrupts import interruptible
 from hotloop.measure import Limits, differences, flatten
@@ -370,7 +371,13 @@ class _GradientsRead:
                 found.update(zip(dense, copies([found[name] for name in dense]), strict=True))
             self._gradients.update(found)
 
-        self._note = note
+        def scaled(optimizer: torch.optim.Optimizer, step: Callable[[], Any], found: torch.Tensor) -> Any:
+            skips = found.item() > 0
+            if skips:  # no hook runs; a recording, which steps in any case, has noted them
+                note(optimizer, (), {})
+            return None if skips else step()
+
+        self._note, self._scaled = note, scaled
 
     @contextlib.contextmanager
     def noted_in(self, gradients: dict[str, torch.Tensor], holdings: Holdings, *, as_left: bool) -> Iterator[None]:
@@ -383,7 +390,8 @@ class _GradientsRead:
             for name, optimizer in holdings.optimizers.items():
                 handles.append(before_steps(optimizer, self._note, self._numbers.get(name)))
                 self._numbers[name] = handles[-1].id
-            yield
+            with scaled_steps(self._scaled):
+                yield
         finally:
             self._gradients = {}
             for handle in handles:
