@@ -1,5 +1,6 @@
 """The memory of proofs and recordings on a real card: how much, what is given back, and a card that is nearly full."""
 
+import contextlib
 import gc
 
 import pytest
@@ -9,6 +10,8 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop import events as heard
+from hotloop._torch import pools
+from hotloop.step.state.holdings import Holdings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,6 +120,75 @@ def test_in_force_a_recording_takes_what_eager_takes_at_its_peak(program):
     use = run.loop.status().memory
     assert use.in_force <= use.proving
     assert use.eager <= use.proving
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_while_proving_eager_runs_in_the_memory_of_the_recording(program):
+    """Beside eager's step that leaves one copy of the state: in the transformer half of all that eager takes."""
+    _, reserved, _ = eager_of(program)
+    run = Run(program, "eager+graph")
+    state = 3 * sum(one.nbytes for one in run.model.parameters())
+    assert run.tier == "eager+graph"
+    assert max(run.reserved) <= 1.15 * reserved + 1.2 * state + 2**26
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_step_that_fills_85_percent_of_the_card_is_captured(program):
+    _, reserved, losses = eager_of(program)
+    torch.cuda.set_per_process_memory_fraction(reserved / 0.85 / torch.cuda.mem_get_info()[1])
+    run = Run(program, "eager+graph")
+    assert run.tier == "eager+graph", run.loop.status()
+    assert run.losses == pytest.approx(losses, rel=1e-3)
+
+
+def test_nothing_that_outlives_a_step_lies_where_a_replay_writes(monkeypatch):
+    """Accumulation, held losses, state that is born late: after each eager step the pool is filled with NaN."""
+    real, filled = Holdings.keep_outside, []
+
+    def keep_and_fill(self, result):
+        left = getattr(pools._local, "left", None)
+        real(self, result)
+        if left is None:
+            return
+        device, pool, _ = left
+        torch.cuda.synchronize()
+        with contextlib.suppress(RuntimeError), pools.allocating_in(device, pool, frozenset()):
+            filled.append(sum(torch.full((2**18,), float("nan"), device="cuda").numel() for _ in range(64)))
+        pools._local.left = None
+
+    monkeypatch.setattr(Holdings, "keep_outside", keep_and_fill)
+
+    def train(run):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256)).cuda()
+        late = nn.Linear(256, 256).cuda()
+        optimizer = torch.optim.AdamW([*model.parameters(), *late.parameters()], lr=1e-3, fused=True)
+        loop = hotloop.Loop([model, late], optimizer, run=run, sentinel=0.2)
+
+        @loop.step
+        def step(x, update, both):
+            out = model(x)
+            loss = F.mse_loss(late(out) if both else out, x)
+            loss.backward()
+            if update:
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss, out.detach()
+
+        kept = []
+        for number in range(80):
+            x = torch.randn(64, 256, device="cuda", generator=torch.Generator("cuda").manual_seed(number))
+            kept.append(step(x, number % 4 == 3, number > 40))
+        losses = torch.stack([loss.detach() for loss, _ in kept])
+        return loop, losses, torch.stack([out for _, out in kept]), [*model.parameters(), *late.parameters()]
+
+    _, losses, outs, weights = train("eager")
+    loop, ours, theirs, trained = train("eager+graph")
+    assert loop.status().tier == "eager+graph", loop.status()
+    assert filled
+    torch.testing.assert_close(ours, losses, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(theirs, outs, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(trained, weights, rtol=1e-3, atol=1e-4)
 
 
 def test_proofs_hold_one_copy_of_the_state():

@@ -138,6 +138,11 @@ def accumulates(node: Any) -> bool:
     return runs
 
 
+def captures_for_itself() -> bool:
+    """Return whether compiled code of this thread has CUDA graphs of its own, in torch's trees."""
+    return any(True for _ in Trees()._managers())  # noqa: SLF001 - of this file
+
+
 def skips() -> int:
     """Return how often torch has skipped a capture in this process."""
     counted: int = private("torch._dynamo.utils:counters")["inductor"]["cudagraph_skips"]

@@ -461,8 +461,14 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ),
     # -- captures
     (
+        "torch._C:_cuda_beginAllocateToPool",
+        "a step beside a recording takes its memory from the recording's, in the threads of its backward too",
+        "a proof takes the memory of two steps",
+        "torch.cuda.use_mem_pool, which the threads of a backward do not follow",
+    ),
+    (
         "torch._C:_cuda_endAllocateToPool",
-        "tells the allocator that a capture which failed half-way is over",
+        "tells the allocator that a capture which failed half-way, or a step in a recording's memory, is over",
         "after a failed capture, memory that crosses streams is kept back",
         "torch.cuda.CUDAGraph.capture_end, which raises before it does so",
     ),

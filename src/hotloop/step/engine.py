@@ -69,6 +69,16 @@ class Engine(Protocol):
     def idle_bytes(self) -> int:
         """The part of `pool_bytes` that is idle between two replays, and that no other code can use."""
 
+    @property
+    def shares(self) -> bool:
+        """Whether steps beside a recording use its memory, which is idle between two replays."""
+
+    def look(self) -> None:
+        """Look at what lies in that memory now, so that the next step in it need not."""
+
+    def overwrites(self) -> bool:
+        """Return whether a replay would overwrite what a step beside it has left, and nobody moved out."""
+
     def begin(self, device: torch.device, streams: Streams, *, reports_capturing: bool) -> Recording:
         """Begin to record; the first segment is open.
 
@@ -88,6 +98,12 @@ class Engine(Protocol):
 
     def reference_stream(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
         """Run an eager step on the stream of recordings, and change nothing else."""
+
+    def beside(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        """Run an eager step on the stream of recordings, in their memory if there are any.
+
+        Nothing that lies there outlives the next replay: `Holdings.keep_outside` moves what the program keeps.
+        """
 
 
 _collector_lock = threading.Lock()

@@ -50,6 +50,14 @@ class TapeEngine:
     kernels = False
     launches = False  # an operation in the middle may raise: a label out of range
     pool_bytes = idle_bytes = 0  # a CPU's memory is not counted
+    shares = False
+
+    def look(self) -> None:
+        """Do nothing: steps have memory of their own."""
+
+    def overwrites(self) -> bool:
+        """Return False, for the same reason."""
+        return False
 
     def begin(self, device: torch.device, streams: Streams, *, reports_capturing: bool) -> TapeRecording:
         """Begin a tape."""
@@ -70,6 +78,8 @@ class TapeEngine:
     def reference_stream(self, device: torch.device) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
         """Do nothing: a CPU has no streams."""
         return contextlib.nullcontext()
+
+    beside = reference_stream
 
 
 class TapeRecording:

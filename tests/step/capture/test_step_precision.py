@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -119,9 +120,9 @@ def scaled(step_of, *, fused=True, kind=torch.optim.AdamW, overflow=(), listed=T
     return program
 
 
-def with_unscaling(model, optimizer, scaler):
+def with_unscaling(model, optimizer, scaler, *, half=True):
     def train_step(x, y):
-        with torch.autocast(x.device.type, torch.float16):
+        with torch.autocast(x.device.type, torch.float16, enabled=half):
             loss = F.cross_entropy(model(x), y)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -134,9 +135,9 @@ def with_unscaling(model, optimizer, scaler):
     return train_step
 
 
-def without_unscaling(model, optimizer, scaler):
+def without_unscaling(model, optimizer, scaler, *, half=True):
     def train_step(x, y):
-        with torch.autocast(x.device.type, torch.float16):
+        with torch.autocast(x.device.type, torch.float16, enabled=half):
             loss = F.cross_entropy(model(x), y)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -173,7 +174,8 @@ def test_a_scaler_that_is_switched_off(both):
 @pytest.mark.parametrize("step_of", [without_unscaling, with_unscaling])
 def test_a_scaler_with_an_optimizer_that_is_not_fused(both, step_of, overflow):
     """The recording steps in any case, and puts back what an overflow wrote."""
-    run = both.equal(scaled(step_of, fused=None, overflow=overflow, steps=28))
+    # In float32: a recording's fused kernel rounds otherwise than eager's, which float16 would magnify.
+    run = both.equal(scaled(functools.partial(step_of, half=False), fused=None, overflow=overflow, steps=28))
     assert run.replays() >= 14
     assert run.outside == ()
 

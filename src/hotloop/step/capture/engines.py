@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch import pools
 from hotloop._torch.capture import recover_from_failed_capture, stale_streams_overridden
 from hotloop._torch.thread_patch import replaced
 from hotloop.measure.machine import device_memory
@@ -43,6 +44,8 @@ class CudaEngine:
 
     def __init__(self) -> None:
         self._pool: _Pool | None = None
+        self._apart = False
+        """Something outlived a step in the memory of recordings: from then on steps have memory of their own."""
 
     @property
     def pool_bytes(self) -> int:
@@ -54,10 +57,34 @@ class CudaEngine:
         """See `Engine`."""
         return self._pool.idle if self._pool is not None and self._pool.usable else 0
 
+    @property
+    def shares(self) -> bool:
+        """See `Engine`."""
+        return self._pool is not None and self._pool.shares
+
+    def look(self) -> None:
+        """See `Engine`."""
+        if self._pool is not None and self._pool.shares and not self.overwrites():
+            self._pool.used = pools.blocks_in(self._pool.handle)
+
+    def overwrites(self) -> bool:
+        """See `Engine`."""
+        pool = self._pool
+        if pool is None or not pool.dirty:
+            return False
+        now = pools.blocks_in(pool.handle)
+        if now - pool.before:
+            gc.collect()  # a cycle may hold it
+            now = pools.blocks_in(pool.handle)
+        pool.dirty, pool.used = False, now
+        if now - pool.before:
+            self._apart = pool.failed = True
+        return pool.failed
+
     def begin(self, device: torch.device, streams: Streams, *, reports_capturing: bool) -> Recording:
         """Begin to record on a side stream, after the work that the current stream still has to do."""
         if self._pool is None or not self._pool.usable:
-            self._pool = _Pool(torch.cuda.graph_pool_handle())
+            self._pool = _Pool(torch.cuda.graph_pool_handle(), apart=self._apart)
         draws = DeviceStreams(streams, device)
         return _CudaRecording(self._pool, _side_stream(device), draws, reports_capturing=reports_capturing)
 
@@ -66,7 +93,7 @@ class CudaEngine:
         self, device: torch.device, *, reports_capturing: bool, asked: Callable[[], None] | None = None
     ) -> Iterator[None]:
         """Run on the side stream, where libraries then set up what they need; see `Engine.ambience`."""
-        with self.reference_stream(device), reporting_capture(reports_capturing, asked):
+        with self.beside(device), reporting_capture(reports_capturing, asked):
             yield
 
     @contextlib.contextmanager
@@ -81,6 +108,23 @@ class CudaEngine:
                 yield
         finally:
             current.wait_stream(side)
+
+    @contextlib.contextmanager
+    def beside(self, device: torch.device) -> Iterator[None]:
+        """See `Engine`."""
+        pool = self._pool
+        if (
+            pool is None or not pool.usable
+        ):  # torch keeps what it caches by stream: neither is to keep a step's for itself
+            torch.cuda.empty_cache()
+        with self.reference_stream(device):
+            if pool is None or not pool.shares or pools.is_inside() or not pools.may_share():
+                yield
+            else:
+                with pools.allocating_in(device, pool.handle, pool.begins()):
+                    yield
+        if pool is None or not pool.usable:
+            torch.cuda.empty_cache()
 
 
 _local = threading.local()
@@ -105,9 +149,13 @@ class _Pool:
     torch drops a pool with the last graph in it, and captures nothing into it from then on, nor after a failure.
     """
 
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-        self.failed = False
+    def __init__(self, handle: Any, *, apart: bool) -> None:
+        self.handle, self._apart = handle, apart
+        self.failed = self.dirty = False
+        self.before: frozenset[int] = frozenset()
+        """The blocks in use before the first step that ran in this memory since a replay, if it is `dirty`."""
+        self.used: frozenset[int] | None = None
+        """The blocks in use now, if they are known."""
         self.nbytes = self.idle = 0
         """Bytes taken from the device, and those of them that no tensor has between two replays."""
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
@@ -117,8 +165,19 @@ class _Pool:
     def usable(self) -> bool:
         return not self.failed and (not self._used or len(self._graphs) > 0)
 
+    @property
+    def shares(self) -> bool:
+        return self._used and self.usable and not self._apart
+
+    def begins(self) -> frozenset[int]:
+        """Note that a step allocates in this memory; return the blocks in use before the first since a replay."""
+        if not self.dirty:
+            self.before = pools.blocks_in(self.handle) if self.used is None else self.used
+        self.used, self.dirty = None, True
+        return self.before
+
     def add(self, graph: torch.cuda.CUDAGraph) -> None:
-        self._used = True
+        self._used, self.used = True, None
         self._graphs.add(graph)
 
 
@@ -134,11 +193,10 @@ class _CudaRecording:
         assert memory is not None
         untaken = memory.free - (memory.reserved - memory.allocated)
         # A recording has memory of its own, and cannot use memory that is cached outside or held by garbage. If all
-        # that was ever taken fits in a second time, nothing has to be freed: collecting takes up to a second for a
-        # UNet, and giving memory back and taking it again a quarter of a second.
+        # that was ever taken fits in a second time, no garbage is collected: that takes up to a second for a UNet.
         if untaken < memory.total / 2:
             gc.collect()
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         side.wait_stream(self._current)
         self._stack.enter_context(torch.cuda.stream(side))
         self._stack.callback(draws.leave)

@@ -51,7 +51,7 @@ class CapturedStep:
         program: the program of the step.
         seen: what the audit of a step with such arguments found.
         recorded: the optimizers whose steps are recorded.
-        launched: whether replays are launches of a graph.
+        engine: records the step.
 
     Attributes:
         gradients_at_step: the gradients that the optimizers read, kept so that a proof can compare them.
@@ -59,8 +59,8 @@ class CapturedStep:
         first_seconds: how long the first execution took.
     """
 
-    def __init__(self, program: Program, seen: AuditFindings, recorded: dict[str, Recorded], *, launched: bool) -> None:
-        self.program, self.recorded, self._launched = program, recorded, launched
+    def __init__(self, program: Program, seen: AuditFindings, recorded: dict[str, Recorded], engine: Engine) -> None:
+        self.program, self.recorded, self._engine = program, recorded, engine
         named = program.holdings.parameters()
         self._parameters = list(named.values())
         read = [parameter for name, parameter in named.items() if name in seen.read_gradients]
@@ -130,7 +130,7 @@ class CapturedStep:
     @property
     def atomic(self) -> bool:
         """Whether a replay is a single launch, which fails before anything has run, or not at all."""
-        return len(self._parts) == 1 and self._launched
+        return len(self._parts) == 1 and self._engine.launches
 
     @property
     def wrote(self) -> bool:
@@ -167,6 +167,8 @@ class CapturedStep:
     def changed(self) -> Change | None:
         """Name what has changed since the capture, or cannot be checked; None if a replay is right."""
         try:
+            if self._engine.overwrites():
+                return Change("its memory, in which something lies that outlives a step beside it,")
             if (change := self._frozen.changed()) is not None:
                 return change
             # Gradients that it reads are copied into the recording's. A tensor that two parameters share would
@@ -358,7 +360,7 @@ def _prepared(
     """Make what a recording needs before it begins: an empty one, and the tensors that the arguments are copied to."""
     inside = _inside(program, seen, outside).items()
     recorded = {name: Recorded(optimizer, program.device) for name, optimizer in inside}
-    captured = CapturedStep(program, seen, recorded, launched=engine.launches)
+    captured = CapturedStep(program, seen, recorded, engine)
     inputs = Inputs(leaves, program.device)
     inputs.fill(leaves)
     return captured, inputs

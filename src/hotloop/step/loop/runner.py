@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ from hotloop.step.state.program import Program, Ran
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hotloop.measure import Signature
     from hotloop.step.capture.optimizers import RecordedOptimizers
@@ -126,10 +127,21 @@ class StepRunner:
         asks = self._own.due() and gradients_of(flatten((args, kwargs))[0]) is None
         if asks and self.context.parts.kept() is None:
             return self._own.compare((args, kwargs))
-        if tier.channels_last:
+        with self._beside_recordings(tier):
+            if not tier.channels_last:
+                return self._run(args, kwargs, tier)
             with channels_last(self.context.parts.modules()):
                 return self._run(args, kwargs, tier)
-        return self._run(args, kwargs, tier)
+
+    @contextlib.contextmanager
+    def _beside_recordings(self, tier: Tier) -> Iterator[None]:
+        """In a trial, run the steps without a graph in the memory of the recordings that they are timed beside."""
+        engine, device = self.context.engine, self.context.device
+        if tier.graph or engine is None or not engine.shares or not self.context.progress.in_trial:
+            yield
+            return
+        with engine.beside(device):
+            yield  # what the step leaves is moved out once it is timed
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         step, context = self.step, self.context

@@ -140,6 +140,8 @@ class Stepping:
         alone = turn is not None or (policy.chooses and policy.idle_start)
         if turn is not None:
             self.proved()  # the tier that is left stays in torch's cache, as a proof does
+            if context.engine is not None:
+                context.engine.look()  # what that takes belongs to no tier
         if tier.compiles:
             runner.code.look_before()
         with policy.watch_step() if policy.chooses else _NOTHING:
@@ -148,6 +150,7 @@ class Stepping:
                 lambda: Ran(runner.step.ran, runner.step.doing, turn, alone=alone, call=runner.step.call),
                 alone=alone,
             )
+        context.holdings.keep_outside(result)
         if tier.compiles:
             self.disable_on_error(runner.code.look_after)
         if tier.other_kernels:

@@ -328,7 +328,8 @@ def plain_run(
         read = _gradients_read.setdefault(holdings, _GradientsRead())
         with read.noted_in(gradients, holdings, as_left=as_left):
             result = interruptible(run)
-        return result, gradients if read.failed is None else _Unread(read.failed)
+    holdings.keep_outside(result)
+    return result, gradients if read.failed is None else _Unread(read.failed)
 
 
 class _Unread(Mapping[str, Any]):

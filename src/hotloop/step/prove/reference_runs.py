@@ -65,7 +65,7 @@ class ReferenceRuns:
         """Run the step as it is, on the stream of recordings: autograd's nodes stay tied to their stream."""
         engine = self.context.engine
         assert engine is not None
-        with engine.reference_stream(self.program.device):
+        with engine.beside(self.program.device):
             return plain_run(self.program.holdings, run, as_left=True)
 
     def on_capture_path(self, run: Callable[[], Any], *, reports_capturing: bool) -> Any:

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from hotloop._torch import pools
 from hotloop._torch.sharded import Sharded, is_spread, shard_of
 from hotloop._torch.views import can_be_guarded, guard
+from hotloop.measure import flatten
 from hotloop.step.obstacle import Obstacle
 
 EVERY_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
@@ -171,6 +173,13 @@ class Holdings:
     def gradients(self) -> dict[str, torch.Tensor | None]:
         """Return each parameter's gradient as it is now."""
         return {name: parameter.grad for name, parameter in self.parameters().items()}
+
+    def keep_outside(self, result: Any) -> None:
+        """Move what outlives a step that ran in the memory of recordings out of it: a replay would overwrite it."""
+        if pools.has_left():
+            leaves = [one for one in flatten(result)[0] if isinstance(one, torch.Tensor)]
+            gradients = [shard_of(one) for one in self.gradients().values() if one is not None]
+            pools.keep([*map(shard_of, leaves), *gradients, *self.objects().values()])
 
 
 def distinct_views(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -45,6 +45,10 @@ class Recordings(Protocol):
     def idle_bytes(self) -> int:
         """The part of `pool_bytes` that is idle between two replays, and that no other code can use."""
 
+    @property
+    def shares(self) -> bool:
+        """Whether an eager step beside them uses that part."""
+
 
 class NoRoomError(RuntimeError):
     """What a proof needs does not fit into memory; the message has the figures."""
@@ -127,9 +131,9 @@ class Room:
         memory, left = device_memory(device), None
         if memory is not None:
             margin = memory.total // _MARGIN
-            left = self._free_beside_recordings(memory) - self._steps.get(device, 0) - margin
+            left = self._free_beside_recordings(memory) - self._step(device) - margin
         if self._limit is not None:
-            allowed = self._limit - self._idle()
+            allowed = self._limit - self._apart()
             left = allowed if left is None else min(left, allowed)
         return None if left is None else max(0, left)
 
@@ -143,9 +147,9 @@ class Room:
         memory = device_memory(device)
         if memory is None:
             return 0
-        over = self._steps.get(device, 0) + memory.total // _MARGIN - self._free_beside_recordings(memory)
+        over = self._step(device) + memory.total // _MARGIN - self._free_beside_recordings(memory)
         if self._limit is not None:
-            over = max(over, held + self._idle() - self._limit)
+            over = max(over, held + self._apart() - self._limit)
         return max(0, over)
 
     def check_copies(self, device: torch.device, nbytes: int) -> None:
@@ -168,9 +172,9 @@ class Room:
         memory = device_memory(device)
         if memory is None or self._engine is None or not self._engine.pool_bytes:
             return
-        if self._limit is not None and (over := self._idle() - self._limit) > 0:
+        if self._limit is not None and (over := self._apart() - self._limit) > 0:
             raise NoRoomError(f"its recording needs {_size(over)} more than memory= allows")
-        step = min(self._steps.get(device, 0), self._engine.pool_bytes)
+        step = min(self._step(device), self._engine.pool_bytes)
         if (over := step - self._free_beside_recordings(memory)) > 0:
             raise NoRoomError(f"an eager step beside its recording needs {_size(over)} more than is free on {device}")
 
@@ -184,6 +188,15 @@ class Room:
         after = device_memory(device)
         assert after is not None
         self.use = dataclasses.replace(self.use, proving=before.peak_reserved, in_force=after.reserved)
+
+    def _step(self, device: torch.device) -> int:
+        """Return the bytes that an eager step takes outside of the memory of recordings."""
+        step = self._steps.get(device, 0)
+        return max(0, step - self._idle() + self._apart())
+
+    def _apart(self) -> int:
+        """Return the idle memory of recordings that an eager step beside them does not use."""
+        return 0 if self._engine is not None and self._engine.shares else self._idle()
 
     def _idle(self) -> int:
         return self._engine.idle_bytes if self._engine is not None else 0
