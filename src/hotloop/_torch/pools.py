@@ -91,6 +91,23 @@ def keep(tensors: Iterable[torch.Tensor]) -> None:
             _begin(device, pool)
 
 
+class _Bytes:
+    """Memory as others describe it to torch, which keeps this object and not the memory."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        whole = {"shape": (storage.nbytes(),), "typestr": "|u1", "data": (storage.data_ptr(), False), "version": 3}
+        self.__cuda_array_interface__ = whole
+
+
+def unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same memory that does not keep it: steps beside the recording may use it meanwhile."""
+    if not tensor.is_cuda or tensor.layout != torch.strided or not tensor.numel():
+        return tensor
+    memory = torch.as_tensor(_Bytes(tensor.untyped_storage()), device=tensor.device).untyped_storage()
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 def _begin(device: torch.device, pool: Any) -> None:
     private("torch._C:_cuda_beginAllocateToPool")(device.index or 0, pool)
 

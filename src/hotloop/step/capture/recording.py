@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.checks import checks_left_out
+from hotloop._torch.foreach import copies
 from hotloop._torch.host_constants import HostConstants
+from hotloop._torch.pools import unowned
 from hotloop._torch.scaler import accelerates, scaled_steps, take_masked
 from hotloop._torch.scripted import unscripted
 from hotloop._torch.sharded import shard_of
@@ -54,7 +56,8 @@ class CapturedStep:
         engine: records the step.
 
     Attributes:
-        gradients_at_step: the gradients that the optimizers read, kept so that a proof can compare them.
+        gradients_at_step: the gradients that the optimizers read, for proofs: right until something else runs in the
+            memory of recordings.
         in_users_code: an optimizer outside of the recording is stepping: an exception is the user's own.
         first_seconds: how long the first execution took.
     """
@@ -160,6 +163,12 @@ class CapturedStep:
         self._inputs = self._results = None
         self._end, self._end_memory, self.gradients_at_step, self._overflows = [], Memory([]), {}, []
 
+    def read_gradients(self) -> dict[str, torch.Tensor]:
+        """Return the gradients that the optimizers have read in the replay that has just ended."""
+        if not self._engine.shares:
+            return self.gradients_at_step
+        return dict(zip(self.gradients_at_step, copies([*self.gradients_at_step.values()]), strict=True))
+
     def forget_gradients(self, but: Collection[str] = ()) -> None:
         """Drop the gradients that were kept for a proof, but those of some parameters."""
         self.gradients_at_step = {name: one for name, one in self.gradients_at_step.items() if name in but}
@@ -217,6 +226,8 @@ class CapturedStep:
         self._syncs.save()
         self._left_alone = [index for index, gradient in enumerate(self._end) if gradient is AS_FOUND]
         made = {index: gradient for index, gradient in enumerate(self._end) if isinstance(gradient, torch.Tensor)}
+        if self._engine.shares:
+            self.gradients_at_step = {name: unowned(one) for name, one in self.gradients_at_step.items()}
         self._results = Results(result, program, inputs.leaves, made, self._left_alone, self._on_host)
         self._end_memory = Memory(list(made.values()))
         _recorded_gradients.update(filter(None, map(_memory_of, made.values())))

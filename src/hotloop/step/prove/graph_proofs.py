@@ -299,7 +299,7 @@ class GraphProofs:
                 self._clock.cancel(mark)
                 raise
             self._clock.stop(mark)  # the proof names the values while the device still computes them
-            return result, recorded.recording.gradients_at_step
+            return result, recorded.recording.read_gradients()
         engine = self._context.engine
         assert engine is not None
         assert recorded.path.streams is not None
@@ -327,4 +327,4 @@ class GraphProofs:
                 outside=tuple(outside),
             )
         )
-        return result, recording.gradients_at_step
+        return result, recording.read_gradients()
