@@ -14,6 +14,7 @@ import torch
 
 from hotloop._torch.cudagraphs import captures_for_itself
 from hotloop._torch.ledger import private, private_or
+from hotloop._torch.places import span_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -56,6 +57,25 @@ def allocating_in(device: torch.device, pool: Any, used: frozenset[int]) -> Iter
         _end(device, pool)
 
 
+def reserve(device: torch.device, pool: Any, nbytes: int) -> None:
+    """Take memory for a pool in one piece, on the current stream; `release` is owed once a recording has the pool.
+
+    A step that allocates in pieces of it finds its place again each time, as long as the rest is free. In memory that
+    grew piece by piece it does not, and takes more.
+    """
+    _begin(device, pool)
+    try:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            torch.empty(nbytes, dtype=torch.uint8, device=device)
+    finally:
+        private("torch._C:_cuda_endAllocateToPool")(device.index or 0, pool)
+
+
+def release(device: torch.device, pool: Any) -> None:
+    """Give back the use of a pool."""
+    private("torch._C:_cuda_releasePool")(device.index or 0, pool)
+
+
 def is_inside() -> bool:
     """Return whether this thread allocates in a pool of recordings."""
     return getattr(_local, "inside", False)
@@ -77,18 +97,27 @@ def keep(tensors: Iterable[torch.Tensor]) -> None:
     if is_inside():
         _end(device, pool)
     try:
-        moved: dict[int, torch.UntypedStorage] = {}
-        for one in dense:
-            storage = one.untyped_storage()
-            if storage.data_ptr() not in fresh:
-                continue
-            there = moved.setdefault(storage.data_ptr(), storage.clone())  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                place = torch.empty(0, dtype=one.dtype, device=one.device)
-                one.data = place.set_(there, one.storage_offset(), one.shape, one.stride())
+        groups: dict[int, list[torch.Tensor]] = {}
+        for one in {id(one): one for one in dense}.values():
+            if (place := one.untyped_storage().data_ptr()) in fresh:
+                groups.setdefault(place, []).append(one)
+        for group in groups.values():
+            _move(group)
     finally:
         if is_inside():
             _begin(device, pool)
+
+
+def _move(group: list[torch.Tensor]) -> None:
+    """Give tensors of one memory a copy of the part that they span: a loss may lie in the memory of all its terms."""
+    begins = [one.storage_offset() * one.itemsize for one in group]
+    ends = [begin + span_of(one) * one.itemsize for begin, one in zip(begins, group, strict=True)]
+    first = min(begins) // 16 * 16  # whole elements of each dtype
+    whole = torch.empty(0, dtype=torch.uint8, device=group[0].device)
+    part = whole.set_(group[0].untyped_storage(), first, (max(ends) - first,), (1,)).clone().untyped_storage()
+    for begin, one in zip(begins, group, strict=True):
+        place = torch.empty(0, dtype=one.dtype, device=one.device)
+        one.data = place.set_(part, (begin - first) // one.itemsize, one.shape, one.stride())
 
 
 class _Bytes:
@@ -114,4 +143,4 @@ def _begin(device: torch.device, pool: Any) -> None:
 
 def _end(device: torch.device, pool: Any) -> None:
     private("torch._C:_cuda_endAllocateToPool")(device.index or 0, pool)
-    private("torch._C:_cuda_releasePool")(device.index or 0, pool)
+    release(device, pool)

@@ -178,6 +178,10 @@ class Room:
         if (over := step - self._free_beside_recordings(memory)) > 0:
             raise NoRoomError(f"an eager step beside its recording needs {_size(over)} more than is free on {device}")
 
+    def step_bytes(self, device: torch.device) -> int:
+        """Return what an eager step takes at most, beside what is taken between two steps; 0 where it is not known."""
+        return self._steps.get(device, 0)
+
     def give_back(self, device: torch.device) -> None:
         """Return what proofs have left in torch's cache to the device, and note what is taken then."""
         self.proved = False
