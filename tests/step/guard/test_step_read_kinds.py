@@ -207,7 +207,11 @@ def network(tmp_path, monkeypatch):
     return somebodys_network.Network
 
 
-@pytest.mark.parametrize("loss", [weighted, Weighs(), functools.partial(weighted), Weighs().__call__], ids=["function", "object", "partial", "method"])
+@pytest.mark.parametrize(
+    "loss",
+    [weighted, Weighs(), functools.partial(weighted), Weighs().__call__],
+    ids=["function", "object", "partial", "method"],
+)
 def test_a_loss_that_a_librarys_model_is_given(both, network, loss):
     """transformers keeps one in a private attribute: `model.loss_function = f`."""
 
