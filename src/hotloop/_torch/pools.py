@@ -57,25 +57,6 @@ def allocating_in(device: torch.device, pool: Any, used: frozenset[int]) -> Iter
         _end(device, pool)
 
 
-def reserve(device: torch.device, pool: Any, nbytes: int) -> None:
-    """Take memory for a pool in one piece, on the current stream; `release` is owed once a recording has the pool.
-
-    A step that allocates in pieces of it finds its place again each time, as long as the rest is free. In memory that
-    grew piece by piece it does not, and takes more.
-    """
-    _begin(device, pool)
-    try:
-        with contextlib.suppress(torch.OutOfMemoryError):
-            torch.empty(nbytes, dtype=torch.uint8, device=device)
-    finally:
-        private("torch._C:_cuda_endAllocateToPool")(device.index or 0, pool)
-
-
-def release(device: torch.device, pool: Any) -> None:
-    """Give back the use of a pool."""
-    private("torch._C:_cuda_releasePool")(device.index or 0, pool)
-
-
 def is_inside() -> bool:
     """Return whether this thread allocates in a pool of recordings."""
     return getattr(_local, "inside", False)
@@ -143,4 +124,4 @@ def _begin(device: torch.device, pool: Any) -> None:
 
 def _end(device: torch.device, pool: Any) -> None:
     private("torch._C:_cuda_endAllocateToPool")(device.index or 0, pool)
-    release(device, pool)
+    private("torch._C:_cuda_releasePool")(device.index or 0, pool)

@@ -26,8 +26,12 @@ def put_back(device: torch.device, state: torch.Tensor) -> None:
     state for its masks, at another address, which an eager run without hotloop does not do. A second generator that
     shares the stream has a mark of its own for that.
     """
-    index = torch.cuda.current_device() if device.index is None else device.index
-    torch.cuda.default_generators[index].graphsafe_get_state().set_state(state)
+    _default_of(device).graphsafe_get_state().set_state(state)
+
+
+def _default_of(device: torch.device) -> torch.Generator:
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 class RandomState:
@@ -42,8 +46,9 @@ class RandomState:
         self._python = random.getstate() if python else None
         numpy = sys.modules.get("numpy") if python else None
         self._numpy = numpy.random.get_state() if numpy is not None else None
-        self._cpu = torch.get_rng_state()
-        self._cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices if device.type == "cuda"]
+        # Of the generators themselves: calls of torch.get_rng_state are heard as the step's own while it is recorded.
+        self._cpu = torch.default_generator.get_state()
+        self._cuda = [(device, _default_of(device).get_state()) for device in devices if device.type == "cuda"]
 
     def restore(self, *, leaving: frozenset[str] = frozenset()) -> None:
         """Set the streams back to these positions, except the streams named in ``leaving``."""
@@ -52,7 +57,7 @@ class RandomState:
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
         if CPU not in leaving:
-            torch.set_rng_state(self._cpu)
+            torch.default_generator.set_state(self._cpu)
         for device, state in self._cuda:
             put_back(device, state)
 

@@ -79,13 +79,12 @@ class Engine(Protocol):
     def overwrites(self) -> bool:
         """Return whether a replay would overwrite what a step beside it has left, and nobody moved out."""
 
-    def begin(self, device: torch.device, streams: Streams, *, reports_capturing: bool, nbytes: int) -> Recording:
+    def begin(self, device: torch.device, streams: Streams, *, reports_capturing: bool) -> Recording:
         """Begin to record; the first segment is open.
 
         Args:
             device: the device of the step.
             streams: the random streams that an eager run of the step drew from.
-            nbytes: what an eager step allocates at most: taken in one piece for the first recording.
             reports_capturing: the value that ``torch.cuda.is_current_stream_capturing()`` reports to the step.
         """
 

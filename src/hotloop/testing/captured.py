@@ -59,14 +59,7 @@ class TapeEngine:
         """Return False, for the same reason."""
         return False
 
-    def begin(
-        self,
-        device: torch.device,
-        streams: Streams,
-        *,
-        reports_capturing: bool,
-        nbytes: int,  # noqa: ARG002 - a CPU's memory is not counted
-    ) -> TapeRecording:
+    def begin(self, device: torch.device, streams: Streams, *, reports_capturing: bool) -> TapeRecording:
         """Begin a tape."""
         return TapeRecording(device, streams, reports_capturing=reports_capturing)
 

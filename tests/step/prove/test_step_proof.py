@@ -229,7 +229,7 @@ def test_an_engine_that_fails_as_it_ends_a_recording_is_declined(cpu):
             raise RuntimeError("cannot be ended")
 
     class Engine(TapeEngine):
-        def begin(self, device, streams, *, reports_capturing, nbytes):
+        def begin(self, device, streams, *, reports_capturing):
             return Failing(device, streams, reports_capturing=reports_capturing)
 
     declined_with(cpu, training(0.5), "cannot be ended", engine=Engine)

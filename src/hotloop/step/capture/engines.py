@@ -81,12 +81,12 @@ class CudaEngine:
             self._apart = pool.failed = True
         return pool.failed
 
-    def begin(self, device: torch.device, streams: Streams, *, reports_capturing: bool, nbytes: int) -> Recording:
+    def begin(self, device: torch.device, streams: Streams, *, reports_capturing: bool) -> Recording:
         """Begin to record on a side stream, after the work that the current stream still has to do."""
         if self._pool is None or not self._pool.usable:
             self._pool = _Pool(torch.cuda.graph_pool_handle(), apart=self._apart)
         draws = DeviceStreams(streams, device)
-        return _CudaRecording(self._pool, _side_stream(device), draws, nbytes, reports_capturing=reports_capturing)
+        return _CudaRecording(self._pool, _side_stream(device), draws, reports_capturing=reports_capturing)
 
     @contextlib.contextmanager
     def ambience(
@@ -113,9 +113,7 @@ class CudaEngine:
     def beside(self, device: torch.device) -> Iterator[None]:
         """See `Engine`."""
         pool = self._pool
-        if (
-            pool is None or not pool.usable
-        ):  # torch keeps what it caches by stream: neither is to keep a step's for itself
+        if pool is None or not pool.usable:  # torch caches by stream: else each would keep the memory of a step
             torch.cuda.empty_cache()
         with self.reference_stream(device):
             if pool is None or not pool.shares or pools.is_inside() or not pools.may_share():
@@ -151,7 +149,7 @@ class _Pool:
 
     def __init__(self, handle: Any, *, apart: bool) -> None:
         self.handle, self._apart = handle, apart
-        self.failed = self.dirty = self.reserved = False
+        self.failed = self.dirty = False
         self.before: frozenset[int] = frozenset()
         """The blocks in use before the first step that ran in this memory since a replay, if it is `dirty`."""
         self.used: frozenset[int] | None = None
@@ -164,10 +162,6 @@ class _Pool:
     @property
     def usable(self) -> bool:
         return not self.failed and (not self._used or len(self._graphs) > 0)
-
-    @property
-    def new(self) -> bool:
-        return not self._used and not self.reserved
 
     @property
     def shares(self) -> bool:
@@ -186,11 +180,9 @@ class _Pool:
 
 
 class _CudaRecording:
-    def __init__(
-        self, pool: _Pool, side: torch.cuda.Stream, draws: DeviceStreams, nbytes: int, *, reports_capturing: bool
-    ) -> None:
+    def __init__(self, pool: _Pool, side: torch.cuda.Stream, draws: DeviceStreams, *, reports_capturing: bool) -> None:
         self.replay_seconds: float | None = None
-        self._pool, self._side, self._draws, self._nbytes, self._first = pool, side, draws, nbytes, True
+        self._pool, self._side, self._draws, self._first = pool, side, draws, True
         self._stack = contextlib.ExitStack()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._current = torch.cuda.current_stream(side.device)
@@ -218,9 +210,6 @@ class _CudaRecording:
 
     def resume(self) -> None:
         self._before = self._taken()
-        if self._pool.new and self._nbytes:
-            pools.reserve(self._side.device, self._pool.handle, self._nbytes)
-            self._pool.reserved = True
         graph = torch.cuda.CUDAGraph()
         self._draws.register(graph)
         self._graph = graph
@@ -235,7 +224,6 @@ class _CudaRecording:
         self._graph = None  # from here on there is nothing to recover from
         self._draws.leave()
         self._pool.add(graph)
-        self._release()
         segment, self._first = self._draws.segment(graph, first=self._first), False
         reserved, allocated = (now - then for now, then in zip(self._taken(), self._before, strict=True))
         self._pool.nbytes += max(0, reserved)
@@ -262,14 +250,7 @@ class _CudaRecording:
                 with self._empty_allowed():
                     recover_from_failed_capture(graph, self._side, self._pool.handle)
         finally:
-            self._release()
             self.close()
-
-    def _release(self) -> None:
-        """Leave the memory that was reserved to the recordings: it is given back with the last of them."""
-        if self._pool.reserved:
-            self._pool.reserved = False
-            pools.release(self._side.device, self._pool.handle)
 
     @staticmethod
     @contextlib.contextmanager

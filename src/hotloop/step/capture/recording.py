@@ -353,12 +353,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
     try:
         with answered(program.holdings.modules), captured.replacing(seen):
             result = captured.record(
-                engine.begin(
-                    program.device,
-                    streams,
-                    reports_capturing=reports_capturing,
-                    nbytes=program.room.step_bytes(program.device),
-                ),
+                engine.begin(program.device, streams, reports_capturing=reports_capturing),
                 lambda: program.step(*static_args, **static_kwargs),
                 executes,
             )

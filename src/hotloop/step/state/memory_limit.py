@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hotloop.measure.machine import DeviceMemory
 
-_MARGIN = 20
+_MARGIN = 10
 """One part in so many of the device stays free beside a step and the copies of a proof: memory comes in pieces."""
 _FIRST_STEPS = 8
 """Steps after which what they took is noted, unless something is proven before."""
@@ -175,12 +175,10 @@ class Room:
         if self._limit is not None and (over := self._apart() - self._limit) > 0:
             raise NoRoomError(f"its recording needs {_size(over)} more than memory= allows")
         step = min(self._step(device), self._engine.pool_bytes)
+        if self._engine.shares:  # what the program allocates between two steps needs room in any case
+            step = max(step, memory.total // _MARGIN)
         if (over := step - self._free_beside_recordings(memory)) > 0:
             raise NoRoomError(f"an eager step beside its recording needs {_size(over)} more than is free on {device}")
-
-    def step_bytes(self, device: torch.device) -> int:
-        """Return what an eager step takes at most, beside what is taken between two steps; 0 where it is not known."""
-        return self._steps.get(device, 0)
 
     def give_back(self, device: torch.device) -> None:
         """Return what proofs have left in torch's cache to the device, and note what is taken then."""
