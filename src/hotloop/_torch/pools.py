@@ -31,7 +31,7 @@ def may_share() -> bool:
 
 def blocks_in(pool: Any) -> frozenset[int]:
     """Return the addresses of the blocks of a pool that tensors use; takes some milliseconds."""
-    segments = torch.cuda.memory_snapshot(pool)
+    segments = torch.cuda.memory_snapshot(pool)  # type: ignore[no-untyped-call]
     blocks = (block for segment in segments for block in segment["blocks"])
     return frozenset(block["address"] for block in blocks if block["state"] == "active_allocated")
 
