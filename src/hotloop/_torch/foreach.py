@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from hotloop._torch.ledger import private_or
+from hotloop._torch.thread_patch import replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+_EXACT = (torch.float32, torch.float64)
+"""Types to which a weight of 32 bits is converted without loss."""
+
+
+@contextlib.contextmanager
+def weighed_on_device(kind: type[torch.Tensor]) -> Iterator[None]:
+    """Let averages in the block take weights of a class as tensors, where torch would read a number on the host."""
+
+    def make(real: Callable[..., Any]) -> Callable[..., Any]:
+        def lerp(averaged: Any, current: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(weight, kind) and all(one.dtype in _EXACT for one in averaged):
+                weight = [weight.as_subclass(torch.Tensor).to(averaged[0].dtype)] * len(averaged)
+            return real(averaged, current, weight, *args, **kwargs)
+
+        return lerp
+
+    known = private_or("torch:_foreach_lerp_", None) is not None
+    with replaced(torch, "_foreach_lerp_", make) if known else contextlib.nullcontext():
+        yield
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

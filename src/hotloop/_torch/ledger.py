@@ -407,6 +407,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "each tensor is asked for them, which takes longer",
     ),
     (
+        "torch:_foreach_lerp_",
+        "an average with equal weights takes its weight as a tensor, where torch would read a number on the host",
+        "a step that updates such an average on a GPU is not captured",
+    ),
+    (
         "torch:_foreach_copy_ torch:_foreach_clone torch:_foreach_norm torch:_foreach_sub torch:_foreach_mul",
         "copy and compare thousands of tensors in few launches: 53 BatchNorms in 48 µs, one by one in 700",
         "saving the state of a step, and proofs, take longer",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _KEEP_THE_SIZE = (
     "keep the size: torch.where(mask, x, 0), or x times the mask; a mean is then the sum divided by mask.sum(). The "
     "mask needs as many dimensions as x: mask[:, None]"
@@ -29,6 +31,16 @@ _ONE_HOT = (
     "F.one_hot reads its numbers on the host: (y[..., None] == torch.arange(n, device=y.device)).to(x.dtype) is the "
     "same for n classes, and reads none"
 )
+_POSITION = re.compile(r"\bint\([\w.]*(ptr|pointer|cursor|position)\b|(ptr|pointer|cursor|position)(\[0\])?\.item\(")
+_ON_THE_DEVICE = (
+    "keep the position on the device, and write there: queue.index_copy_(0, (ptr + torch.arange(n, device=ptr.device)) "
+    "% len(queue), keys), then ptr.add_(n).remainder_(len(queue)); index_copy_(1, ...) where the keys are columns"
+)
+_LAYER_DROP = re.compile(r"\bif\b.*<.*drop")
+_WEIGHTED = (
+    "the host draws which layers run: where the share is 0, ask for that first (if p > 0 and ...); else run each layer "
+    "and weight it, keep = (torch.rand((), device=x.device) >= p).to(x.dtype); x = x + keep * (layer(x) - x)"
+)
 
 
 def remedy_of(reason: str, source: str) -> str:
@@ -40,4 +52,6 @@ def remedy_of(reason: str, source: str) -> str:
     """
     if "one_hot(" in source and not reason.startswith("the size"):
         return _ONE_HOT
+    if reason.startswith("a value is read"):
+        return _ON_THE_DEVICE if _POSITION.search(source) else _WEIGHTED if _LAYER_DROP.search(source) else ""
     return _REMEDIES.get(reason.rpartition(": ")[2], "")

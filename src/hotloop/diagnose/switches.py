@@ -60,6 +60,23 @@ SWITCHES = (
         "gaussian_nll_loss looks for negative variances: write it out, "
         "0.5 * (var.log() + (input - target) ** 2 / var) with var.clamp(min=eps)",
     ),
+    Switch(
+        "torch/optim/swa_utils.py",
+        ("self.n_averaged == 0", "self.n_averaged > 0"),
+        "give the loop the average, which then knows that it has begun: hotloop.Loop(model, optimizer, state=average)",
+    ),
+    Switch(
+        "torch/optim/swa_utils.py",
+        ("torch._foreach_lerp_(", "1 / (num_averaged + 1)"),
+        "parameters of 16 bits are weighed with a number of the host's: pass "
+        "avg_fn=torch.optim.swa_utils.get_swa_avg_fn() to AveragedModel, which divides on the device",
+    ),
+    # -- ema-pytorch
+    Switch(
+        "ema_pytorch/",
+        ("step.item()", "initted.item()"),
+        "this average counts on the host: call ema.update() after the step, outside of it",
+    ),
     # -- transformers
     Switch(
         "transformers/models/",

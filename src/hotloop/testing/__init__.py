@@ -1,6 +1,7 @@
 """Helpers for test suites, ours and users': captured steps and CUDA graphs without a GPU, assertions, conformance."""
 
 from hotloop.compiling.fallback.emulation import cudagraph_emulation
+from hotloop.step.audit.host_side import on_host
 from hotloop.testing.assertions import (
     assert_compiled,
     assert_max_recompiles,
@@ -22,5 +23,6 @@ __all__ = [
     "assert_steps_marked",
     "captured_step_emulation",
     "cudagraph_emulation",
+    "on_host",
     "planted_failure",
 ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
+from torch.optim.swa_utils import AveragedModel
 
 from hotloop._torch.collectives import wait_for_collective
 from hotloop._torch.dispatch import name_of, observing, tensors_in
@@ -19,6 +20,7 @@ from hotloop._torch.host_reads import host_read
 from hotloop._torch.rng_calls import rng_calls
 from hotloop._torch.thread_patch import replaced
 from hotloop.interrupts import uninterrupted
+from hotloop.step.audit.host_side import on_host
 from hotloop.step.capture import engines
 from hotloop.step.state.holdings import in_place
 from hotloop.step.state.streams import Repeated
@@ -33,14 +35,28 @@ class CaptureForbiddenError(RuntimeError):
     """An operation that no capture allows; CUDA raises ``cudaErrorStreamCaptureUnsupported`` here."""
 
 
-def captured_step_emulation() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def captured_step_emulation() -> Iterator[None]:
     """Let ``hotloop.Loop`` capture steps on the CPU while the block runs, so that programs can be tested on them.
 
     A replay runs the recorded operations one by one: it is as slow as eager, and equal to it bit by bit. Inductor's
     kernels cannot be recorded: ``run="aot_eager+graph"`` works here, while an Inductor tier or preset with a graph is a
     `ConfigError`, and ``run="auto"`` leaves it out.
+
+    The CPU is the device. What lies on the host beside a GPU is found only where somebody says so, by `on_host`. The
+    count of a `torch.optim.swa_utils.AveragedModel` that was given no device is such a tensor without that.
     """
-    return engines.using("cpu", TapeEngine)
+    with engines.using("cpu", TapeEngine), replaced(AveragedModel, "__init__", _counting_on_the_host):
+        yield
+
+
+def _counting_on_the_host(real: Callable[..., None]) -> Callable[..., None]:
+    def init(average: AveragedModel, model: torch.nn.Module, device: Any = None, *args: Any, **kwargs: Any) -> None:
+        real(average, model, device, *args, **kwargs)
+        if device is None:
+            on_host(average.n_averaged)
+
+    return init
 
 
 class TapeEngine:

@@ -122,7 +122,7 @@ class StepAuditor:
             too_dear: asked after each operation, with `set_up_seconds`, whether the audit has cost more than it may.
 
         Returns:
-            The step's result, and what was seen; None in place of that where another thread trained meanwhile. What was
+            The step's result, and what was seen; None in place of that where another step has to be seen. What was
             `stopped` is of no use but for what it has `asked`.
         """
         step, context = self._step, self._context
@@ -150,9 +150,10 @@ class StepAuditor:
             result = step.eagerly(run)
             context.reports.decided(f"{step.name} could not be looked at, so it is not captured: {failed}", {})
             return result, AuditFindings(obstacles=[failed])
-        # Another training began meanwhile, and what was seen may be its doing; or tensors were met that nobody named;
-        # or a GradScaler skipped the optimizer's step.
-        if threads.another_trains(context) or looked.met_others or looked.seen.skipped:
+        # Another training began meanwhile, and what was seen may be its doing; or tensors were met that nobody named; or
+        # a GradScaler skipped the optimizer's step; or an average began. Each later step does other things.
+        other = looked.met_others or looked.seen.skipped or looked.seen.begins
+        if threads.another_trains(context) or other:
             return looked.result, None
         seen = looked.seen
         if seen.stopped:
@@ -348,7 +349,10 @@ class StepAuditor:
         hosts = {PYTHON, NUMPY}
         if self._context.device.type != "cpu":
             hosts.add(CPU)
-        how = "draw on the device (torch.rand(..., device=...)), or outside the step"
+        how = (
+            "draw on the device (torch.rand(..., device=...)), or outside the step; do not draw at all where the share "
+            "is 0 (if p > 0 and ...)"
+        )
         moved = self._program.rng_usage.own(RandomState([self._program.device]).moved_since(before))
         numpys = " (or another thread does)" if other_threads() else ""
         return [

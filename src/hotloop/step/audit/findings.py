@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from hotloop.step.obstacle import Obstacle
 
 
+_SPARSE = (
+    "torch computes with sparse tensors by cuSPARSE, which synchronises: keep rows, columns and values in dense "
+    "tensors, and write the product out, y = torch.zeros(n, x.shape[1], device=x.device).index_add(0, rows, "
+    "values[:, None] * x[columns])"
+)
+
+
 @dataclasses.dataclass
 class AuditFindings:
     """What one step did."""
@@ -44,6 +51,10 @@ class AuditFindings:
     """Gradients were written after an optimizer had found them: ``zero_grad(set_to_none=False)``."""
     recounted: set[str] = dataclasses.field(default_factory=set)
     """Buffers that its backward wrote: a checkpoint ran its forward again, which compiled code does not show twice."""
+    sparse: bool = False
+    """The step computes with sparse tensors."""
+    begins: bool = False
+    """An average of weights began in this step: each later one does other things."""
     asked: bool = False
     """Code of the step asked whether a capture is going on."""
     written_found: list[torch.Tensor] = dataclasses.field(default_factory=list)
@@ -62,3 +73,8 @@ class AuditFindings:
     """Looks at what of Python's state its code has read; None where that was not heard."""
     found: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What `read` was when the audit ended."""
+
+    def explained(self, failed: Obstacle) -> Obstacle:
+        """Return why a capture failed, with what the step is known to do that no capture allows."""
+        by_sparse = self.sparse and any(word in failed.reason.lower() for word in ("captur", "cusparse"))
+        return dataclasses.replace(failed, hint=_SPARSE) if by_sparse else failed

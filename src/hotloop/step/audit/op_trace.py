@@ -44,6 +44,7 @@ from hotloop.diagnose.sized_results import remedy_of
 from hotloop.interrupts import interruptible
 from hotloop.step.audit.averaged_model import answered
 from hotloop.step.audit.caught import check_running
+from hotloop.step.audit.host_side import is_apart, lies_on_host, made_of
 from hotloop.step.audit.listener import Listener
 from hotloop.step.audit.silent_reads import silent_reads
 from hotloop.step.audit.values import not_strided, sparse_gradients
@@ -110,10 +111,13 @@ def trace_step(
         listener: listens while the step runs, and is told when not to.
     """
     listener = listener or Listener()
-    with holdings.still():
-        look = OpTrace(holdings, device, inputs, listener)
-    with answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
-        result = interruptible(run)
+    # First: a count that it brings to the device is one of the tensors that the step is known to change.
+    with answered(holdings.modules, device) as waiting:
+        with holdings.still():
+            look = OpTrace(holdings, device, inputs, listener)
+        with observing(look.operation), look.following(), listener.listening():
+            result = interruptible(run)
+        look.seen.begins = any(int(average.n_averaged) for average in waiting)
     if look.seen.stopped:
         return result, look.seen
     look.seen.updated = look.updated()
@@ -163,7 +167,7 @@ class OpTrace:
         self._stepping_now = 0
         self._named = holdings.objects()
         self._had = Memory(list(self._named.values()))
-        self._of_arguments = {_memory(one) for one in inputs if one.device.type == "cpu"}
+        self._of_arguments = {_memory(one) for one in inputs if self._hosts(one)}
         """Memory on the host that a capture has on the device: arguments, and what was made of them."""
         self._of_outside: set[int] = set()
         """Memory on the host that was made of tensors from outside the step."""
@@ -190,6 +194,7 @@ class OpTrace:
         self._listener.hear(False)
         name, found = name_of(operation), list(tensors_in(*args, *kwargs.values()))
         self.seen.operations += 1
+        self.seen.sparse |= any(one.is_sparse or one.is_sparse_csr for one in found)
         self._listener.operation(kwargs)
         if name in _MATRIX_PRODUCTS:
             self.seen.matrix_dtypes |= {one.dtype for one in tensors_in(*args) if one.is_floating_point()}
@@ -225,9 +230,12 @@ class OpTrace:
     def _look_after(self, name: str, found: list[torch.Tensor], written: list[torch.Tensor], result: Any) -> None:
         given, made = set(map(_memory, found)), list(tensors_in(result))
         fresh = name == "aten.lift_fresh"  # torch.tensor(...) shows only here
-        if self._device.type != "cpu" and (fresh or any(one.is_cpu for one in (*found, *made))):
+        if is_apart(self._device) and (
+            (fresh and self._device.type != "cpu") or any(map(self._hosts, (*found, *made)))
+        ):
+            made_of(found, made, self._device)
             self._look_at_host(name, found, [*made, *written])
-            self._held += [one.detach() for one in made if one.is_cpu]
+            self._held += [one.detach() for one in made if self._hosts(one)]
         self._made |= {memory for one in made if (memory := _memory(one)) not in given or fresh}
         unscales = name.startswith("aten._fused_")  # for a GradScaler: before it uses them
         for one in written:
@@ -281,7 +289,7 @@ class OpTrace:
         elif is_higher_order(operation):
             writes = name.endswith("_mutation")  # into its arguments; it has no schema that says into which
             self._obstacle(f"{_CALLS_FUNCTIONS}: {operation.name()}", _COMPILE_IT, not_repeatable=writes)
-        elif self._device.type != "cpu" and name in _COPIES and self._leaves(name, args, kwargs):
+        elif is_apart(self._device) and name in _COPIES and self._leaves(name, args, kwargs):
             self._obstacle("a tensor is copied to the host", _COPY_IT_OUT)
         if draws_random(operation, args, kwargs):
             self.seen.random_operations += 1
@@ -295,14 +303,14 @@ class OpTrace:
         looked at before a replay, or an argument's shape; a proof sees the rest.
         """
         given = [one for one in found if one.numel()]
-        host = {_memory(one) for one in given if one.device.type == "cpu"}
+        host = {_memory(one) for one in given if self._hosts(one)}
         if self._given_to_script is not None:
             unheard = host - self._given_to_script - self._made
             self._made, self._of_outside = self._made | unheard, self._of_outside - unheard
             self._held += [one.detach() for one in given if _memory(one) in unheard]
         arguments, made = host & self._of_arguments, [one for one in result if one.numel()]
         outside = {one for one in host - arguments if one not in self._made or one in self._of_outside}
-        on_device = any(one.device.type == self._device.type for one in (*given, *made))
+        on_device = any(one.device.type == self._device.type and not self._hosts(one) for one in (*given, *made))
         if name == "aten.lift_fresh" and on_device and not self._stepping_now:
             few = all(one.numel() <= FEW for one in made)
             copied = "Python numbers are copied to the device: torch.tensor(..., device=...)"
@@ -316,12 +324,15 @@ class OpTrace:
                 kept = name == "aten._to_copy" and not any(one.requires_grad for one in given)
                 among = self._constants((*given, *made)) if kept else None
                 self._obstacle("a tensor made on the host is copied to the device", _MAKE_IT, among=among)
-        fresh = {_memory(one) for one in made if one.device.type == "cpu"}
+        fresh = {_memory(one) for one in made if self._hosts(one)}
         self._of_arguments = self._of_arguments - fresh | (fresh if arguments else set())
         self._of_outside = self._of_outside - fresh | (fresh if outside and not arguments else set())
         if name == "aten.lift_fresh":  # of an array, or of a long list: its values are somebody's data
             self._of_outside -= host
-            self._of_outside |= {_memory(one) for one in made if one.device.type == "cpu" and one.numel() > FEW}
+            self._of_outside |= {_memory(one) for one in made if self._hosts(one) and one.numel() > FEW}
+
+    def _hosts(self, tensor: torch.Tensor) -> bool:
+        return lies_on_host(tensor, self._device)
 
     def _constants(self, copied: Sequence[torch.Tensor]) -> list[Obstacle] | None:
         """Return what notes that a constant is copied to the device; None where they become too large to be kept.
@@ -334,7 +345,7 @@ class OpTrace:
 
     def _leaves(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if name == "aten.copy_":
-            return bool(args[0].device.type == "cpu" and args[1].device.type != "cpu")
+            return self._hosts(args[0]) and not self._hosts(args[1])
         target = kwargs.get("device")
         return bool(target is not None and torch.device(target).type == "cpu" and args[0].device.type != "cpu")
 

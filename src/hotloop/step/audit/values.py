@@ -42,7 +42,7 @@ _CARRIED = dataclasses.replace(
 )
 _STRIDED_ONLY = (
     "where it is the same in each step, have the step read it from outside of its arguments; else pass its indices and "
-    "values, and make the sparse tensor of them in the step"
+    "values, and make the sparse tensor of them in the step; on a GPU, write the product out by index_add"
 )
 _LOCAL = "pass this process's part, tensor.to_local(), or the whole, tensor.full_tensor()"
 _COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"

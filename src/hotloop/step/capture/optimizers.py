@@ -21,6 +21,7 @@ import torch
 from hotloop._torch.foreach import copies
 from hotloop._torch.places import span_of
 from hotloop._torch.sharded import is_spread, shard_of
+from hotloop.step.audit.averaged_model import return_counts
 from hotloop.step.guard.compare import frozen_settings
 
 if TYPE_CHECKING:
@@ -362,7 +363,8 @@ class RecordedOptimizers:
         self._context.reports.say_once(f"{name} runs outside the captured step from now on: {why}")
 
     def return_step_counts(self) -> None:
-        """Move the step counts back to where eager keeps them."""
+        """Move the counts of optimizers and averages back to where eager keeps them."""
         if self._context.engine is not None:
             for optimizer in self._context.holdings.optimizers.values():
                 return_step_counts(optimizer)
+            return_counts(self._context.holdings.modules)

@@ -35,6 +35,9 @@ _PARAMETRIZE = (
     "torch.nn.utils.parametrizations"
 )
 _AS_ARGUMENT = "pass it as a tensor argument; or, if the step need not read it, keep it elsewhere"
+COUNT_OUTSIDE = (
+    f"call what counts after the step, outside of it (an average: ema.step(...)), or count in a tensor: {RUNS}"
+)
 RETURN_IT = f"return what has to be noted, and note it outside the step: {RUNS}"
 _OUT_OF_REACH = "keep what raises there where the step does not reach it, and hand the step what it needs as a tensor"
 _KEEP_LESS = "keep it where the step does not reach it, and hand the step what it needs of it as a tensor"
@@ -193,6 +196,7 @@ class Changes:
             now = after.get(name)
             kind = now[0] if isinstance(now, tuple) and now and isinstance(now[0], str) else ""
             hint = {"schedule": SCHEDULE_OUTSIDE, "random": DRAW_FROM_TORCH}.get(kind, RETURN_IT)
+            hint = COUNT_OUTSIDE if _counts(before.get(name), now) else hint
             if isinstance(now, Same) and now.is_tensor:
                 hint = self._other_tensors()
             # A buffer that the step puts in place of another goes back with the rest of the module's.
@@ -211,3 +215,9 @@ class Changes:
         modules = (part for root in self._program.holdings.modules.values() for part in root.modules())
         hooks = (hook for part in modules for table in module_hooks(part) for hook in table.values())
         return any(isinstance(hook, WeightNorm | SpectralNorm) for hook in hooks)
+
+
+def _counts(before: Any, now: Any) -> bool:
+    """Return whether a whole number has grown by one."""
+    whole = all(isinstance(one, tuple) and one[:1] == ("int",) for one in (before, now))
+    return whole and bool(now[1] - before[1] == 1)

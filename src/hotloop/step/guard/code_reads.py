@@ -42,6 +42,10 @@ _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, property
 _HOLD_ITEMS = (list, tuple, dict, set, frozenset, collections.deque, collections.abc.MappingView)
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 """Modules whose parts are read as the items of a container are, without a name."""
+_WALKS = frozenset(
+    f"{named}{what}" for named in ("", "named_") for what in ("parameters", "buffers", "modules", "children")
+)
+"""Methods of modules that go through all of their parts."""
 _NEVER_NEW = (torch.nn.Module, LRScheduler)
 """Hardly a step makes these: one that a library hands over was there before it."""
 _GLOBALS = (*SCALARS, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
@@ -311,8 +315,11 @@ class Follower:
             raise TypeError(f"{label} was scripted or traced by torch.jit: give the Python module that it was made of")
         if "_modules" not in vars(module):  # it is being made
             return
-        if self._once(module, _MET):
-            self._met(module, label)
+        # Code of torch's gets at the parts of parts for these: nobody hears of it by their names.
+        walked = names.words & _WALKS and id(module) not in self.reads.given
+        for path, part in module.named_modules() if walked else (("", module),):
+            if self._once(part, _MET):
+                self._met(part, f"{label}.{path}" if path else label)
         items = isinstance(module, _CONTAINERS)
         for table in hooks.module_tables(module):
             for key in list(table) if items else names.words & table.keys():

@@ -316,7 +316,7 @@ class Capturing:
             with collector_paused():
                 outcome = self._graphs.prove(recorded, call.arguments, tier, share)
         except CandidateFailedError as error:
-            failed = self._rescue.candidate_failed(error, tier)
+            failed = recorded.audit.explained(self._rescue.candidate_failed(error, tier))
             recorded.drop()
         else:
             assert recorded.recording is not None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop import events as ev
 from hotloop.errors import StepLostError
 from hotloop.measure import Limits, StepClock, flatten
+from hotloop.step.audit.averaged_model import move_counts
 from hotloop.step.capture.recording import capture, prepare, recorded_kernels
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
@@ -156,6 +157,8 @@ class GraphProofs:
         """
         step, began = self._step, time.perf_counter()
         step.doing = "proof"
+        # Not with the optimizers' counts, before a capture: what is in the place of what, the loop looks at after this.
+        move_counts(self._program.holdings.modules, self._program.device)
         run = functools.partial(step.program.step, *call[0], **call[1])
         watched = functools.partial(path.watched, step.program.device, run)
         on_path = functools.partial(self._runs.on_capture_path, watched, reports_capturing=path.reports_capturing)
