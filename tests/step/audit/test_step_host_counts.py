@@ -178,6 +178,7 @@ class Scaled(nn.Module):
     [
         lambda x, scale: x * scale,
         lambda x, scale: x * (scale * 2).exp(),
+        lambda x, scale: x * scale.to(x.device),
         lambda x, scale: torch.where(x > 0, x, scale),
         lambda x, scale: x + torch.zeros_like(x).copy_(scale),
     ],

@@ -125,11 +125,12 @@ def test_a_copy_goes_on_by_itself(both):
         lambda average, start: average.n_averaged.zero_(),
         lambda average, start: average.n_averaged.fill_(0),
         lambda average, start: average.n_averaged.copy_(torch.zeros((), dtype=torch.long)),
-        lambda average, start: setattr(average, "n_averaged", torch.tensor(0)),
+        lambda average, start: setattr(average, "n_averaged", torch.zeros_like(start["n_averaged"])),
     ],
 )
-def test_a_count_that_is_set_back_begins_anew(both, change):
-    start = {}
+@pytest.mark.parametrize("named", [False, True])
+def test_a_count_that_is_set_back_begins_anew(both, change, named):
+    start, make = {}, functools.partial(ema, device=both.device) if named else ema
 
     def between(average, number):
         if number == 0:
@@ -141,7 +142,7 @@ def test_a_count_that_is_set_back_begins_anew(both, change):
             change(average, start[id(average)])
         return [one.clone() for one in average.state_dict().values()]
 
-    run = both.equal(training(ema, between, steps=30), exact=True, replays=14)
+    run = both.equal(training(make, between, steps=30), exact=True, replays=14)
     assert run.dropped, "the recording knew the old count"
 
 

@@ -3,8 +3,9 @@
 `torch.optim.swa_utils.AveragedModel` asks at each update whether it has averaged anything yet. Once it has, it always
 has: the answer is given without waiting for the device, so that a step which updates an average can be captured.
 
-Unless it was given a device, an average counts on the host. The count lies on the device while the loop captures steps.
-Checkpoints and copies have it on the host, as eager has it; a write of the program's own puts it back there for good.
+Unless it was given a device, an average counts on the host. While the loop captures steps another tensor is in the
+count's place, on the device. Checkpoints and copies have the count as eager has it. A write of the program's own
+(``load_state_dict``) puts it back, and recordings are dropped: it may be 0.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 _COUNT = "n_averaged"
 _ADDS = frozenset({"add_", "__iadd__"})
 _moved: weakref.WeakKeyDictionary[AveragedModel, tuple[torch.Tensor, RemovableHandle]] = weakref.WeakKeyDictionary()
-"""By average: the count on the host in place of which one on the device is used, and the hook of its checkpoints."""
+"""By average: the count in place of which another is used, and the hook of its checkpoints."""
 
 
 def _plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function of torch's on counts as on other tensors; its result is a tensor like others."""
-    return torch.Tensor.__torch_function__(function, (), args, kwargs)
+    return torch.Tensor.__torch_function__(function, (), args, kwargs)  # type: ignore[no-untyped-call]
 
 
 class _Positive(torch.Tensor):
@@ -50,7 +51,7 @@ class _Positive(torch.Tensor):
         return True if _is_zero(other) else super().__gt__(other)
 
     @classmethod
-    def __torch_function__(  # type: ignore[override]
+    def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Let what is computed of the count be a tensor like others: it need not be above 0."""
@@ -58,12 +59,13 @@ class _Positive(torch.Tensor):
 
 
 class _Moved(_Positive):
-    """A count that lies on the device for a while, where eager has it on the host."""
+    """A count on the device that stands for a while in the place of the average's own, which may be on the host."""
 
     average: weakref.ref[AveragedModel]
+    home: torch.device
 
     @classmethod
-    def __torch_function__(  # type: ignore[override]
+    def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """See `_Positive`; and give the count back where it is written anew (``load_state_dict``): it may be 0."""
@@ -74,17 +76,17 @@ class _Moved(_Positive):
             _give_back(average)
         return result
 
-    def on_host(self) -> torch.Tensor:
-        """Return a copy on the host."""
-        copied: torch.Tensor = _plain(torch.Tensor.to, self, "cpu", copy=True)
+    def as_eager(self) -> torch.Tensor:
+        """Return a copy where eager has the count."""
+        copied: torch.Tensor = _plain(torch.Tensor.to, self, self.home, copy=True)
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        memo[id(self)] = copied = self.on_host()
+        memo[id(self)] = copied = self.as_eager()
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.on_host().__reduce_ex__(protocol)
+        return self.as_eager().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 class _Recorded(_Positive):
@@ -94,7 +96,7 @@ class _Recorded(_Positive):
     """
 
     @classmethod
-    def __torch_function__(  # type: ignore[override]
+    def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """See `_Positive`; numbers that are computed of the count are weights."""
@@ -116,12 +118,12 @@ def _is_zero(other: object) -> bool:
 
 
 class _AsEager:
-    """A state_dict post-hook, which gives the count on the host. In a copy of the average it does nothing."""
+    """A state_dict post-hook, which gives the count as eager has it. In a copy of the average it does nothing."""
 
     def __call__(self, average: AveragedModel, document: dict[str, Any], prefix: str, _metadata: Any) -> None:
         count = vars(average)["_buffers"].get(_COUNT)
         if isinstance(count, _Moved) and prefix + _COUNT in document:
-            document[prefix + _COUNT] = count.on_host()
+            document[prefix + _COUNT] = count.as_eager()
 
     def __reduce__(self) -> Any:  # a copy, or a file, has no use for it: whoever loads it may not have hotloop
         return functools.partial, (sys.audit, "hotloop.average_copied")
@@ -164,21 +166,21 @@ def answered(roots: Mapping[str, torch.nn.Module], device: torch.device | None =
 
 
 def move_counts(roots: Mapping[str, torch.nn.Module], device: torch.device) -> None:
-    """Move the counts that averages keep on the host to the device of a recorded step."""
+    """Put counts on the device of a recorded step in the place of those of averages that have begun."""
     for average in _averages(roots):
         count = average.n_averaged
-        if not lies_on_host(count, device) or not int(count):
+        if isinstance(count, _Moved) or not int(count):
             continue
         if (stale := _moved.pop(average, None)) is not None:  # the program has replaced the count since
             stale[1].remove()
         there = count.to(device, copy=True).as_subclass(_Moved)
-        there.average = weakref.ref(average)
-        _moved[average] = count, average.register_state_dict_post_hook(_AsEager())
+        there.average, there.home = weakref.ref(average), count.device
+        _moved[average] = count, average.register_state_dict_post_hook(_AsEager())  # type: ignore[no-untyped-call]
         vars(average)["_buffers"][_COUNT] = there
 
 
 def return_counts(roots: Mapping[str, torch.nn.Module]) -> None:
-    """Move these counts back to the host; each waits once for the device."""
+    """Put the averages' own counts back; each on the host waits once for the device."""
     for average in _averages(roots):
         _give_back(average)
 

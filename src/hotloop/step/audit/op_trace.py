@@ -44,7 +44,7 @@ from hotloop.diagnose.sized_results import remedy_of
 from hotloop.interrupts import interruptible
 from hotloop.step.audit.averaged_model import answered
 from hotloop.step.audit.caught import check_running
-from hotloop.step.audit.host_side import is_apart, lies_on_host, made_of
+from hotloop.step.audit.host_side import is_apart, lies_on_host, made_of, moved_by_copies
 from hotloop.step.audit.listener import Listener
 from hotloop.step.audit.silent_reads import silent_reads
 from hotloop.step.audit.values import not_strided, sparse_gradients
@@ -409,6 +409,7 @@ class OpTrace:
                 streams.watching(),
                 replaced(*script, self._scripting),
                 scaled_steps(self._scaled),
+                moved_by_copies(self._device),
             ):
                 yield
         finally:
