@@ -150,8 +150,8 @@ class StepAuditor:
             result = step.eagerly(run)
             context.reports.decided(f"{step.name} could not be looked at, so it is not captured: {failed}", {})
             return result, AuditFindings(obstacles=[failed])
-        # Another training began meanwhile, and what was seen may be its doing; or tensors were met that nobody named; or
-        # a GradScaler skipped the optimizer's step; or an average began. Each later step does other things.
+        # Another training began meanwhile, and what was seen may be its doing; or tensors were met that nobody named;
+        # or a GradScaler skipped the optimizer's step; or an average began. Each later step does other things.
         other = looked.met_others or looked.seen.skipped or looked.seen.begins
         if threads.another_trains(context) or other:
             return looked.result, None
