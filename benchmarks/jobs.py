@@ -43,7 +43,13 @@ def gpt2(torch, device, small):
         optimizer.zero_grad()
         return loss
 
-    return model, optimizer, step, lambda g: (torch.randint(0, model.config.vocab_size, shape, generator=g),), ()
+    return (
+        model,
+        optimizer,
+        step,
+        lambda number: (torch.randint(0, model.config.vocab_size, shape, generator=_draws(torch, number)),),
+        (),
+    )
 
 
 def bert(torch, device, small):
@@ -66,7 +72,8 @@ def bert(torch, device, small):
         optimizer.zero_grad()
         return loss
 
-    def batch(g):
+    def batch(number):
+        g = _draws(torch, number)
         return torch.randint(0, 30000, shape, generator=g), torch.randint(0, 2, shape[:1], generator=g)
 
     return model, optimizer, step, batch, ()
@@ -91,10 +98,15 @@ def vit(torch, device, small):
         optimizer.zero_grad()
         return loss
 
-    def batch(g):
+    def batch(number):
+        g = _draws(torch, number)
         return torch.randn(count, 3, 224, 224, generator=g), torch.randint(0, 1000, (count,), generator=g)
 
     return model, optimizer, step, batch, ()
+
+
+def _draws(torch, number):
+    return torch.Generator().manual_seed(number)
 
 
 def _unet(small):
@@ -128,7 +140,8 @@ def unet_fp16(torch, device, small):
         optimizer.zero_grad()
         return loss
 
-    def batch(g):
+    def batch(number):
+        g = _draws(torch, number)
         shape = (count, 3, size, size)
         noise = torch.randn(shape, generator=g)
         return noise + torch.randn(shape, generator=g), noise, torch.randint(0, 1000, shape[:1], generator=g)
@@ -154,7 +167,8 @@ def ddpm_averaged(torch, device, small):
         average.update_parameters(model)
         return loss
 
-    def batch(g):
+    def batch(number):
+        g = _draws(torch, number)
         shape = (count, 3, size, size)
         noise = torch.randn(shape, generator=g)
         return noise + torch.randn(shape, generator=g), noise, torch.randint(0, 1000, shape[:1], generator=g)
@@ -162,55 +176,16 @@ def ddpm_averaged(torch, device, small):
     return model, optimizer, step, batch, average
 
 
-def _lora(torch, device, shape, **sizes):
-    import peft
-    import transformers
+def _of_suite(name):
+    """Return a row of the suite: LoRA on all projections, dropout 0.05, gradient checkpointing."""
 
-    config = transformers.LlamaConfig(**{"vocab_size": 32000, **sizes})
-    with torch.device(device):
-        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.enable_input_require_grads()
-    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    lora = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=names, task_type="CAUSAL_LM")
-    model = peft.get_peft_model(model, lora).train()
-    trained = [one for one in model.parameters() if one.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=2e-4, fused=True)
+    def make(torch, device, small):
+        from .suite.workloads import build
 
-    def step(ids):
-        with torch.autocast(device, torch.bfloat16):
-            loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
+        program = build(name, torch.device(device), "cpu" if small else "gpu")
+        return program.model, program.optimizer, program.step, program.batch, ()
 
-    return model, optimizer, step, lambda g: (torch.randint(0, config.vocab_size, shape, generator=g),), ()
-
-
-def lora_small(torch, device, small):
-    """LoRA on all projections of a Llama of 0.2 B, dropout 0.05, gradient checkpointing, 4 x 512."""
-    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16}
-    if small:
-        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return _lora(torch, device, (2, 16) if small else (4, 512), num_key_value_heads=4, **sizes)
-
-
-def lora_1b(torch, device, small):
-    """LoRA of the shape of Llama 3.2 1B, as above."""
-    if small:
-        return lora_small(torch, device, small)
-    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
-    return _lora(torch, device, (4, 512), num_key_value_heads=8, vocab_size=128256, tie_word_embeddings=True, **sizes)
-
-
-def lora_3b(torch, device, small):
-    """LoRA of the shape of Llama 3.2 3B, 2 x 1024."""
-    if small:
-        return lora_small(torch, device, small)
-    sizes = {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24}
-    return _lora(torch, device, (2, 1024), num_key_value_heads=8, vocab_size=128256, tie_word_embeddings=True, **sizes)
+    return make
 
 
 ROWS = {
@@ -219,9 +194,7 @@ ROWS = {
     "vit": vit,
     "unet-fp16": unet_fp16,
     "ddpm-averaged": ddpm_averaged,
-    "lora-0.2b": lora_small,
-    "lora-1b": lora_1b,
-    "lora-3b": lora_3b,
+    **{name: _of_suite(name) for name in ("lora-0.2b", "lora-1b", "lora-3b")},
 }
 
 
@@ -242,11 +215,11 @@ def row(asked):
         if asked.way != "eager":
             loop = hotloop.Loop(model, optimizer, run=asked.way, state=state, total_steps=asked.told)
             step = loop.step(step)
-        draws, losses, took = torch.Generator().manual_seed(1), [], []
+        losses, took = [], []
         torch.manual_seed(2)
         begun = time.perf_counter()
-        for _ in range(asked.steps):
-            given = [one.to(device) for one in batch(draws)]
+        for number in range(asked.steps):
+            given = [one.to(device) for one in batch(number)]
             wait()
             before = time.perf_counter()
             losses.append(step(*given).detach().clone())
