@@ -80,8 +80,8 @@ def test_what_needs_no_limit_fails_at_any_step_and_is_said_once():
 
 
 def test_below_the_floor_are_those_that_were_at_each_step():
-    one, other = (dataclasses.replace(step(0, {}), below_floor=names) for names in (("a", "b"), ("b", "c")))
-    assert over_steps([one, other]).below_floor == ("b",)
+    one, other = (dataclasses.replace(step(0, {}), below_floor=dict.fromkeys(names, 0.5)) for names in ("ab", "bc"))
+    assert over_steps([one, other]).below_floor == {"b": 0.5}
 
 
 def rounding(relative, *, spread):

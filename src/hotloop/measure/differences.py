@@ -89,6 +89,22 @@ class Difference:
         return self.relative is not None
 
     @property
+    def module(self) -> str:
+        """The module that the tensor's name begins with: all tensors of one layer have it in common."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def unrelated(self) -> bool:
+        """Whether no factor makes the candidate of the reference: both are rounding, or they have other directions."""
+        return not self.equal and (self.residual is None or self.residual > 0.5 * self.length)
+
+    @property
+    def opposite(self) -> bool:
+        """Whether the candidate is the reference times a negative factor: rounding of so many elements never is."""
+        few = 8
+        return self.tilt is not None and self.tilt < -1 and not self.unrelated and self.effective >= few
+
+    @property
     def length(self) -> float:
         """||c|| / ||r||: |c|^2 = |r|^2 * ((1 + tilt)^2 + residual^2)."""
         return math.hypot(1.0 + (self.tilt or 0.0), self.residual or 0.0)

@@ -22,7 +22,8 @@ times in all tensors together.
 A gradient can be all rounding: the gradient of an attention key's bias, or of a convolution's bias before BatchNorm, is
 truly 0. So of a tensor whose root mean square is under 4 * floor of the set's median tensor, only the absolute
 difference is judged. It may be floor of that median. Right compiles needed this below 0.012 of the median in bfloat16,
-2e-6 in float32.
+2e-6 in float32. Such rounding differs by its own size from one compile to the next: eager's tensor times a negative
+factor is none, and beside its own layer's larger gradients a tensor is rounding only if no factor makes it of eager's.
 """
 
 from __future__ import annotations
@@ -120,9 +121,9 @@ class Figures:
         """Return the largest right slope of all tensors together, by the formula of this module."""
         return self.pooled + SHARED * median
 
-    def may_be_rounding(self, rms: float, typical: float) -> bool:
-        """Return whether a tensor is so much smaller than the typical tensor that all of it may be rounding."""
-        return rms < 4.0 * self.floor * typical
+    def rounding_below(self, typical: float) -> float:
+        """Return the root mean square below which all of a tensor may be rounding beside a typical tensor."""
+        return 4.0 * self.floor * typical
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,9 +92,8 @@ class Comparison:
             alone.
         nearness: that tensor's measure over its limit; above 1 it failed.
         scores: what was judged, by the formulae of ``limits``.
-        below_floor: names of tensors so small beside the others that all of them may be rounding (the bias of an
-            attention's key, of a convolution before BatchNorm). They may differ by any part of themselves, by little of
-            a typical tensor.
+        below_floor: tensors so small that all of them may be rounding (the bias of an attention's key), each with the
+            size from which it would not be. They may differ by any part of themselves, by little of a typical tensor.
     """
 
     failures: tuple[Failure, ...]
@@ -102,7 +101,7 @@ class Comparison:
     worst: Difference | None
     nearness: float
     scores: tuple[Score, ...]
-    below_floor: tuple[str, ...]
+    below_floor: Mapping[str, float]
 
     @property
     def agrees(self) -> bool:
@@ -225,7 +224,7 @@ def judge(
 
 
 def conclude(
-    unscored: Iterable[Failure], scores: Sequence[Score], found: dict[str, Difference], below_floor: Iterable[str]
+    unscored: Iterable[Failure], scores: Sequence[Score], found: dict[str, Difference], below_floor: Mapping[str, float]
 ) -> Comparison:
     """Make the comparison of failures that need no limit, and of measures that have a limit."""
     ranked = sorted(scores, key=lambda score: -score.nearness)
@@ -237,7 +236,7 @@ def conclude(
         worst=found[known[0].name] if known else None,
         nearness=known[0].nearness if known else 0.0,
         scores=tuple(scores),
-        below_floor=tuple(below_floor),
+        below_floor=below_floor,
     )
 
 
@@ -298,8 +297,8 @@ class _Spread:
 
 def _score(
     found: Sequence[Difference], limits: Limits, spread: Mapping[str, Difference]
-) -> tuple[list[Score], list[str]]:
-    """Score tensors by the limits; also name the tensors that are below the floor."""
+) -> tuple[list[Score], dict[str, float]]:
+    """Score tensors by the limits; also return the tensors that are below the floor, each with its own."""
     numeric = [difference for difference in found if difference.numeric and difference.numel]
     figures = limits.figures({difference.dtype for difference in numeric})
     scale, allowed = _scale(numeric), _Spread(spread)
@@ -317,18 +316,18 @@ def _score(
         off = limits.updates_off.get(difference.name, 0.0) / (max(difference.rms, scale) or 1.0)
         limit = max(limits.ulps(difference.dtype) + off, allowed.for_rounding(difference, scale))
         scores.append(Score(difference.name, "relative", value, limit))
-    return scores, []
+    return scores, {}
 
 
 def _score_compiled(
     numeric: list[Difference], figures: Figures, scale: float, limits: Limits, spread: _Spread
-) -> tuple[list[Score], list[str]]:
+) -> tuple[list[Score], dict[str, float]]:
     scored, pool, leans = [], [], []
     beside = _beside(numeric, scale)
     # Updates have no such floor: Adam makes a full step of whatever is rounding.
     judged = () if limits.updates else numeric
-    below_floor = [each.name for each in judged if figures.may_be_rounding(each.rms, beside[each.name])]
-    small = set(below_floor)
+    floors = {each.name: figures.rounding_below(beside[each.name]) for each in judged if not each.opposite}
+    small = {each.name: floors[each.name] for each in judged if each.rms < floors.get(each.name, 0.0)}
     sized = [each for each in numeric if each.name not in small]
     median = _median([each.residual for each in sized if each.residual is not None and each.numel > 1])
     for each in judged:
@@ -352,16 +351,19 @@ def _score_compiled(
     scored.append(Score(ALL, "residual", median, max(figures.median, spread.allowed("", "residual"))))
     allowed = max(figures.pooled_limit(median), spread.allowed("", "slope")) + abs(lean) + limits.scalars
     scored.append(Score(ALL, "slope", shared, allowed))
-    return scored, below_floor
+    return scored, small
 
 
 def _beside(numeric: Sequence[Difference], scale: float) -> dict[str, float]:
-    """Return by tensor the size that it may be rounding beside: the typical tensor's, or of a bias its weight's.
+    """Return by tensor the size that it may be rounding beside: the typical tensor's, or its module's largest tensor's.
 
-    Where most tensors are biases before a normalisation, the typical one is all rounding itself.
+    The typical one is rounding itself where most are biases before a normalisation. But a weight's gradient also grows
+    with its layer's input, so beside it only what no factor makes of eager's is rounding.
     """
-    sizes = {each.name: each.rms for each in numeric}
-    return {name: max(scale, sizes.get(name.replace("bias", "weight"), 0.0)) for name in sizes}
+    largest: dict[str, float] = {}
+    for each in numeric:
+        largest[each.module] = max(scale, each.rms, largest.get(each.module, 0.0))
+    return {each.name: largest[each.module] if each.unrelated else scale for each in numeric}
 
 
 def _score_small(difference: Difference, figures: Figures, scale: float, spread: _Spread) -> Score:

@@ -34,12 +34,13 @@ def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> C
         a comparison that reads like that of a single step; ``below_floor`` names the tensors below it at every step.
     """
     scores = _by_measure(comparisons)
-    below = set.intersection(*(set(comparison.below_floor) for comparison in comparisons))
+    last = comparisons[-1].below_floor
+    below = {name: last[name] for name in sorted(last) if all(name in one.below_floor for one in comparisons)}
     return conclude(
         unscored_failures(comparisons, set(scores)),
         [_join(steps, scatter=scatter) for steps in scores.values()],
         comparisons[-1].differences,
-        sorted(below),
+        below,
     )
 
 
@@ -65,7 +66,7 @@ def over_noisy_steps(comparisons: Sequence[Comparison], *, most: float) -> Compa
             kept.append(ranked[0])
         elif len(ranked) > middle:  # else the tensor was equal in most steps
             kept.append(ranked[middle])
-    return conclude(unscored_failures(comparisons, set(scores)), kept, comparisons[-1].differences, ())
+    return conclude(unscored_failures(comparisons, set(scores)), kept, comparisons[-1].differences, {})
 
 
 def _by_measure(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], list[Score]]:

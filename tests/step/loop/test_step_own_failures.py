@@ -9,10 +9,11 @@ import torch
 from step_programs import Classifier, batches
 from torch.nn import functional as F
 
+import hotloop
 from hotloop.step.audit import auditor, listener, op_trace, side_effects, strangers
 from hotloop.step.loop import account, capturing, reporter
 from hotloop.step.policy import policy as fixed
-from hotloop.step.prove import proof
+from hotloop.step.prove import proof, unseen
 
 SAID = logging.getLogger("program")
 
@@ -46,6 +47,13 @@ AROUND = {
     "the end of the policy": (fixed.Fixed, "close"),
 }
 """What runs around it."""
+COMPILED = {
+    "a look at gradients amid the step": (unseen.Unseen, "look_before"),
+    "gradients on their way to the host": (unseen.Unseen, "_look"),
+    "gradients that were looked at": (unseen.Unseen, "appeared"),
+    "a step is counted that may be looked at": (unseen.Unseen, "due"),
+}
+"""What runs amid and around a step of compiled code without a graph, where no proof has seen a gradient."""
 
 
 class Planted(Exception):
@@ -107,3 +115,33 @@ def test_what_fails_around_a_step_leaves_it_as_eager_runs_it(both, monkeypatch, 
     assert failed or after  # some are called once
     assert run.declined or "Planted" in caplog.text or not failed
     assert run.loops[0].steps == 14
+
+
+def train_compiled(run):
+    torch.manual_seed(0)
+    model = Classifier()
+    model.unused = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6)
+    with hotloop.Loop(model, optimizer, run=run, sentinel=0) as loop:
+
+        @loop.step
+        def step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        losses = [step(x, y).item() for x, y in batches(torch.device("cpu"), 8)]
+        return losses, loop.status()
+
+
+@pytest.mark.parametrize("hook", COMPILED)
+def test_a_look_of_ours_that_fails_leaves_a_compiled_step_alone(monkeypatch, caplog, hook):
+    eager, _ = train_compiled("eager")
+    failed = plant(monkeypatch, *COMPILED[hook])
+    losses, status = train_compiled("aot_eager")
+    assert failed
+    assert "Planted" in caplog.text
+    assert status.tier == "eager"
+    torch.testing.assert_close(losses, eager)

@@ -221,7 +221,7 @@ class CodeProofs:
             unseen.look_after(looked)
         if unseen.appeared():
             now = self._context.progress.steps + 1
-            self._distrust(base, f"step {now} had a gradient that was zero whenever the code was compared")
+            self._distrust(base, f"step {now} had a gradient that was too small whenever the code was compared")
 
     def prove_again(self, base: str, why: str) -> None:
         """Treat proven code as code that was not proven, and audit the step anew."""

@@ -150,8 +150,10 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, their common start, an
 
 
 def _rounding(gradients: Comparison | None) -> set[str]:
-    """Name the parameters, as `compare_kinds` does, whose gradient is so small that all of it may be rounding."""
-    small = gradients.below_floor if gradients is not None else ()
+    """Name the parameters, as `compare_kinds` does, whose gradient is small, and so unlike eager's as rounding is."""
+    if gradients is None:
+        return set()
+    small = [name for name in gradients.below_floor if gradients.differences[name].unrelated]
     return {f"parameter {parameter_of(name)}" for name in small}
 
 
