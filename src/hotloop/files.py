@@ -12,17 +12,61 @@ import os
 import re
 import secrets
 import stat
+import string
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SMALL = 2**22
 """The most bytes of a small file that is read, such as a file of settings."""
-_IRREGULAR = "it is no regular file, but a link, a pipe, a folder or a device"
+PIPE_SECONDS = 60.0
+"""How long a pipe is read before it is given up: a command that writes settings is done by then."""
+_LEFT_SECONDS = 60.0
+"""The age from which an unfinished file is one that a kill has left: its writer would have written since."""
+_SUFFIX = 8
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _PLAIN = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_guarded: set[Path] = set()
+"""The folders of the runs that this process works on."""
+_cleaned: set[Path] = set()
+"""The files beside which this process has removed what kills have left."""
+
+
+class NotRegularError(OSError):
+    """A file that is a link, a pipe, a folder or a device where a regular one is expected."""
+
+
+def guard(folder: Path) -> None:
+    """Refuse links from now on among the folders between this one, a run's, and each file in it.
+
+    The folder itself, and those above it, may be links.
+    """
+    _guarded.add(Path(os.path.abspath(folder)))  # noqa: PTH100 - resolve() would follow the links
+
+
+def check_folders(path: Path) -> None:
+    """Refuse a path that leads out of a run by a link among its folders.
+
+    Raises:
+        NotRegularError: naming the link.
+    """
+    above = Path(os.path.abspath(path)).parents  # noqa: PTH100 - as above
+    for root in _guarded.intersection(above):
+        for folder in above[: above.index(root)]:
+            if folder.is_symlink():
+                raise NotRegularError(f"{folder} is a link to another folder: remove it")
+
+
+def cannot(error: OSError, remedy: str = "Make room, or change its permissions") -> str:
+    """Put into words why a file cannot be written, and what to do: neither room nor permissions help with a link."""
+    if isinstance(error, NotRegularError):
+        return str(error)
+    if error.errno == errno.ELOOP:
+        return f"{error.filename} is a link: remove it"
+    return f"{error}. {remedy}"
 
 
 def open_regular(path: Path, *, change: bool = False, links: bool = False) -> BinaryIO:
@@ -65,6 +109,28 @@ def read(path: Path, limit: int = SMALL, *, links: bool = False) -> bytes:
         return content(file, limit)
 
 
+def read_pipe(path: Path, limit: int = SMALL) -> bytes:
+    """Read all that comes through a pipe, ``<(command)`` or ``/dev/stdin``, which gives it once.
+
+    Raises:
+        OSError: it cannot be read, more than the limit comes, or its end does not come within `PIPE_SECONDS`.
+    """
+    until, found = time.monotonic() + PIPE_SECONDS, b""
+    descriptor = os.open(path, os.O_RDONLY | _PLAIN)
+    with os.fdopen(descriptor, "rb", 0) as pipe:
+        while len(found) <= limit:
+            part = pipe.read(2**16)  # None: nothing for now; empty: nobody writes any more, or not yet
+            if part:
+                found += part
+            elif part is not None and found:
+                return found
+            elif time.monotonic() > until:
+                raise OSError(f"it is a pipe, and its end did not come within {PIPE_SECONDS:.0f} s")
+            else:
+                time.sleep(0.01)
+    raise OSError(f"more than {limit:,} bytes come through it")
+
+
 def content(file: BinaryIO, limit: int) -> bytes:
     """Read all of a file that `open_regular` has opened.
 
@@ -88,19 +154,19 @@ def whole(path: Path, *, durable: bool = True, shared: bool = False, mode: int =
     Args:
         path: of the file.
         durable: wait for the disk, so that this holds after a power cut as well.
-        shared: other processes or threads may write the file at the same time. Where none does, what a kill has left of
-            an earlier writing is removed.
+        shared: other processes or threads may write the file at the same time. Where none does, the first writing of
+            this process removes what a kill has left of an earlier one.
         mode: permissions of the file, of which the system takes those away that its umask names.
 
     Raises:
         OSError: it cannot be written; the former stays.
     """
+    check_folders(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if not shared:
         _remove_parts(path)
-    part = path.with_name(
-        f".{path.name}.{secrets.token_hex(8)}.part"
-    )  # nobody can put a link where none knows the name
+    suffix = "".join(secrets.choice(string.ascii_lowercase) for _ in range(_SUFFIX))
+    part = path.with_name(f".{path.name}.{suffix}.part")  # nobody can put a link where none knows the name
     try:
         # Its ``name`` is the path, by which other libraries write it.
         with open(part, "xb", opener=lambda name, flags: os.open(name, flags | _NO_LINK, mode)) as file:
@@ -121,20 +187,35 @@ def too_long(error: OSError) -> str:
 
 
 def _remove_parts(path: Path) -> None:
-    left = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.part")
+    """Remove what kills have left of a file, once: to list a folder of many files takes longer than to write one."""
+    if path in _cleaned:
+        return
+    _cleaned.add(path)
+    left = re.compile(rf"\.{re.escape(path.name)}\.[a-z]{{{_SUFFIX}}}\.part")
     for other in [one for one in path.parent.iterdir() if left.fullmatch(one.name)]:
         with contextlib.suppress(OSError):  # a folder of that name is nobody's unfinished file
-            other.unlink()
+            if time.time() - other.lstat().st_mtime > _LEFT_SECONDS:
+                other.unlink()
 
 
 def _regular(path: Path, flags: int, mode: int = 0o666) -> int:
+    check_folders(path)
     try:
         descriptor = os.open(path, flags | _PLAIN, mode)  # without O_NONBLOCK, a pipe waits for its other end
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise OSError(_IRREGULAR) from error
+            raise _not_regular(path, follow=not flags & _NO_LINK) from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(_IRREGULAR)
+        raise _not_regular(path, follow=not flags & _NO_LINK)
     return descriptor
+
+
+def _not_regular(path: Path, *, follow: bool) -> NotRegularError:
+    kinds = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFDIR: "folder", stat.S_IFSOCK: "socket"}
+    try:
+        kind = kinds.get(stat.S_IFMT(path.stat(follow_symlinks=follow).st_mode), "device")
+    except OSError:  # a link that leads in a circle, or a file that has gone since
+        kind = "link"
+    return NotRegularError(f"it is no regular file, but a {kind}")

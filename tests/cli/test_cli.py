@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import hotloop.cli
+from hotloop import files
 from hotloop.errors import CompileFailedError, ConfigError, DataError, HotloopError, RecordError
 
 
@@ -159,8 +160,19 @@ def test_a_name_of_5000_letters_is_a_message(given, capsys):
     assert "has 5,000 characters, which is too long for a file" in said
 
 
-def test_a_pipe_or_a_device_is_no_file_of_settings(tmp_path, capsys):
+def test_a_device_is_no_file_of_settings_and_a_pipe_is_one_once_somebody_writes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(files, "PIPE_SECONDS", 0.05)
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", "/dev/zero"):
+    said = {
+        tmp_path / "pipe": "it is a pipe, and its end did not come",
+        "/dev/zero": "it is no regular file, but a device",
+    }
+    for path, why in said.items():
         assert run("train", "recipe=digits", "--config", str(path)) == 2
-        assert "cannot be read as YAML: it is no regular file" in capsys.readouterr().err
+        assert f"--config {path} cannot be read: {why}" in capsys.readouterr().err
+    reader, writer = os.pipe()  # as of <(command)
+    os.write(writer, b"training: {batch_size: 7}\n")
+    os.close(writer)
+    assert run("train", "recipe=digits", "--show", "--config", f"/dev/fd/{reader}") == 0
+    assert "batch_size: 7" in capsys.readouterr().out
+    os.close(reader)

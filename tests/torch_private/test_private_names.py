@@ -127,12 +127,16 @@ def examples():
     torch.compile(layer, backend=backend)(torch.ones(1, 2))
     with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
         scripted = torch.jit.trace(torch.neg, torch.ones(1))
+    optimizer = torch.optim.SGD(layer.parameters())
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
     return {
         **sharded_examples(),
         "Module": layer,
         "Function": torch.compile(lambda x: x, backend="eager"),
         "Tensor": layer.weight,
-        "Optimizer": torch.optim.SGD(layer.parameters()),
+        "Optimizer": optimizer,
+        "Step": optimizer.step,
+        "GradScaler": torch.amp.GradScaler,
         "GraphModule": traced[0],
         "Node": traced[1],
         "OpOverload": torch.ops.aten.add.Tensor,

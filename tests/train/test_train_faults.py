@@ -19,6 +19,7 @@ from training_fixtures import held_elsewhere, overrides
 from hotloop import recipes, record, report
 from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.train import checkpoint, conf_files, configure, fit, kfold_state, saving, start, turn
+from hotloop.train.search import document
 
 FULL = OSError(28, "No space left on device")
 
@@ -325,6 +326,62 @@ def test_settings_that_lost_their_beginning_are_torn_as_well(tmp_path, train, mo
     settings.write_text(settings.read_text().partition("\n")[2])
     with pytest.raises(ConfigError, match="the file is torn"):
         start.prepare([f"run.resume={tmp_path / 'run'}"])
+
+
+def test_settings_that_an_editor_of_windows_has_saved_are_not_torn(tmp_path):
+    file, text = tmp_path / "settings.yaml", f"{conf_files.BEGIN}\ntraining: {{batch_size: 3}}\n{conf_files.END}\n"
+    for head in (b"", b"\xef\xbb\xbf"):
+        file.write_bytes(head + text.replace("\n", "\r\n").encode())
+        for of_run in (False, True):
+            assert conf_files.read(file, of_run=of_run) == {"training": {"batch_size": 3}}
+        file.write_bytes(head + text.replace("\n", "\r\n").encode()[:-8])
+        with pytest.raises(ConfigError, match="the file is torn"):
+            conf_files.read(file)
+
+
+def test_settings_are_read_through_a_link_for_config_alone(tmp_path):
+    (tmp_path / "mine.yaml").write_text("training: {batch_size: 3}\n")
+    (tmp_path / "run").mkdir()
+    link = tmp_path / "run" / "settings.yaml"
+    link.symlink_to(tmp_path / "mine.yaml")
+    assert configure.load(["recipe=digits"], link).training.batch_size == 3
+    link.with_name(document.SETTINGS).symlink_to(tmp_path / "mine.yaml")
+    for read in (lambda: conf_files.read(link), lambda: document.read_settings(link.parent)):
+        with pytest.raises(ConfigError, match="cannot be read: it is no regular file, but a link") as refused:
+            read()
+        assert "--config" not in str(refused.value)
+
+
+def test_a_run_that_left_no_checkpoint_says_that_it_begins_at_step_0(tmp_path, train, monkeypatch, capsys):
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(fit._Fitting, "step", lambda *_: (_ for _ in ()).throw(RuntimeError))
+        train()
+    assert "holds no checkpoint" not in capsys.readouterr().out
+    assert resumed(tmp_path / "run", "training.max_steps=1").step == 1
+    assert f"{tmp_path / 'run'} holds no checkpoint, so training begins at step 0" in capsys.readouterr().out
+    assert resumed(tmp_path / "run", "training.max_steps=2").step == 2
+    assert "holds no checkpoint" not in capsys.readouterr().out
+
+
+def test_a_run_whose_folder_of_checkpoints_is_a_link_is_not_gone_on_with(tmp_path, train):
+    train(training__max_steps=1)
+    folder, elsewhere = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    before = {one.name: one.stat().st_mtime_ns for one in elsewhere.iterdir()}
+    with pytest.raises(ConfigError, match=r"run/checkpoints is a link to another folder: remove it"):
+        resumed(tmp_path / "run", "training.max_steps=2")
+    assert {one.name: one.stat().st_mtime_ns for one in elsewhere.iterdir()} == before
+
+
+def test_a_lock_that_is_a_link_is_named_and_no_room_is_asked_for(tmp_path, train):
+    train(training__max_steps=1)
+    lock = tmp_path / "run" / "run.lock"
+    lock.unlink(missing_ok=True)
+    lock.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"run\.lock is a link: remove it") as refused:
+        resumed(tmp_path / "run", "training.max_steps=2")
+    assert "Make room" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "#\n", "# my settings\n"])

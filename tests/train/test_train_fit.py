@@ -278,6 +278,9 @@ def test_a_part_of_a_checkpoint_that_is_missing_or_bad_is_named_in_one_line(tmp_
     path, random = tmp_path / "last.pt", checkpoint.random_state()
     good = {"model": {"model": {}}, "others": {}, "settings": OF_DIGITS, "position": {"step": 3}}
     good |= {"random": random, "epoch_began": {}, "data": "x", "record": {}, "of_ranks": []}
+    good |= {"generators": [], "loader": None, "loop": None}
+    own = {name: good[name] for name in ("random", "epoch_began", "generators", "loader")}
+    without_loader = {name: value for name, value in own.items() if name != "loader"}
     bad = {
         "model": [None, {"model": None}],
         "others": [None],
@@ -287,18 +290,26 @@ def test_a_part_of_a_checkpoint_that_is_missing_or_bad_is_named_in_one_line(tmp_
         "of_ranks": [3, [None]],
         "epoch_began": [[]],
         "data": [None],
-        "record": [3],
+        "record": [None, 3],
+        "generators": [None, 3],
+        "loop": [3],
     }
     for part, values in bad.items():
         without = {key: one for key, one in good.items() if key != part}
         for document in [{**good, part: one} for one in values] + [without] * (values[0] is None):
             checkpoint.save(path, document)
             with pytest.raises(
-                ConfigError, match=rf"last\.pt lacks .* as its {part}, or has something else there\. Use"
+                ConfigError, match=rf"last\.pt has no part named {part}, or a damaged one\. Use another checkpoint"
             ):
                 checkpoint.check_resumable(path, checkpoint.load(path))
-    checkpoint.save(path, good)
+    for name in ("loader", "loop"):  # None is a value of theirs
+        with pytest.raises(ConfigError, match=f"has no part named {name}"):
+            checkpoint.check_resumable(path, {key: one for key, one in good.items() if key != name})
+    with pytest.raises(ConfigError, match="has no part named loader"):
+        checkpoint.check_resumable(path, {**good, "of_ranks": [own, without_loader]})
+    checkpoint.save(path, {**good, "of_ranks": [own]})
     checkpoint.check_resumable(path, checkpoint.load(path))
+    checkpoint.check_resumable(path, {**good, "of_ranks": [own]})
     for state in ({}, {"torch": 3}, {**random, "numpy": ("MT19937",)}):
         with pytest.raises(ConfigError, match="checkpoint's random numbers cannot be restored"):
             checkpoint.restore_random_state(state)
@@ -324,8 +335,10 @@ def test_a_checkpoint_executes_nothing(tmp_path):
             return (json.loads, ("1",))
 
     torch.save({"schema": 1, "model": Bomb()}, tmp_path / "last.pt")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"holds objects that hotloop does not load \(json\.loads\)") as refused:
         checkpoint.load(tmp_path / "last.pt")
+    assert "weights_only" not in str(refused.value)  # torch advises to switch it off
+    assert "torn" not in str(refused.value)
 
 
 def test_a_checkpoint_that_fails_to_write_leaves_the_former(tmp_path):

@@ -125,11 +125,11 @@ def attacked(chromium, url, hostile):
     with context.expect_page() as opened:
         page.goto(hostile)
     page.wait_for_function("document.title === 'done'")
-    assert "Another page asked for this" in opened.value.inner_text("body")
+    assert "type hotloop's address into your browser" in opened.value.inner_text("body")
     page.goto(hostile)
     page.evaluate("target => { location = target; }", at(url, "/runs"))
     page.wait_for_url("**/runs")
-    expect(page.locator("body")).to_contain_text("Another page asked for this")
+    expect(page.locator("body")).to_contain_text("type hotloop's address into your browser")
     context.close()
 
 

@@ -1,11 +1,13 @@
 """What opens the page and what it does for whom: the token, the cookie, the key, other ports, and programs of users."""
 
 import contextlib
+import html
 import http.client
 import os
 import re
 import socket
 import threading
+import time
 import urllib.parse
 
 import pytest
@@ -120,6 +122,7 @@ def test_no_page_of_another_site_or_port_gets_anything_but_scripts_and_styles(cl
         answer = client.get(name, params={"run": "a"}, headers={"sec-fetch-site": site})
         assert answer.status_code == (200 if path == "/static/{name}" else 403), path
         assert client.head(name, params={"run": "a"}, headers={"sec-fetch-site": site}).status_code != 500
+    assert "type hotloop's address into your browser" in client.get("/runs", headers={"sec-fetch-site": site}).text
     for own in ("same-origin", "none"):  # a link of the page, and an address that was typed
         assert client.get("/run", params={"run": "a"}, headers={"sec-fetch-site": own}).status_code == 200
 
@@ -262,6 +265,39 @@ def test_a_pipe_named_as_a_bundle_or_in_place_of_a_preset_is_refused(client, roo
         os.mkfifo(file)
         asked = f"/cache/bundle?name={name}" if path == "bundles" else "/training?preset=one"
         assert in_time(file, lambda asked=asked: client.get(asked)).status_code in (404, 422)
+
+
+def test_planted_settings_that_are_a_link_show_nothing_of_what_it_leads_to(client, root, tmp_path):
+    (tmp_path / "private.yaml").write_text("recipe: {name: digits}\ntraining: {batch_size: 4711}\n")
+    (a_run(root / "a") / "settings.yaml").symlink_to(tmp_path / "private.yaml")
+    answer = client.get("/training?from=a")
+    assert answer.status_code == 422
+    assert "4711" not in answer.text
+    assert "settings.yaml cannot be read: it is no regular file, but a link" in html.unescape(answer.text)
+    assert "--config" not in answer.text
+
+
+def test_a_record_that_claims_a_huge_size_is_not_read(client, root):
+    folder = a_run(root / "a")
+    with (folder / "record.jsonl").open("r+b") as sparse:
+        sparse.truncate(5 * 2**30)
+    before = time.monotonic()
+    text = client.get("/run?run=a").text
+    assert time.monotonic() - before < 5
+    assert "has 5,368,709,120 bytes, and a page reads 1,073,741,824 at most" in text
+
+
+@pytest.mark.parametrize("path", ["/training/read", "/training/start", "/training/queue"])
+def test_a_form_without_the_key_is_shown_again_with_what_was_typed(client, path):
+    del client.headers["x-hotloop-key"]
+    answer = client.post(path, data={"program": "mine.py:make", "name": "typed"})
+    assert answer.status_code == 403
+    assert "This browser may look, not act. Open the last address that `hotloop ui` printed." in answer.text
+    assert 'value="mine.py:make"' in answer.text
+    assert 'action="/training/read"' in answer.text
+    said = client.post(path, data={}, headers={"sec-fetch-site": "none"})
+    assert (said.status_code, "from another site" in said.text) == (403, False)
+    assert "Open the page by its link on hotloop's list of runs" in said.text
 
 
 def test_planted_links_are_not_written_through(client, root, tmp_path, monkeypatch):

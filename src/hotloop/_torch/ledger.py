@@ -450,6 +450,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "a step with a GradScaler is captured only with a fused optimizer",
     ),
     (
+        "Step._wrapped_by_lr_sched",
+        "tells an optimizer's step that a scheduler counts from one that somebody wrapped to learn whether it runs",
+        "a step with a GradScaler and a scheduler is not captured: the scaler asks the host",
+    ),
+    (
         "torch.nn.utils.clip_grad:_get_total_norm",
         "the norm that clip_grad_norm_ takes: called without error_if_nonfinite, which reads it on the host",
         "a step that clips with error_if_nonfinite=True is not captured",

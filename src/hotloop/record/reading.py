@@ -15,6 +15,8 @@ from hotloop.record.schema import are_objects
 
 LONGEST = 2**26
 """Bytes of a line that is read: a file without line ends would fill the memory."""
+LARGEST = 2**30
+"""Bytes of a record that a page reads: a run of a million steps has 200 MB, and a sparse file may claim any size."""
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -111,6 +113,7 @@ class Follower:
         try:
             with open_regular(path) as lines:
                 found = os.fstat(lines.fileno())
+                _check_size(found.st_size)
                 if self._file != (found.st_dev, found.st_ino) or found.st_size < self._read:
                     self._file = (found.st_dev, found.st_ino)
                     self._read, self._unread, self._document = 0, 0, empty()
@@ -125,6 +128,11 @@ class Follower:
         document = _counted(self._document, self._unread, path)
         _check(document, path)
         return document
+
+
+def _check_size(size: int) -> None:
+    if size > LARGEST:
+        raise OSError(f"it has {size:,} bytes, and a page reads {LARGEST:,} at most")
 
 
 def _check(document: dict[str, Any], path: Path) -> None:

@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from hotloop.cache import files
 from hotloop.errors import ConfigError
+from hotloop.files import cannot
 from hotloop.remote.clusters import state_folder
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def held(name: str) -> Iterator[None]:
             f"{name}: another process fetches or resumes it since {_HELD_SECONDS:.0f} s: end that one"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be locked: {error}. Make room, or change its permissions") from error
+        raise ConfigError(f"{path} cannot be locked: {cannot(error)}") from error
     try:
         yield
     finally:
@@ -147,7 +148,7 @@ def keep_written(name: str, records: Mapping[str, list[str]]) -> None:
     try:
         files.replace(path, json.dumps(records).encode())
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}. Make room, or change its permissions") from error
+        raise ConfigError(f"{path} cannot be written: {cannot(error)}") from error
 
 
 def known() -> list[RemoteRun]:

@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import pickle
 import random
+import re
 import zipfile
+from types import NoneType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hotloop.errors import ConfigError, TrainingFailedError, describe
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 2
 FOLDER, BEST, LAST = "checkpoints", "best.pt", "last.pt"
-_OTHER = "Use another one of its folder (best.pt, last.pt), or start again"
+_OTHER = "Use another checkpoint of its folder (best.pt, last.pt), or start anew"
 STATE = "state["
 """The names of a program's state in a checkpoint begin so: ``state[0]``, ``state[1]``."""
 
@@ -92,7 +94,14 @@ def load(path: Path) -> dict[str, Any]:
         with open_regular(path, links=True) as file:
             _check_sums(file)
             document = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ConfigError(f"checkpoint {path} cannot be read: {error}. {_OTHER}") from error
     except Exception as error:  # a torn or foreign file raises anything from EOFError to UnpicklingError
+        if isinstance(error, pickle.UnpicklingError) and (named := _objects_in(error)):
+            raise ConfigError(
+                f"checkpoint {path} holds objects that hotloop does not load ({named}): hotloop train did not write "
+                f"it. {_OTHER}"
+            ) from error
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
             f"checkpoint {path} cannot be read ({reason}): it is torn, has changed since it was written, or is no "
@@ -123,17 +132,17 @@ def check_resumable(path: Path, document: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: a part is missing, or of another type.
     """
-    processes = document.get("of_ranks", [])
+    processes = document.get("of_ranks")
     if not isinstance(processes, list) or not all(isinstance(one, dict) for one in processes):
         raise _cannot_be_used(path, ["of_ranks"])
-    for one in (document, *processes):
-        _check_parts(path, one, ("random",))
-        began = one.get("epoch_began", 0)  # None: before the first epoch
-        if began is not None and not isinstance(began, dict):
-            raise _cannot_be_used(path, ["epoch_began"])
-    kinds = {"data": (document.get("data"), str), "record": (document.get("record", {}), dict)}
-    if wrong := [name for name, (value, kind) in kinds.items() if not isinstance(value, kind)]:
-        raise _cannot_be_used(path, wrong)
+    kinds: dict[str, tuple[type, ...]] = {"data": (str,), "record": (dict,)}
+    each: dict[str, tuple[type, ...]] = {"random": (dict,), "epoch_began": (dict, NoneType), "generators": (list,)}
+    if "state_dict" not in document:  # else it is a Trainer's, which has these of its own
+        kinds["loop"] = (dict, NoneType)
+        each["loader"] = (object,)  # a program's own loader may keep anything
+    for one, wanted in ((document, kinds), *((one, each) for one in (document, *processes))):
+        if wrong := [name for name, kind in wanted.items() if name not in one or not isinstance(one[name], kind)]:
+            raise _cannot_be_used(path, wrong)
 
 
 @contextlib.contextmanager
@@ -178,16 +187,19 @@ def _check_sums(file: BinaryIO) -> None:
     file.seek(0)
 
 
+def _objects_in(error: pickle.UnpicklingError) -> str:
+    """Name the class or function that torch has refused to load; empty where it refused something else."""
+    found = re.search(r"GLOBAL ([\w.]+)", str(error))
+    return found[1] if found else ""
+
+
 def _check_parts(path: Path, document: Mapping[str, Any], names: Sequence[str]) -> None:
     if wrong := [name for name in names if not isinstance(document.get(name), dict)]:
         raise _cannot_be_used(path, wrong)
 
 
 def _cannot_be_used(path: Path, parts: Sequence[str]) -> ConfigError:
-    return ConfigError(
-        f"checkpoint {path} lacks what hotloop train writes as its {', '.join(parts)}, or has something else there. "
-        f"{_OTHER}"
-    )
+    return ConfigError(f"checkpoint {path} has no part named {', '.join(parts)}, or a damaged one. {_OTHER}")
 
 
 def _is_position(given: Mapping[str, Any]) -> bool:
@@ -205,6 +217,7 @@ def _of_schema_1(document: dict[str, Any]) -> dict[str, Any]:
         "model": {"model": document["model"]},
         "others": {**{name: one for name, one in kept.items() if one is not None}, "rate": {"steps": at["step"]}},
         "epoch_began": {"random": random, "loader": []},
+        "generators": [],
         "loader": {"epoch": at["epoch"], "done": at["step_in_epoch"]},
     }
 

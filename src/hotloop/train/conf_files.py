@@ -82,7 +82,7 @@ def _path(group: str, name: str, folder: Path | None) -> Any:
 
 
 def _file(path: Any) -> dict[str, Any]:
-    return dict(_shipped(path) if str(path).startswith(str(CONF)) else read(path))
+    return dict(_shipped(path) if str(path).startswith(str(CONF)) else read(path, named=True))
 
 
 @functools.cache
@@ -91,21 +91,44 @@ def _shipped(path: Any) -> dict[str, Any]:
 
 
 def _text(path: Any) -> str:
-    """Return a file's text; the user's own may be a link, of which some systems make their mounted settings."""
-    return files.read(path, links=True).decode() if isinstance(path, Path) else str(path.read_text(encoding="utf-8"))
+    """Return the text of a file of groups, ours or one that ``--config`` names."""
+    return _named(path).decode() if isinstance(path, Path) else str(path.read_text(encoding="utf-8"))
 
 
-def read(path: Path, *, of_run: bool = False) -> dict[str, Any]:
-    """Read a YAML file of settings; ``of_run``: a run wrote it into its folder, so its first and last line are known.
+def _named(path: Path) -> bytes:
+    """Read what ``--config`` names: it may be a link, of which some systems make their mounted settings, or a pipe."""
+    return _piped(path) if path.is_fifo() else files.read(path, links=True)
+
+
+@functools.cache
+def _piped(path: Path) -> bytes:
+    """Read a pipe of the command line's: settings are read several times, and a pipe gives its content once."""
+    return files.read_pipe(path)
+
+
+def read(path: Path, *, of_run: bool = False, named: bool = False) -> dict[str, Any]:
+    """Read a YAML file of settings.
+
+    Args:
+        path: of the file.
+        of_run: a run wrote it into its folder, so its first and last line are known.
+        named: the user names it by ``--config``: it may be a link or a pipe, which nobody can have planted there.
 
     Raises:
         ConfigError: it cannot be read, is torn, is no mapping, or its aliases make more of it than settings are.
     """
     yaml = require("yaml", "Reading settings")
+    shown = f"--config {path}" if named else str(path)
     try:
-        return _mapping(files.read(path, links=not of_run).decode(), of_run=of_run)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path} cannot be read as YAML: {error}") from error
+        text = (_named(path) if named else files.read(path)).decode("utf-8-sig")  # editors of Windows mark it so
+    except OSError as error:
+        raise ConfigError(f"{shown} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{shown} cannot be read: it is no text in UTF-8") from error
+    try:
+        return _mapping(text.replace("\r\n", "\n"), of_run=of_run)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{shown} cannot be read as YAML: {error}") from error
 
 
 def _mapping(text: str, *, of_run: bool = False) -> dict[str, Any]:

@@ -122,7 +122,8 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
 
 def _written(config: str | Path | None) -> list[str]:
     """Name the settings in a file of the user's; none in one that hotloop wrote, which has all there are."""
-    written = conf_files.read(Path(config)) if config and Path(config).is_file() else {}
+    path = Path(config) if config else None
+    written = conf_files.read(path, named=True) if path and _is_one_file(path) else {}
     search = written.get("hpo")
     all_named = isinstance(search, dict) and set(search) >= set(HpoSettings.model_fields)
     return [] if all_named else [name for name, _ in nested.leaves(written) if "." in name]
@@ -136,8 +137,8 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
         raise ConfigError(f"--config {path}: no such file or folder")
     folder = path if path and path.is_dir() else None
     for file in folder.glob("*/*.yaml") if folder else ():
-        conf_files.read(file)
-    written = dict(_moved(conf_files.read(path))) if path and not folder else {}
+        conf_files.read(file, named=True)
+    written = dict(_moved(conf_files.read(path, named=True))) if path and not folder else {}
     available = groups(folder)
     given = [*(f"{key}={name}" for key, name in written.items() if isinstance(name, str)), *overrides]
     named = next((name for one in reversed(given) if (name := program_name(one))), "")
@@ -171,7 +172,7 @@ def resumed(overrides: Sequence[str], config: str | Path | None = None) -> Path 
     Of a copy of a run, at a URL or in a folder, the folder here that has what is there.
     """
     path = Path(config) if config else None
-    written = conf_files.read(path).get("run") if path and path.is_file() else None
+    written = conf_files.read(path, named=True).get("run") if path and _is_one_file(path) else None
     found = written.get("resume") if isinstance(written, dict) else None
     for text in overrides:
         if text.lstrip("+").startswith("run.resume="):
@@ -180,6 +181,10 @@ def resumed(overrides: Sequence[str], config: str | Path | None = None) -> Path 
         return None
     folder = Path(str(found))
     return run_storage.fetched(str(found)) if "://" in str(found) or run_storage.is_copy(folder) else folder
+
+
+def _is_one_file(path: Path) -> bool:
+    return path.exists() and not path.is_dir()  # it may be a pipe
 
 
 def _choice(text: str, available: Mapping[str, Sequence[str]]) -> str:

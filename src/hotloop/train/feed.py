@@ -118,10 +118,10 @@ class Feed:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was written."""
-        self._began, self._kept = state["epoch_began"], state.get("loader")
+        self._began, self._kept = state["epoch_began"], state["loader"]
         self._before_next = state.get("before_next")
         with checkpoint.part("generators"):
-            self._set_generators(state.get("generators", []))
+            self._set_generators(state["generators"])
 
     def _keeps_state(self) -> bool:
         return hasattr(self._loader, "state_dict") and hasattr(self._loader, "load_state_dict")

@@ -403,7 +403,7 @@ class _Fitting:
         with checkpoint.part("buffers"):
             sharding.load_own(self.task.workload.models(), own)
         self.feed.load_state_dict(own)
-        self.compiling.resumed(self.position.step, document.get("loop"))
+        self.compiling.resumed(self.position.step, document["loop"])
         self.untouched, self.began_at = self.task.weights(), self.position.step
         self.unstepped = {}  # an earlier start may have stepped them
         checkpoint.restore_random_state(own["random"])

@@ -34,7 +34,9 @@ def write(start: Start, told: Mapping[str, Sequence[str]], record: RunRecord, di
         display: prints.
     """
     settings, step = start.settings, start.resume["position"]["step"] if start.resume else 0
-    gone = record.cut(start.resume.get("record", record.lengths()) if start.resume else {}, step)
+    if start.anew:
+        display.say(f"{start.folder} holds no checkpoint, so training begins at step 0")
+    gone = record.cut(start.resume["record"] if start.resume else {}, step)
     if steps := gone.get("steps"):
         display.say(f"The record leaves out {steps} steps that were done after step {step}: they are done again")
     record.update("settings", **idle.only_read(settings))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, DataError
-from hotloop.files import too_long, whole
+from hotloop.files import check_folders, guard, too_long, whole
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds, study
 from hotloop.train import checkpoint, conf_files, configure, idle, mirror, program, run_storage
@@ -67,7 +67,7 @@ class Start:
 
     ``open`` holds the folder's lock, from the first reading or writing there on; whoever trains closes it. ``dry``: all
     is checked that can be before training, and nothing is trained or written. ``leads``: it is the first of the
-    processes that train together, which alone writes.
+    processes that train together, which alone writes. ``anew``: an earlier start of the run has left no checkpoint.
     """
 
     settings: Settings
@@ -76,7 +76,11 @@ class Start:
     within: Within = dataclasses.field(default_factory=Within)
     dry: bool = False
     leads: bool = True
+    anew: bool = False
     open: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        guard(self.within.folder or self.folder)
 
     @property
     def resumed(self) -> Path | None:
@@ -163,6 +167,8 @@ def take_up(settings: Settings, folder: Path, within: Within) -> Start:
             stored.take()
         except mirror.StorageError as error:
             raise ConfigError(f"{mirror.SETTING}: {error}") from error
+    guard(within.folder or folder)
+    _check_folder_of_checkpoints(folder)
     run = {"folder": str(folder), "resume": str(folder) if last.is_file() else None}
     document = checkpoint.load(last) if last.is_file() else None
     if document:
@@ -179,6 +185,7 @@ def _resume(given: Path, overrides: Sequence[str]) -> Start:
     folder, held = given.parent.parent if given.is_file() else given, contextlib.ExitStack()
     if folder.is_dir():  # first, since another process that trains there would write a newer checkpoint
         held.enter_context(folder_held(folder))
+        _check_folder_of_checkpoints(folder)
     found = _died_early(given, changed) or _from_checkpoint(given, changed)
     run_storage.check_resumed(found.settings.run.storage, found.folder)
     return dataclasses.replace(found, open=held)
@@ -286,7 +293,15 @@ def _died_early(folder: Path, changed: Sequence[str]) -> Start | None:
         return None
     conf_files.read(folder / SETTINGS, of_run=True)  # of a torn file the rest would come from the defaults
     settings = program.filled(configure.load(changed, folder / SETTINGS))
-    return Start(_with_run(settings, folder=str(folder)), folder)
+    return Start(_with_run(settings, folder=str(folder)), folder, anew=True)
+
+
+def _check_folder_of_checkpoints(folder: Path) -> None:
+    """Refuse a run whose checkpoints would be written elsewhere, before it trains: a full disk would be waited for."""
+    try:
+        check_folders(folder / checkpoint.FOLDER / checkpoint.LAST)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
 
 
 def _with_run(settings: Settings, **run: str | None) -> Settings:
@@ -338,6 +353,7 @@ def write_settings(start: Start, files: Mapping[str, str] | None = None) -> None
     if start.dry or not start.leads:
         return
     start.open.enter_context(folder_held(start.folder))
+    _check_folder_of_checkpoints(start.folder)
     again = _with_run(start.settings, folder=None, resume=None)
     try:
         with whole(start.folder / SETTINGS) as file:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from hotloop.errors import ConfigError
-from hotloop.files import read, whole
+from hotloop.files import cannot, guard, read, whole
 from hotloop.record import this_process
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def folder_held(folder: Path, seconds: float = 0) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise cannot_write(folder, error) from error
+    guard(folder)
     try:
         yield
     finally:
@@ -119,7 +120,8 @@ def _lock(folder: Path, seconds: float = 0) -> BaseFileLock:
 def cannot_write(folder: Path, error: OSError) -> ConfigError:
     """Put into words that a run's folder cannot be written."""
     return ConfigError(
-        f"run.folder={folder} cannot be written: {error}. Make room, change its permissions, or name another run.folder"
+        f"run.folder={folder} cannot be written: "
+        + cannot(error, "Make room, change its permissions, or name another run.folder")
     )
 
 

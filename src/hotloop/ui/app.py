@@ -69,7 +69,11 @@ def application(root: Path, access: Access, probe: Probe | None = None) -> ASGIA
         LookupError: not_found, KeyError: not_found, 404: not_found, HotloopError: refused,
     }  # fmt: skip
     app = Starlette(routes=routes(site), exception_handlers=answers, lifespan=lifespan)
-    return Guard(app, access)
+    return Guard(app, access, dict.fromkeys(_TO_THE_FORM, TrainingPages(site).keyless))
+
+
+_TO_THE_FORM = ("/training/start", "/training/queue", "/training/read")
+"""The addresses that the page on which a run is set up sends forms to."""
 
 
 async def _keep_starting(site: Site) -> None:
@@ -109,8 +113,7 @@ def routes(site: Site) -> list[Route]:
         "/clusters/add": cluster.add, "/clusters/remove": cluster.remove,
     }  # fmt: skip
     # A form that was refused has the address that it was sent to.
-    back = ("/training/start", "/training/queue", "/training/read")
-    asked |= dict.fromkeys(back, lambda request: RedirectResponse("/training"))  # noqa: ARG005
+    asked |= dict.fromkeys(_TO_THE_FORM, lambda request: RedirectResponse("/training"))  # noqa: ARG005
     gets = [Route(path, answer, methods=["GET"]) for path, answer in asked.items()]
     return gets + [Route(path, answer, methods=["POST"]) for path, answer in done.items()]
 

@@ -69,12 +69,13 @@ class Presets:
             raise ConfigError(f"preset={name!r}: there is none of this name by now") from None
         if not stat.S_ISREG(there.st_mode) or there.st_size > _LARGEST:
             raise ConfigError(f"preset={name!r}: {path} is no file of settings")
+        own = conf_files.read(path)  # first: what is wrong with it is no matter of --config
         found = configure.compose((), path)
         recipe, known = configure.recipe_choice(str(found["recipe"]["name"])), conf_files.groups()["recipe"]
         if recipe not in known:
             raise ConfigError(f"preset={name!r} is of recipe={recipe!r}: expected one of {', '.join(known)}")
         model = configure.model(recipe)
-        unknown = [key for key, _ in leaves(conf_files.read(path)) if schema.at(model, key) is None]
+        unknown = [key for key, _ in leaves(own) if schema.at(model, key) is None]
         if unknown:
             raise ConfigError(f"preset={name!r}: {schema.unknown(model, unknown[0])}")
         return whole(found)
@@ -93,7 +94,7 @@ class Presets:
             with files.whole(path) as file:
                 file.write(conf_files.to_yaml(kept).encode())
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error}. Make room, or change its permissions") from error
+            raise ConfigError(f"{path} cannot be written: {files.cannot(error)}") from error
 
     def delete(self, name: str) -> None:
         """Delete a preset, if it is still there."""

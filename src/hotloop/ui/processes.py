@@ -76,7 +76,7 @@ def start(folder: Path, arguments: Sequence[str], where: str = "") -> None:
             )  # fmt: skip
         note(folder, child.pid, arguments, where)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error}. Make room, or change its permissions") from error
+        raise ConfigError(f"{folder} cannot be written: {files.cannot(error)}") from error
     # A process that nobody waits for stays in the system's table, and would seem to run.
     threading.Thread(target=child.wait, daemon=True).start()
 

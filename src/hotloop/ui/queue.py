@@ -86,7 +86,7 @@ class Queue:
         except FileExistsError:
             raise ConfigError(f"{name} is there already. Queue it again, or choose another name") from None
         except OSError as error:
-            raise ConfigError(f"{folder} cannot be queued: {error}. Make room, or change its permissions") from error
+            raise ConfigError(f"{folder} cannot be queued: {files.cannot(error)}") from error
 
     def entries(self) -> list[Entry]:
         """Return what waits, in its order."""

@@ -12,6 +12,7 @@ import hmac
 import ipaddress
 import secrets
 import urllib.parse
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
@@ -21,14 +22,25 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from hotloop.train import configure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    Keyless = Callable[[Request, dict[str, str], str], Response]
 
 STATIC = "/static/"
 """Scripts and styles of the package: the same for everybody, so that they need no token."""
 _ELSEWHERE = ("cross-site", "same-site")
 """What browsers say of a request that a page of another site, or of another port of this one, asks for."""
+_NOT_OURS = (
+    "A page that is not hotloop's has asked for this one. To see it, type hotloop's address into your browser, or use "
+    "a bookmark."
+)
+_NOT_OUR_FORM = (
+    "hotloop takes forms only from its own pages. Open the page by its link on hotloop's list of runs, and send the "
+    "form again from there."
+)
+_NO_KEY = "This browser may look, not act. Open the last address that `hotloop ui` printed."
 FORM = "hotloop.form"
 """The key of a request's scope that holds its checked form."""
 _LARGEST = 2**20
@@ -101,10 +113,16 @@ class Access:
 
 
 class Guard:
-    """Answers what must not pass, and lets the rest through with its form read and checked."""
+    """Answers what must not pass, and lets the rest through with its form read and checked.
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app, self.access = app, access
+    Args:
+        app: answers the rest.
+        access: who may ask.
+        keyless: by address, what shows a form again that came without the key; other addresses answer with text.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, keyless: Mapping[str, Keyless] = MappingProxyType({})) -> None:
+        self.app, self.access, self.keyless = app, access, keyless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -130,7 +148,7 @@ class Guard:
         if request.method == "GET" and self.access.spend(request.query_params.get("token", "")):
             return self._welcome(request)
         if request.headers.get("sec-fetch-site") in _ELSEWHERE:
-            return PlainTextResponse("Another page asked for this. Type its address, or use a bookmark.", 403)
+            return PlainTextResponse(_NOT_OURS, 403)
         if _same(request.cookies.get(self.access.cookie(request.url.scheme), ""), self.access.session):
             return None
         return PlainTextResponse("Open the last address that `hotloop ui` printed: each is good once.", 401)
@@ -152,7 +170,7 @@ class Guard:
     async def _read_form(self, request: Request) -> Response | None:
         """Read a form into the request's scope; return the answer to one that is forged or too large."""
         if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return PlainTextResponse("This form comes from another site.", 403)
+            return PlainTextResponse(_NOT_OUR_FORM, 403)
         body = b""
         async for part in request.stream():
             body += part
@@ -164,7 +182,8 @@ class Guard:
             return PlainTextResponse("This form cannot be read: expected text in UTF-8.", 400)
         field = form.pop("hotloop-key", "")
         if not _same(request.headers.get("x-hotloop-key", field), self.access.key):
-            return PlainTextResponse("This browser may look, not act. Open the last address that was printed.", 403)
+            show = self.keyless.get(request.url.path)
+            return show(request, form, _NO_KEY) if show else PlainTextResponse(_NO_KEY, 403)
         request.scope[FORM] = form
         return None
 

@@ -62,6 +62,10 @@ class TrainingPages:
         named = {name: value for name, value in form.items() if value}
         return RedirectResponse(f"/training?{urllib.parse.urlencode(named)}", 303)
 
+    def keyless(self, request: Request, form: Mapping[str, str], why: str) -> Response:
+        """Show a form again that nothing may be done with, since its browser has not brought the key."""
+        return self._unusable(request, form, ConfigError(why), 403)
+
     def _asked(self, asked: Mapping[str, str], *, may_run: bool) -> Draft:
         """Return the draft of what an address or a form names: a recipe, a program, a run or a preset."""
         if run := asked.get("from"):
@@ -73,7 +77,7 @@ class TrainingPages:
     def preview(self, request: Request) -> Response:
         """Show what would run, and what is wrong, beside the fields."""
         try:
-            draft = self._draft(form_of(request))
+            draft = self._draft(form_of(request), may_run=True)
             draft.read()
         except ConfigError as error:
             return self.site.show(request, "preview.html.j2", draft=None, why=str(error))
@@ -83,7 +87,7 @@ class TrainingPages:
     def check(self, request: Request) -> Response:
         """Check all but the step itself, in a process of its own: nothing is trained or written."""
         try:
-            draft = self._draft(form_of(request))
+            draft = self._draft(form_of(request), may_run=True)
             draft.read()
             if draft.errors:
                 return self.site.show(request, "checked.html.j2", why="Nothing was checked: mend that first.")
@@ -119,7 +123,7 @@ class TrainingPages:
     ) -> Response:
         form = form_of(request)
         try:
-            draft = self._draft(form)
+            draft = self._draft(form, may_run=True)
             draft.read()
             if not draft.errors and draft.verb != "hpo" and ":" in draft.recipe:
                 self._check_program(draft)
@@ -132,7 +136,7 @@ class TrainingPages:
         self.site.places.forget()
         return then(folder)
 
-    def _draft(self, form: Mapping[str, str], *, may_run: bool = True) -> Draft:
+    def _draft(self, form: Mapping[str, str], *, may_run: bool) -> Draft:
         known, clusters = self.site.probe.answer()["components"], self.site.elsewhere.addresses()
         return drafts.of(form, known, self.site.places.root, clusters, may_run=may_run)
 
@@ -214,11 +218,11 @@ class TrainingPages:
             found.append(one)
         return found
 
-    def _unusable(self, request: Request, asked: Mapping[str, str], error: Exception) -> Response:
+    def _unusable(self, request: Request, asked: Mapping[str, str], error: Exception, status: int = 422) -> Response:
         """Show what is wrong with the recipe, the program or the folder; what was typed goes back with it."""
         kept = {name: value for name, value in asked.items() if name not in ("program", "recipe")}
         return self.site.show(
-            request, "unusable.html.j2", 422, why=str(error), recipes=drafts.RECIPES, kept=kept,
+            request, "unusable.html.j2", status, why=str(error), recipes=drafts.RECIPES, kept=kept,
             recipe=asked.get("recipe", ""), program=asked.get("program", ""),
         )  # fmt: skip
 
