@@ -27,6 +27,8 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
     for old, new in mapping.items():
         if old.op == "placeholder" and hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source  # noqa: SLF001 - in the ledger
+        # dynamo's own, weak reference to a parameter: torch swaps none that has any, and a copy outlives the compile.
+        new.meta.pop("grapharg", None)
     copied = fx.GraphModule(graph, fresh)
     copied.meta = dict(graph.meta)
     if hasattr(graph, "_param_name_to_source"):

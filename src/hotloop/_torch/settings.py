@@ -149,6 +149,9 @@ class CompileWindow:
         # torch leaves empty hook dictionaries unguarded: a hook added later would silently never run. With guards a
         # call of 64 modules costs 12 µs more.
         values: dict[str, Any] = {"skip_nnmodule_hook_guards": False}
+        # A trace leaves weak references to parameters, which torch then refuses to swap; for backends that are not its
+        # own it clears them only where this asks for it.
+        values["invalidate_compile_context_weakrefs"] = True
         # torch refuses the two together; a user who set the other flag asked to be stopped.
         if suppress and not self._config.fail_on_recompile_limit_hit:
             values["suppress_errors"] = True
