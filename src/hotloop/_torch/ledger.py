@@ -199,7 +199,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "torch._dynamo:config",
-        "suppress_errors and guards' settings, only while something compiles",
+        "suppress_errors, guards, and weak references that a trace leaves: set only while something compiles",
         "a failure of the compiler reaches the user",
     ),
     (
