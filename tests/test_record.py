@@ -180,10 +180,10 @@ def test_a_resume_goes_on_with_the_record(tmp_path):
 def test_the_time_between_two_sittings_is_summed_up(tmp_path, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(time, "time", lambda: now[0])
-    for ran, idle in ((5, 60), (7, 3600), (1, 0)):
+    for step, (ran, idle) in enumerate(((5, 60), (7, 3600), (1, 0)), 1):
         run = RunRecord(tmp_path)
         now[0] += ran
-        run.append("steps", {"step": ran, "seconds": 1.0})
+        run.append("steps", {"step": step, "seconds": 1.0})
         run.finish("interrupted")
         now[0] += idle
     document = load(tmp_path)
