@@ -6,6 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from hotloop.integrations.lightning import HotLoop
@@ -132,6 +133,35 @@ class AroundSharp(Lookahead):
     inner = Sharp
 
 
+class FromTheLastStep(torch.optim.SGD):
+    """Uses the gradients that stand before its closure runs: those of the step before."""
+
+    def step(self, closure=None):
+        before = [one.grad for group in self.param_groups for one in group["params"]]
+        loss = None
+        if closure is not None:
+            loss = closure()
+        for one, last in zip(self.param_groups[0]["params"], before, strict=True):
+            if last is not None:
+                one.data.sub_(last, alpha=0.1)
+        return loss
+
+
+class ByProperty(torch.optim.SGD):
+    def step(self, closure=None):
+        norm = self.norm
+        loss = None
+        if closure is not None:
+            loss = closure()
+        self.last = norm
+        super().step()
+        return loss
+
+    @property
+    def norm(self):
+        return [one.grad.norm() for one in self.param_groups[0]["params"] if one.grad is not None]
+
+
 def hooked(parameters, lr):
     """A hook that the Trainer runs before the step's backward, so that it clips nothing."""
     optimizer = torch.optim.SGD(parameters, lr=lr)
@@ -204,6 +234,21 @@ def test_a_step_that_runs_its_closure_first_is_owned(optimizer):
     hot = HotLoop(run="eager")
     torch.testing.assert_close(trained(optimizer, hot), trained(optimizer), rtol=0, atol=0)
     assert hot.status().owned, hot.status()
+
+
+@pytest.mark.parametrize("optimizer", [FromTheLastStep, ByProperty])
+def test_a_step_that_reads_anything_before_its_closure_stays_the_trainers(optimizer):
+    assert "may run its closure late" in closure_obstacle(optimizer([nn.Parameter(torch.zeros(2))], lr=0.1))
+
+
+def test_a_hook_before_the_steps_of_all_optimizers_counts():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    try:
+        assert "step pre-hook" in closure_obstacle(optimizer)
+    finally:
+        handle.remove()
+    assert not closure_obstacle(optimizer)
 
 
 def test_torchs_own_optimizers_run_their_closure_first_but_lbfgs():

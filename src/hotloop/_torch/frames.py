@@ -41,6 +41,8 @@ class Stack:
         modules: the modules that are being called, the outermost first.
         checkpointed: file and line of the call of ``torch.utils.checkpoint``, with the modules called inside it.
         scaling: whether it runs in the ``step`` of a GradScaler.
+        in_checkpoint: whether it runs in ``torch.utils.checkpoint``, also in a thread of autograd's, whose stack has none
+            of the program's frames below.
     """
 
     compiled: bool
@@ -50,6 +52,7 @@ class Stack:
     modules: tuple[torch.nn.Module, ...]
     checkpointed: tuple[tuple[str, int], tuple[torch.nn.Module, ...]] | None = None
     scaling: bool = False
+    in_checkpoint: bool = False
 
 
 def stack_of(frame: FrameType | None) -> Stack:
@@ -80,7 +83,8 @@ def stack_of(frame: FrameType | None) -> Stack:
             if inside is not None and checkpointed is None:
                 checkpointed = (here, inside)
         frame = frame.f_back
-    return Stack(compiled, tracing, own or place, reader, tuple(reversed(modules)), checkpointed, scaling)
+    inside_one = inside is not None
+    return Stack(compiled, tracing, own or place, reader, tuple(reversed(modules)), checkpointed, scaling, inside_one)
 
 
 def shown(place: tuple[str, int]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from hotloop._torch.ledger import CapabilityMissingError, private
+from hotloop._torch.ledger import CapabilityMissingError, private, private_or
 
 if TYPE_CHECKING:
     import weakref
@@ -167,6 +167,11 @@ def module_hooks(module: torch.nn.Module) -> tuple[_Table, ...]:
 def optimizer_hooks(optimizer: torch.optim.Optimizer) -> tuple[_Table, ...]:
     """Return the hooks that run with an optimizer's steps, by their numbers."""
     return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # noqa: SLF001 - in the ledger
+
+
+def every_optimizers_pre_hooks() -> _Table:
+    """Return the hooks that run before the steps of every optimizer."""
+    return private_or("torch.optim.optimizer:_global_optimizer_pre_hooks", {})
 
 
 def ours(handle: RemovableHandle) -> RemovableHandle:

@@ -29,6 +29,14 @@ def standing(document: Mapping[str, Any]) -> str:
     return THERE if status == "running" and record.on_cluster(document) else status
 
 
+def ended_short(document: Mapping[str, Any], done: int) -> str:
+    """Say that a run ended in order before the step that it was told to be its last; empty where it did not."""
+    planned = number(document["settings"].get("total_steps"))
+    if document.get("status") != "finished" or planned is None or done >= planned:
+        return ""
+    return f"ended at step {done:,} of {int(planned):,}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Note:
     """Something about the run that a reader must not miss."""
@@ -79,6 +87,8 @@ class Headline:
         done = int(counted or max(last or 0, len(steps.entries)))
         sittings = number(document.get("starts")) or 0
         starts = f", in {int(sittings)} sittings" if sittings > 1 else ""
+        if short := ended_short(document, done):
+            return f"{short[:1].upper()}{short[1:]}{took}{starts}."
         return f"{status[:1].upper()}{status[1:]}: {count(done, 'step') if done else 'no step'}{took}{starts}."
 
     @staticmethod

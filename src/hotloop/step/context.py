@@ -161,10 +161,10 @@ class DecoratedStep:
     Attributes:
         doing: what the last call was: ``run``, ``survey``, ``proof``, ``capture``, ``sentinel`` or ``undone``.
         ran: the name of the tier that the last call ran in.
-        call: the kind of the last call; None where it was not looked at, as in eager.
+        call: shapes and dtypes of the last call's tensors; None where it was not looked at, as in eager.
         not_repeatable: why the step's Python must run exactly once a call, as an audit or a proof found.
         own_compiles: the functions that audits heard it call compiled.
-        recounted: buffers that a checkpoint's recomputation wrote once more, as audits saw.
+        recounted: buffers that a forward wrote and a checkpoint's recomputation once more, as audits saw.
     """
 
     def __init__(self, context: Context, program: Program, argument: Callable[[str], str]) -> None:

@@ -16,10 +16,12 @@ from torch import nn
 
 import hotloop
 from hotloop import record
+from hotloop.errors import ConfigError
 from hotloop.report.components import components
 from hotloop.report.headline import Headline
 from hotloop.report.runs import row as row_of
 from hotloop.report.series import Steps
+from hotloop.step.loop import unclosed as unclosed_end
 from hotloop.step.loop.account import TierAccount
 from hotloop.step.tiers import parse
 
@@ -163,6 +165,50 @@ def test_a_loop_that_is_collected_has_a_whole_record(tmp_path, ending):
     assert document["status"] == ("failed" if ending else "finished")
     assert document["error"] == ("ValueError: mine" if ending else None)
     assert document["measurements"]["steps_done"] == 20
+
+
+def test_a_loop_that_cannot_be_made_has_a_record_that_says_so(tmp_path):
+    model = nn.Linear(4, 1)
+    with pytest.raises(ConfigError) as refused:
+        hotloop.Loop(model, run="auto", layout="sideways", record=tmp_path)
+    document = record.load(tmp_path)
+    assert document["status"] == "failed"
+    assert str(refused.value) in document["error"]
+
+
+def test_a_run_that_ended_short_of_what_it_was_told_is_told_so(tmp_path):
+    with trained("eager", total_steps=200, record=tmp_path):
+        pass
+    document = record.load(tmp_path)
+    row = row_of(tmp_path, document)
+    assert (row.status, row.problem) == ("finished", "ended at step 20 of 200")
+    shown = Headline.of(document, Steps.read(document["steps"]), ()).sentence
+    assert shown.startswith("Ended at step 20 of 200")
+
+
+class Shown:
+    """What `_ending` asks of an account."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def raised_last(self, error):
+        return error is self.error
+
+
+def test_an_error_that_a_notebook_showed_ends_the_run_only_where_no_step_came_after_it(monkeypatch):
+    shown = ValueError("in another cell")
+    monkeypatch.setattr(sys, "last_value", shown, raising=False)
+    assert unclosed_end._ending(Shown()) is shown  # a program ends with it
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    assert unclosed_end._ending(Shown()) is None
+    assert unclosed_end._ending(Shown(shown)) is shown
+
+
+def test_an_error_that_was_shown_before_the_loop_was_made_does_not_end_it(monkeypatch):
+    monkeypatch.setattr(sys, "last_value", ValueError("of another test"), raising=False)
+    with trained("eager"):
+        assert unclosed_end._ending(Shown()) is None
 
 
 def test_the_record_and_the_report_tell_what_was_proven(tmp_path):

@@ -5,6 +5,7 @@ import torch
 
 import hotloop
 from hotloop.measure import Timing
+from hotloop.measure.census import signature
 from hotloop.step.context import Progress
 from hotloop.step.loop.account import Account
 from hotloop.step.tiers import Tier
@@ -23,6 +24,20 @@ def test_what_is_saved_compares_calls_of_one_kind():
     assert account.saved == pytest.approx(10 * (0.010 - 0.011) + 0.060)
     account.step("full", "run", Timing(0.001, 0.001), chosen=False, call="never seen in eager")
     assert account.saved == pytest.approx(10 * (0.010 - 0.011) + 0.060)
+
+
+def test_the_latest_kinds_are_kept_however_many_came_before():
+    account = Account(Progress(Tier("eager"), may_capture=False), "eager", None)
+    for call in range(600):
+        account.step("eager", "run", Timing(0.010, 0.010), chosen=False, call=call)
+    account.step("full", "run", Timing(0.004, 0.004), chosen=False, call=599)
+    assert account.saved == pytest.approx(0.006)
+
+
+def test_a_number_that_changes_with_each_step_makes_no_other_kind_of_call():
+    first, later = (signature((torch.ones(2, 3), number, 0.5 * number, str(number)), {}) for number in (1, 2))
+    assert first != later
+    assert first.tensors() == later.tensors() != signature((torch.ones(3, 3), 1, 0.5, "1"), {}).tensors()
 
 
 class ByTheBatch:
@@ -44,7 +59,7 @@ class ByTheBatch:
 
     def take(self):
         found, self.stopped = self.stopped, 0
-        sizes = [ran.call.leaves[0].shape[0] for ran in list(self.timed.what)[:found]]
+        sizes = [ran.call[0][0][0] for ran in list(self.timed.what)[:found]]
         return [Timing(0.001 * size, 0.001 * size) for size in sizes]
 
 

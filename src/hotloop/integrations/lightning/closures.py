@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.hooks import optimizer_hooks
+from hotloop._torch.hooks import every_optimizers_pre_hooks, optimizer_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,8 +26,8 @@ def closure_obstacle(optimizer: torch.optim.Optimizer) -> str:
     kind = type(optimizer).__name__
     if _has_pre_hook(optimizer):
         return (
-            f"{kind} has a step pre-hook, which the Trainer runs before forward and backward (they are in the "
-            "optimizer's closure) and an owned step would run after them"
+            f"{kind} has a step pre-hook, or all optimizers have one, which the Trainer runs before forward and "
+            "backward (they are in the optimizer's closure) and an owned step would run after them"
         )
     if _runs_first(optimizer, type(optimizer).__mro__):
         return ""
@@ -65,7 +65,7 @@ def _runs_first(optimizer: torch.optim.Optimizer, kinds: tuple[type, ...]) -> bo
 
 def _has_pre_hook(optimizer: torch.optim.Optimizer) -> bool:
     try:
-        return bool(optimizer_hooks(optimizer)[0])
+        return bool(optimizer_hooks(optimizer)[0] or every_optimizers_pre_hooks())
     except AttributeError:  # a wrapper around another optimizer that never called torch's __init__ has no hooks
         return False
 
@@ -103,14 +103,17 @@ def _uses(node: ast.AST, names: Iterable[str]) -> list[ast.Name]:
 
 
 def _changes_nothing(statement: ast.stmt) -> bool:
-    """Return whether a statement before the closure runs is a check, or sets a local name without calling anything."""
+    """Return whether a statement before the closure runs is a check, or gives a constant or a name another name.
+
+    Whatever else it sets may be read from the gradients of the step before: by a loop, a property, an operator.
+    """
     match statement:
         case ast.Expr(value=ast.Constant()) | ast.Pass() | ast.Assert() | ast.Import() | ast.ImportFrom():
             return True
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))):
             return name.endswith("_health_check")  # torch's own, that a graph is not captured by mistake
-        case ast.Assign(targets=[ast.Name()]) | ast.AnnAssign(target=ast.Name()):
-            return not any(isinstance(one, ast.Call) for one in ast.walk(statement))
+        case ast.Assign(targets=[ast.Name()], value=value) | ast.AnnAssign(target=ast.Name(), value=value):
+            return isinstance(value, ast.Constant | ast.Name | None)
         case ast.If(body=body, orelse=[]):
             return all(isinstance(one, ast.Raise) for one in body)
     return False

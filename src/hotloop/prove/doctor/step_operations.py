@@ -25,6 +25,7 @@ from hotloop._torch.autograd import in_backward
 from hotloop._torch.dispatch import name_of, observing, tensors_in, written_by
 from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.host_reads import host_read
+from hotloop._torch.places import address_of
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER
 
@@ -92,11 +93,13 @@ class EagerObserver(StepObserver):
         super().__init__(device)
         self._targets = {id(module) for module in targets}
         self._buffers = {
-            buffer.untyped_storage().data_ptr(): name
+            address_of(buffer): name
             for module in targets
             for name, buffer in module.named_buffers()
             if buffer.layout == torch.strided
         }
+        self._counted: set[str] = set()
+        """Buffers that the forward has written."""
         self._recomputed: dict[str, None] = {}
         self._reads: dict[tuple[Place | None, str], list[float]] = {}
         self._checkpoints: dict[Place, str] = {}
@@ -134,6 +137,7 @@ class EagerObserver(StepObserver):
     def _operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not in_backward():  # the backward recomputes; the call itself was in the forward
             self._find_checkpoint()
+            self._counted.update(self._buffers_in(written_by(operation, args, kwargs)))
         else:
             self._find_recomputed(written_by(operation, args, kwargs))
         reason = self._why_host_waits(operation, args, kwargs)
@@ -155,11 +159,16 @@ class EagerObserver(StepObserver):
 
     def _find_recomputed(self, written: Iterable[torch.Tensor]) -> None:
         """Note buffers that a backward writes: a checkpoint inside a module that is compiled runs its forward again."""
-        for one in written:
-            name = self._buffers.get(one.untyped_storage().data_ptr()) if one.layout == torch.strided else None
+        for name in self._buffers_in(written):
+            stack = stack_of(inspect.currentframe()) if name in self._counted else None
             # Around the module, the checkpoint calls its compiled code again, which writes again as eager does.
-            if name and not any(id(module) in self._targets for module in stack_of(inspect.currentframe()).modules):
+            if stack and stack.in_checkpoint and not any(id(module) in self._targets for module in stack.modules):
                 self._recomputed[name] = None
+
+    def _buffers_in(self, written: Iterable[torch.Tensor]) -> Iterator[str]:
+        """Yield the names of the buffers among tensors; one without memory of its own is none."""
+        places = (address_of(one) for one in written if one.layout == torch.strided)
+        yield from (self._buffers[place] for place in places if place and place in self._buffers)
 
     def _why_host_waits(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Say why Python waits for an operation; empty if it does not.

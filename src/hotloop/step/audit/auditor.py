@@ -44,6 +44,11 @@ _CHANGES_SETTINGS = Obstacle(
     f"{SCHEDULE_OUTSIDE}; an optimizer that sets them itself is not captured",
     not_repeatable=True,
 )
+_ADDS_GROUPS = Obstacle(
+    "the step adds or removes a parameter group of its optimizer",
+    "add and remove parameter groups between two steps",
+    not_repeatable=True,
+)
 _WAITS = "the step returns a loss with its graph, whose backward it leaves to the caller or has asked to keep"
 _BACKWARD = "call loss.backward() inside the step; where it is done there, return loss.detach()"
 _SAID_OUTSIDE = "A replay runs no Python, so this is not said there: return what it says, and say it outside the step"
@@ -293,7 +298,7 @@ class StepAuditor:
         # One that another thread's training began beside says nothing: what was seen may be its doing.
         elif failed is not None or not threads.another_trains(self._context):
             looked.strangers = of_strangers(strangers, others, holdings.optimizers.values())
-            looked.obstacles += [_CHANGES_SETTINGS] if settings != self._settings() else []
+            looked.obstacles += _changed_settings(settings, self._settings())
             looked.obstacles += [*self._changes.inside(recorder), *([] if looked.heard.complete else [UNHEARD])]
             looked.obstacles += found_in_arguments(given, named(*call), self._step.argument)
             looked.obstacles += [asks] if asks is not None else []
@@ -388,3 +393,11 @@ class StepAuditor:
     def changed_inside(self) -> list[Obstacle]:
         """Return what Python state the step that has just run changed, since `moved_outside` was asked before it."""
         return self._changes.inside()
+
+
+def _changed_settings(before: list[Any], after: list[Any]) -> list[Obstacle]:
+    """Return the obstacle that a step changes settings of optimizers; each is given as its groups and their rates."""
+    groups = [[len(group) for group, _ in one] for one in (before, after)]
+    if groups[0] != groups[1]:
+        return [_ADDS_GROUPS]
+    return [_CHANGES_SETTINGS] if before != after else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,7 +59,8 @@ class Listener:
             # Its Python has to run once: nobody saw what the step does.
             self.seen.failed = Obstacle(f"{FAILED}: {described(error)}", REPORT_IT, not_repeatable=True)
             self.seen.obstacles, self.seen.stopped = [self.seen.failed], True
-            self.stop()
+            with contextlib.suppress(Exception):  # the step is declined as it is
+                self.stop()
             return instead
 
     def listening(self) -> contextlib.AbstractContextManager[None]:
@@ -83,7 +85,7 @@ class CompilesHeard(Listener):
 
     def __init__(self) -> None:
         super().__init__()
-        self._calls = CallMonitor(frozenset(), lambda *_: None, self.own_compiles.began)
+        self._calls = CallMonitor(frozenset(), lambda *_: None, functools.partial(self.ours, self.own_compiles.began))
 
     def listening(self) -> contextlib.AbstractContextManager[None]:
         """Listen while the block runs."""

@@ -145,6 +145,8 @@ class OpTrace:
         """Memory that proofs copy: of sparse tensors, and what this step was found to write."""
         self._inputs = {_memory(one) for one in inputs}
         self._buffers = {_memory(one): name for name, one in holdings.buffers().items()}
+        self._counted: set[int] = set()
+        """Memory of buffers that the forward has written."""
         self._made: set[int] = set()
         self._parameters = {id(one): name for name, one in holdings.parameters().items()}
         self._updates: dict[str, int] = {}
@@ -242,11 +244,18 @@ class OpTrace:
             memory = _memory(one)
             if not self._stepping_now:
                 self._written_besides.add(memory)
-            if memory in self._buffers and in_backward():
-                self.seen.recounted.add(self._buffers[memory])
+            if memory in self._buffers:
+                self._note_recount(memory)
             if memory in self._found and not unscales:
                 self._altered.add(memory)
             self._wrote(one)
+
+    def _note_recount(self, memory: int) -> None:
+        """Note a buffer that the forward has written, and that a checkpoint's recomputation writes once more."""
+        if not in_backward():
+            self._counted.add(memory)
+        elif memory in self._counted and stack_of(inspect.currentframe()).in_checkpoint:
+            self.seen.recounted.add(self._buffers[memory])
 
     def altered(self) -> bool:
         """Return whether a gradient was written after an optimizer had found it."""

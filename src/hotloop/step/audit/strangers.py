@@ -105,8 +105,10 @@ def _name_it(optimizer: torch.optim.Optimizer, given: list[torch.optim.Optimizer
     if outer is None:
         return _NAME_IT
     held = next((name for name, value in vars(outer).items() if value is optimizer), "")
-    inner = f"optimizer.{held}" if held else "its_inner_optimizer"
-    return f"{type(outer).__name__} steps the same parameters: name both, Loop(model, [optimizer, {inner}])"
+    steps_the_same = f"{type(outer).__name__} steps the same parameters: name both"
+    if not held:
+        return f"{steps_the_same}, and give the {type(optimizer).__name__} that it steps beside it in Loop's list"
+    return f"{steps_the_same}, Loop(model, [optimizer, optimizer.{held}])"
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:

@@ -48,9 +48,10 @@ _LOCAL = "pass this process's part, tensor.to_local(), or the whole, tensor.full
 _COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
 _STRIDED = "keep its indices and values as dense buffers, and make the sparse tensor of them in the step"
 _DENSE = (
-    "make it dense, nn.Embedding(sparse=False); or step the sparse ones with torch.optim.SparseAdam, and call "
-    "zero_grad() after the step of the optimizer, not before the backward"
+    "make it dense, nn.Embedding(sparse=False); or step the sparse ones with an optimizer of their own, "
+    "torch.optim.SparseAdam"
 )
+_CLEARED = f"{_DENSE}, and call zero_grad() after the step of the optimizer, not before the backward"
 
 
 def gradients_of(arguments: Iterable[Any]) -> Obstacle | None:
@@ -109,8 +110,9 @@ def sparse_gradients(holdings: Holdings, fused: set[str]) -> list[Obstacle]:
         fused: parameters whose sparse gradient an optimizer has used that would be recorded by its fused kernel.
     """
     left = {name for name, one in holdings.gradients().items() if one is not None and one.layout != torch.strided}
-    reasons = [f"the gradient of {name} is sparse, which no recording keeps" for name in sorted(left | fused)]
-    return [Obstacle(reason, _DENSE) for reason in reasons[:1]]
+    name = min(left | fused, default=None)
+    reason = f"the gradient of {name} is sparse, which no recording keeps"
+    return [] if name is None else [Obstacle(reason, _CLEARED if left else _DENSE)]
 
 
 def not_strided(holdings: Holdings) -> list[Obstacle]:

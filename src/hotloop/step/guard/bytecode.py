@@ -22,6 +22,7 @@ _SETS = tuple(f"{verb}_{what}" for verb in ("STORE", "DELETE") for what in ("FAS
 _ALL_ATTRIBUTES = frozenset({"getmembers", "attrgetter", "methodcaller", "__getattribute__"})
 BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars", "dir"})
 """Functions that read attributes by names that code may make as it runs."""
+_CHOOSES = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
 _MODULES_BY_NAME = frozenset({"modules", "import_module", "__import__"})
 
 
@@ -207,7 +208,12 @@ def imported_modules(names: Names, space: dict[str, Any]) -> list[str]:
 
 
 def function_of(member: Any) -> Any:
-    """Return the function behind an entry of a class: of a property its getter, of a class method the function."""
+    """Return the function behind an entry of a class: of a property its getter, of a class method the function.
+
+    Of a method that is chosen by the type of its argument it is what chooses, which holds the methods.
+    """
+    if isinstance(member, functools.singledispatchmethod):
+        return member.dispatcher
     if isinstance(member, property):
         return member.fget
     if isinstance(member, classmethod | staticmethod):
@@ -236,6 +242,11 @@ def is_own_callable(value: Any) -> bool:
     if not isinstance(inner, types.FunctionType):
         inner = getattr(type(inner), "__call__", None)  # noqa: B004 - its function is asked for, not whether there is one
     return isinstance(inner, types.FunctionType) and is_own_file(inner.__code__.co_filename)
+
+
+def chooses_by_type(function: types.FunctionType) -> bool:
+    """Return whether a function calls another by the type of its argument (`functools.singledispatch`)."""
+    return function.__code__ is _CHOOSES
 
 
 def is_ours(hook: Any) -> bool:

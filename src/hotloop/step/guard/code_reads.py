@@ -155,10 +155,19 @@ class Follower:
             if id(inner) in known:
                 continue
             known[id(inner)] = inner, label
+            if bytecode.chooses_by_type(inner):
+                self._registry(inner, label)
             if (id(code), id(inner.__globals__)) in self._ran:
                 self._function_runs(inner, names_of(code), self._inside(code))
             elif self.is_static and self.is_own(code.co_filename):
                 self.runs(code, inner.__globals__, names_of(code))
+
+    def _registry(self, function: types.FunctionType, label: str) -> None:
+        """Note the functions that one chooses from by the type of its argument, and follow them."""
+        holder = self.reads.holder(function, function.__dict__, label)
+        holder.read["registry"] = f"{label}.registry"
+        self.reads.note(holder, ["registry"])
+        self.follow(function.__dict__["registry"], holder.read["registry"], NO_NAMES)
 
     def _function_runs(self, function: types.FunctionType, names: Names, inside: str) -> None:
         holder = self.reads.holder(function, closure_of(function), function.__qualname__)

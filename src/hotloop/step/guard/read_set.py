@@ -36,6 +36,7 @@ _OURS = "_hotloop"
 _OPTIMIZERS = (EVERY_OPTIMIZERS | {"zero_grad", "_is_overflow"}) - {"defaults"}
 """Attributes of optimizers that are looked at as what they are, one that others wrap, and one that replays set as well:
 Accelerate's."""
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _MOST_ITEMS = 200
 """Objects in a list of a library's, at most, that are compared."""
 
@@ -155,7 +156,9 @@ class Holder:
         value = self.fields.get(key, ABSENT)
         items = value if isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS else (value,)
         users = bytecode.is_own_callable(value) or (not key.startswith("_") and all(map(is_users_object, items)))
-        return is_plain(value, self.kind) or users
+        # A module of a library's is told which function to call: an activation, a distance.
+        told = issubclass(self.kind, torch.nn.Module) and not key.startswith("_") and isinstance(value, _FUNCTIONS)
+        return is_plain(value, self.kind) or users or told
 
     def _counts_of_module(self, key: str) -> bool:
         if self.fields is not getattr(self.owner, "__dict__", None):  # one of its tables

@@ -29,7 +29,7 @@ SAMPLES = 200
 _MANY = 64
 """After so many steps without a step of an optimizer, the status says so; accumulation takes fewer for an update."""
 _KINDS = 256
-"""Kinds of calls whose times are kept apart, at most."""
+"""Kinds of calls whose times are kept apart, the latest ones."""
 _EVERY_STEP = 2_000
 _THINNED = 20
 """From step `_EVERY_STEP` on, one in so many steps is written down, unless something happens in it."""
@@ -118,14 +118,16 @@ class Account:
     def beside(self, tier: str, timing: Timing, call: Hashable = None) -> None:
         """Add the time of a step that ran in a tier beside another one; ``call`` is its kind."""
         self.tiers[tier].time(timing.seconds)
-        if tier == self._base and (known := self._base_of(call)) is not None:
-            known.time(timing.seconds)
+        if tier == self._base:
+            self._base_of(call).time(timing.seconds)
 
-    def _base_of(self, call: Hashable) -> TierAccount | None:
-        """Return the times of a kind of call in the base tier; None once there are too many kinds to keep."""
-        if call not in self._base_times and len(self._base_times) < _KINDS:
+    def _base_of(self, call: Hashable) -> TierAccount:
+        """Return the times of a kind of call in the base tier; a new kind takes the place of the oldest one."""
+        if call not in self._base_times:
+            if len(self._base_times) >= _KINDS:
+                del self._base_times[next(iter(self._base_times))]
             self._base_times[call] = TierAccount()
-        return self._base_times.get(call)
+        return self._base_times[call]
 
     def step(self, tier: str, doing: str, timing: Timing, *, chosen: bool, call: Hashable = None) -> None:
         """Count a step in a tier; ``doing`` and ``call`` as in `DecoratedStep`.
@@ -137,11 +139,12 @@ class Account:
         account = self.tiers[tier]
         account.steps += 1
         changed, self.running = tier != self.running, tier
-        known = self._base_of(call)
+        known = self._base_times.get(call)
         eager = known.seconds if known is not None else None
         if doing == "run":
             account.time(timing.seconds)
-            if tier == self._base and known is not None:
+            if tier == self._base:
+                known = self._base_of(call)
                 known.steps += 1
                 known.time(timing.seconds)
             elif eager is not None and not chosen:
@@ -324,15 +327,29 @@ class Account:
     def raised(self, error: BaseException) -> None:
         """Note that a step raised: a run that takes no further step ended there."""
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self._raised = self.progress.steps, status, "".join(traceback.format_exception_only(error)).strip()
+        self._raised = self.progress.steps, status, _text(error)
 
-    def end(self) -> None:
-        """Finish the record of a loop that is gone, and was never closed."""
+    def raised_last(self, error: BaseException) -> bool:
+        """Return whether an exception is what the last step raised, and no further step came."""
+        return self._raised is not None and (self._raised[0], self._raised[2]) == (self.progress.steps, _text(error))
+
+    def begin(self, asked: str, total_steps: int | None) -> None:
+        """Write down what was asked for: a record that nobody settles says how many steps were to come as well."""
+        if self._owned:
+            self.record.update("settings", run=asked, total_steps=total_steps)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Finish the record of a loop that was never closed: it is gone, or could not be made for an error."""
         if self._closed or not self._owned:
             return
         self._closed, steps = True, self.progress.steps
         self.record.update("measurements", steps_done=steps)
-        if self.failure is None and self._raised is not None and self._raised[0] == steps:
+        error = error or self.failure
+        if error is None and self._raised is not None and self._raised[0] == steps:
             self.record.finish(*self._raised[1:])
         else:
-            self.record.__exit__(type(self.failure) if self.failure else None, self.failure, None)
+            self.record.__exit__(type(error) if error else None, error, None)
+
+
+def _text(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()

@@ -189,8 +189,9 @@ class Capturing:
         if oldest is not None and not kind.outlives(oldest):
             self._context.reports.say_once(
                 f"{self._step.name}: {KINDS} kinds of calls are captured, the most there may be. A further kind runs "
-                f"without a graph until it has come {REPLACES} times without one of them coming, whose place it then "
-                "takes. Fewer shapes (buckets=) or fewer argument values would be captured all"
+                "without a graph, and takes the place of a captured one that has stopped coming: it must come "
+                f"{REPLACES} times while that one never comes. Fewer shapes (buckets=) or fewer argument values would "
+                "be captured all"
             )
             return False
         if kind.calls <= 1 or self._settling():

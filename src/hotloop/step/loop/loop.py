@@ -27,7 +27,7 @@ from hotloop.step.loop.reporter import Reporter
 from hotloop.step.loop.runner import StepRunner
 from hotloop.step.loop.stepping import Stepping
 from hotloop.step.loop.transitions import Transitions
-from hotloop.step.loop.unclosed import finish_when_gone
+from hotloop.step.loop.unclosed import finish_when_gone, settled_if_not_made
 from hotloop.step.naming import named, optimizers_of
 from hotloop.step.policy.initial import policy_for
 from hotloop.step.policy.lookahead import choose_buckets, look_ahead
@@ -154,36 +154,38 @@ class Loop:
             self.account = Account(progress, base.name, record)
         finish_when_gone(self, self.account)
         self._runners: list[StepRunner] = []
-        reporter = Reporter(self.account, parts, self._runners)
-        self.context = Context(
-            holdings=holdings,
-            parts=parts,
-            device=device,
-            engine=engine,
-            compiled=compiled,
-            base_tier=base,
-            peers=peers_of_this_run(),
-            writes=WriteWatch(optimizers.values()),
-            progress=progress,
-            reports=reporter,
-            room=Room(engine, limit),
-            checks=arguments.check_checks(checks),
-            layout=arguments.check_layout(layout),
-            total_steps=None if total_steps is None else int(total_steps),
-            runs=runs,
-            workload=workload,
-        )
-        self._lifetimes = Lifetimes(self.context, self._runners)
-        arguments.warn_of_strangers(holdings)
-        self._optimizers = RecordedOptimizers(self.context)
-        policy = policy_for(self.context, run, self._sentinel_share)
-        self.transitions = reporter.transitions = Transitions(self.context, policy, self._optimizers, self._runners)
-        self.stepping = reporter.stepping = Stepping(self.context, self.transitions, self.account)
-        self.closed = False
-        self.stepping.bypassed = not policy.chooses and policy.start == Tier("eager")
-        if not self.bypassed:
-            arguments.warn_of_another_loop(self, holdings)
-            self.transitions.set_tier(policy.start, "asked for")
+        with settled_if_not_made(self.account):
+            reporter = Reporter(self.account, parts, self._runners)
+            self.context = Context(
+                holdings=holdings,
+                parts=parts,
+                device=device,
+                engine=engine,
+                compiled=compiled,
+                base_tier=base,
+                peers=peers_of_this_run(),
+                writes=WriteWatch(optimizers.values()),
+                progress=progress,
+                reports=reporter,
+                room=Room(engine, limit),
+                checks=arguments.check_checks(checks),
+                layout=arguments.check_layout(layout),
+                total_steps=None if total_steps is None else int(total_steps),
+                runs=runs,
+                workload=workload,
+            )
+            self._lifetimes = Lifetimes(self.context, self._runners)
+            arguments.warn_of_strangers(holdings)
+            self._optimizers = RecordedOptimizers(self.context)
+            policy = policy_for(self.context, run, self._sentinel_share)
+            self.transitions = reporter.transitions = Transitions(self.context, policy, self._optimizers, self._runners)
+            self.stepping = reporter.stepping = Stepping(self.context, self.transitions, self.account)
+            self.closed = False
+            self.stepping.bypassed = not policy.chooses and policy.start == Tier("eager")
+            if not self.bypassed:
+                arguments.warn_of_another_loop(self, holdings)
+                self.transitions.set_tier(policy.start, "asked for")
+            self.account.begin(policy.asked, self.context.total_steps)
 
     # -- the public face -------------------------------------------------------------------------------------------
 

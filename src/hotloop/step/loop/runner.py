@@ -158,7 +158,8 @@ class StepRunner:
             return self._run_agreed(self._agreed, run, tier, (args, kwargs))
         if not tier.other_kernels and not tier.graph:
             return self._rescue.guarded(run, tier)
-        signature = step.call = self.shapes.note(args, kwargs)
+        signature = self.shapes.note(args, kwargs)
+        step.call = signature.tensors()
         if not self.shapes.fits(signature):
             context.compiled.static = False
             line = f"{step.name} is not called with the batches that were looked at: their shapes count"
@@ -186,7 +187,8 @@ class StepRunner:
         peers.called(self.step.name)
         if self.context.parts.reduces():
             peers.reduced[self.step.name] += 1
-        inputs = self.step.call = self.shapes.note(*arguments)
+        inputs = self.shapes.note(*arguments)
+        self.step.call = inputs.tensors()
         assert isinstance(capturing, AgreedCapturing)
         if not peers.captures or peers.graphs_left or capturing.over:
             below = tier.without_graph()

@@ -12,6 +12,7 @@ import torch
 from hotloop._torch.autograd import was_freed
 from hotloop.errors import StepLostError
 from hotloop.measure import StepClock, flatten, unflatten
+from hotloop.step.audit.listener import described
 from hotloop.step.policy.policy import Ran
 from hotloop.step.state.trial_run import wait_for
 
@@ -198,7 +199,8 @@ class Stepping:
         """Run steps as the models were given from now on, and say so: something of hotloop's has failed."""
         context, self.bypassed = self._context, True
         base = context.base_tier.name
-        _log.warning("deciding how steps run failed, so they run %s from now on", base, exc_info=error)
+        cause = "hotloop failed: %s. Steps run %s from now on; please report these lines to hotloop"
+        _log.warning(cause, described(error), base, exc_info=error)
         self.times, self.reference_times = Timed(context.device), Timed(context.device)
         close = context.peers.close if context.peers is not None else None  # else the others wait for this one's vote
         for leave in (self._transitions.policy.stop, self._transitions.stay_as_given, close):

@@ -128,7 +128,8 @@ class Policy(Protocol):
 class Ran:
     """A step that ran: its tier, what it did (``run``, ``survey``, ``proof``), the trial it was a turn of, if any.
 
-    Where it ran ``alone``, it began on an idle device. ``call`` is the kind of call, None where nobody looked at it.
+    Where it ran ``alone``, it began on an idle device. ``call`` is the shapes and dtypes of the call's tensors, None
+    where nobody looked at it.
     """
 
     tier: str

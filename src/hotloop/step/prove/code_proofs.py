@@ -362,9 +362,10 @@ class CodeProofs:
 
     def _disagreement(self, verdict: Outcome, tier: Tier) -> Obstacle:
         """Return the obstacle that a tier does not agree with eager: a known difference, or else a bug."""
-        others = (one.agrees for kind, one in verdict.comparisons.items() if kind != "buffer")
-        if self._step.recounted and tier.compiles and not verdict.random_moved and not verdict.failed and all(others):
-            name = min(self._step.recounted)
+        failed = {failure.name for one in verdict.comparisons.values() for failure in one.failures}
+        recounted = failed and failed <= {f"buffer {name}" for name in self._step.recounted}
+        if recounted and tier.compiles and not verdict.random_moved and not verdict.failed:
+            name = min(failed).removeprefix("buffer ")
             reason = (
                 f"eager writes buffer {name} again where a checkpoint recomputes its forward, compiled code does not"
             )

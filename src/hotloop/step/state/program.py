@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of one call."""
+_USERS = "_hotloop_from_the_step"
+"""The attribute of an exception that came out of a step; an ``id`` would soon be that of another exception."""
 
 
 class Ran:
@@ -30,12 +32,11 @@ class Ran:
 
     def __init__(self) -> None:
         self.state: tuple[Any, ...] | None = ()
-        self._raised = 0
         self.function: Callable[..., Any] | None = None
 
     def begin(self) -> None:
         """Begin another call."""
-        self.state, self._raised = (), 0
+        self.state = ()
 
     def follow(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the step, followed as it runs."""
@@ -55,12 +56,12 @@ class Ran:
         return step
 
     def raised(self, error: BaseException) -> None:
-        """Note an exception of the user's: it is not held, since its frames hold what the step has made."""
-        self._raised = id(error)
+        """Mark an exception as the user's. It is not held: its frames hold what the step has made."""
+        vars(error)[_USERS] = True  # past a class that refuses to set attributes
 
     def is_users(self, error: BaseException) -> bool:
         """Return whether an exception came out of the step."""
-        return id(error) == self._raised
+        return _USERS in vars(error)
 
 
 @dataclasses.dataclass(frozen=True)
