@@ -41,8 +41,8 @@ class Stack:
         modules: the modules that are being called, the outermost first.
         checkpointed: file and line of the call of ``torch.utils.checkpoint``, with the modules called inside it.
         scaling: whether it runs in the ``step`` of a GradScaler.
-        in_checkpoint: whether it runs in ``torch.utils.checkpoint``, also in a thread of autograd's, whose stack has none
-            of the program's frames below.
+        in_checkpoint: whether it runs in ``torch.utils.checkpoint``, also in a thread of autograd's, whose stack has
+            none of the program's frames below.
     """
 
     compiled: bool
