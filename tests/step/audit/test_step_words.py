@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 import hotloop
+from hotloop.step.audit.auditor import _changed_settings
 from hotloop.step.audit.strangers import _name_it
 from hotloop.step.audit.values import sparse_gradients
+from hotloop.step.guard.compare import frozen_settings, learning_rates
 
 
 class Outer(torch.optim.SGD):
@@ -18,30 +20,16 @@ class Outer(torch.optim.SGD):
         self.held = [torch.optim.SGD(self.param_groups, lr=0.1)]
 
 
-def declined(model, optimizer, run_step, batch):
-    with hotloop.Loop(model, optimizer, run="aot_eager") as loop:
-        step = loop.step(run_step)
-        for _ in range(8):
-            step(batch())
-        return next(tier.why for tier in loop.status().tiers if tier.name == "aot_eager")
-
-
 def test_a_step_that_adds_a_parameter_group_is_told_to_add_it_between_two_steps():
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-
-    def step(x):
-        if len(optimizer.param_groups) == 1 and optimizer.state:
-            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    why = declined(model, optimizer, step, lambda: torch.ones(2, 4))
-    assert "add and remove parameter groups between two steps" in why
-    assert "scheduler" not in why
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    before = [(frozen_settings(optimizer), learning_rates(optimizer))]
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    after = [(frozen_settings(optimizer), learning_rates(optimizer))]
+    (told,) = _changed_settings(before, after)
+    assert told.hint == "add and remove parameter groups between two steps"
+    optimizer.param_groups[0]["lr"] = 0.2
+    (told,) = _changed_settings(after, [(frozen_settings(optimizer), learning_rates(optimizer))])
+    assert told.hint.startswith("call scheduler.step() outside the step")
 
 
 def test_a_sparse_gradient_that_is_cleared_is_not_told_to_be_cleared():
