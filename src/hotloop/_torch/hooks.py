@@ -171,7 +171,8 @@ def optimizer_hooks(optimizer: torch.optim.Optimizer) -> tuple[_Table, ...]:
 
 def every_optimizers_pre_hooks() -> _Table:
     """Return the hooks that run before the steps of every optimizer."""
-    return private_or("torch.optim.optimizer:_global_optimizer_pre_hooks", {})
+    found: _Table = private_or("torch.optim.optimizer:_global_optimizer_pre_hooks", {})
+    return found
 
 
 def ours(handle: RemovableHandle) -> RemovableHandle:
