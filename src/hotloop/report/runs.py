@@ -11,7 +11,6 @@ from hotloop import files, record
 from hotloop.errors import ConfigError, RecordError
 from hotloop.report import folds, study
 from hotloop.report.charts import MetricRow, metric_lines
-from hotloop.report.headline import ended_short
 from hotloop.report.series import Steps
 from hotloop.report.text import count, flat, line, moment, number
 
@@ -218,7 +217,6 @@ def row(folder: Path, document: Mapping[str, Any]) -> Row:
     unread = number(document.get("unread_lines"))
     told = [f"{count(int(unread), 'line')} of its record cannot be read"] if unread else []
     told += [line(document["error"], 300)] if document.get("error") else []
-    told += [short] if (short := ended_short(document, int(done))) else []
     status, place = _standing(folder, document)
     return Row(
         folder=folder,
