@@ -284,7 +284,7 @@ def test_an_average_that_does_not_count_is_captured(both, make, update, state):
 @pytest.mark.parametrize(
     ("make", "reason", "hint"),
     [
-        (NumberedAverage, "changes Python state", "call what counts after the step"),
+        (NumberedAverage, "changes Python state", "call what counts outside the step"),
         (CountingAverage, "a value is read on the host", "outside"),
     ],
 )

@@ -35,9 +35,7 @@ _PARAMETRIZE = (
     "torch.nn.utils.parametrizations"
 )
 _AS_ARGUMENT = "pass it as a tensor argument; or, if the step need not read it, keep it elsewhere"
-COUNT_OUTSIDE = (
-    f"call what counts after the step, outside of it (an average: ema.step(...)), or count in a tensor: {RUNS}"
-)
+COUNT_OUTSIDE = f"call what counts outside the step (an average: ema.step(...)), or count in a tensor: {RUNS}"
 RETURN_IT = f"return what has to be noted, and note it outside the step: {RUNS}"
 _OUT_OF_REACH = "keep what raises there where the step does not reach it, and hand the step what it needs as a tensor"
 _KEEP_LESS = "keep it where the step does not reach it, and hand the step what it needs of it as a tensor"
