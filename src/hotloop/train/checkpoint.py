@@ -182,7 +182,11 @@ def _check_sums(file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as parts:
         if any(one.compress_type != zipfile.ZIP_STORED for one in parts.infolist()):  # could fill the memory
             raise ValueError("a part of it is packed")
-        if changed := parts.testzip():
+        try:
+            changed = parts.testzip()
+        except OSError as error:  # a part is said to lie before the file's begin
+            raise ValueError("its table of parts is wrong") from error
+        if changed:
             raise ValueError(f"{changed} has another checksum than it was written with")
     file.seek(0)
 

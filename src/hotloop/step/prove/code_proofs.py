@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hotloop.diagnose.no_effect import NoEffect
 from hotloop.interrupts import uninterrupted
-from hotloop.measure import Limits
+from hotloop.measure import ALL, Limits
 from hotloop.measure.wide_reference import NORM
 from hotloop.remedies import NOT_CHECKPOINTED
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
@@ -362,8 +362,12 @@ class CodeProofs:
 
     def _disagreement(self, verdict: Outcome, tier: Tier) -> Obstacle:
         """Return the obstacle that a tier does not agree with eager: a known difference, or else a bug."""
-        failed = {failure.name for one in verdict.comparisons.values() for failure in one.failures}
-        recounted = failed and failed <= {f"buffer {name}" for name in self._step.recounted}
+        # Buffers are judged together as well, apart from gradients and parameters.
+        kinds = [{failure.name for failure in one.failures} for one in verdict.comparisons.values()]
+        failed = set.union(set(), *(names - {ALL} or names for names in kinds))
+        # BatchNorm's statistics are written past the dispatcher, with the count beside them.
+        modules = {f"buffer {name}".rpartition(".")[0] for name in self._step.recounted}
+        recounted = failed and {name.rpartition(".")[0] for name in failed} <= modules
         if recounted and tier.compiles and not verdict.random_moved and not verdict.failed:
             name = min(failed).removeprefix("buffer ")
             reason = (
