@@ -337,11 +337,19 @@ def test_what_a_scaler_noted_is_taken_back():
     same_bits(reference, left)
 
 
+def living(log, at):
+    """Return how many of the things that were made are alive at each such entry of a log, to which code only adds."""
+    alive, found = 0, []
+    for entry in log:
+        alive += {"made": 1, "died": -1}.get(entry, 0)
+        found += [alive] if entry == at else []
+    return found
+
+
 def test_a_failed_step_holds_no_memory_while_it_is_run_again():
     """Out of memory is worth an undo only if what the failed attempt had computed is given back first."""
-    model, made, alive = Net(), [], []
-    # By methods of lists, which no look at the step's Python state follows: a step that changes it is not run twice.
-    make, look, note = made.append, made.copy, alive.append
+    model, log, references = Net(), [], []
+    note, keep = log.append, references.append  # what only adds is no state that the step could read
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
     plan = Plan(Failure("backward kernel", 5, "memory"))
     with planted(plan), hotloop.Loop(model, optimizer, run="aot_eager") as loop:
@@ -349,11 +357,12 @@ def test_a_failed_step_holds_no_memory_while_it_is_run_again():
         @loop.step
         def train_step(x, y):
             gc.disable()
-            note(sum(one() is not None for one in look()))
+            note("begins")
             output = model(x)
             activation = output.relu()
-            make(weakref.ref(activation))
-            make(weakref.ref(output))
+            for one in (activation, output):
+                keep(weakref.ref(one, lambda _: note("died")))
+                note("made")
             F.cross_entropy(activation, y).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -365,17 +374,20 @@ def test_a_failed_step_holds_no_memory_while_it_is_run_again():
         finally:
             gc.enable()
         assert loop.status().undone == 1
+    alive = living(log, "begins")
     assert alive == [0] * len(alive)
 
 
 @pytest.mark.parametrize("stage", ["copy", "survey", "end"])
 def test_a_failed_proof_holds_no_memory_while_the_step_is_run_again(stage, monkeypatch):
-    copies, alive = [], []
+    copies, log = [], []
+    note = log.append  # what only adds is no state that the step could read
 
     class Watched(trial_run.Snapshot):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            copies.append(weakref.ref(self))
+            copies.append(weakref.ref(self, lambda _: note("died")))
+            note("made")
             if stage == "copy" and len(copies) == 2:
                 raise torch.OutOfMemoryError("planted")
 
@@ -385,8 +397,7 @@ def test_a_failed_proof_holds_no_memory_while_the_step_is_run_again(stage, monke
     with planted(plan):
         monkeypatch.setattr(trial_run, "Snapshot", Watched)
         program = Program(shape, "eager+graph", plan)
-        look, note = copies.copy, alive.append  # which no look at the step's Python state follows
-        program.optimizer.register_step_pre_hook(lambda *_: note(sum(one() is not None for one in look())))
+        program.optimizer.register_step_pre_hook(lambda *_: note("steps"))
         gc.disable()
         try:
             program.train()
@@ -394,6 +405,7 @@ def test_a_failed_proof_holds_no_memory_while_the_step_is_run_again(stage, monke
             gc.enable()
         assert plan.fired or stage == "copy"
         program.loop.close()
+    alive = living(log, "steps")
     assert alive[-1] == 0
     assert max(alive) <= 1, "a second copy of the state is held"
 

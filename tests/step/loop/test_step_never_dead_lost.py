@@ -19,7 +19,7 @@ from hotloop._torch import capture
 from hotloop.errors import CompiledRunError, HotloopError, StepLostError
 from hotloop.step.capture import engines
 from hotloop.step.prove import proof
-from hotloop.step.state import trial_run
+from hotloop.step.state import memory_limit, trial_run
 
 
 class Two:
@@ -220,6 +220,7 @@ class Gpu:
     def __init__(self, monkeypatch):
         self.waited, self.lost = [], False
         monkeypatch.setattr(torch.cuda, "synchronize", self.wait)
+        monkeypatch.setattr(memory_limit, "device_memory", lambda device: None)  # it has no figures
 
     def wait(self, device=None):
         self.waited.append(device)
@@ -386,6 +387,22 @@ def test_what_cannot_be_put_right_is_said_and_raises_nothing(monkeypatch, caplog
 # -- the engine around it ------------------------------------------------------------------------------------------------
 
 
+class Draws:
+    """Stands for the random streams of a recording: the step draws nothing."""
+
+    def served(self):
+        return contextlib.nullcontext()
+
+    def register(self, graph):
+        pass
+
+    def leave(self):
+        pass
+
+    def segment(self, graph, *, first):
+        return graph
+
+
 def recording(monkeypatch, *, fails=()):
     """Begin to record on a stand-in for `torch.cuda`."""
     graphs = Graphs(monkeypatch, fails=fails)
@@ -395,18 +412,17 @@ def recording(monkeypatch, *, fails=()):
     monkeypatch.setattr(torch.cuda.memory, "memory_stats", lambda device=None: {})  # as without a GPU
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device=None: 1.0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream("current", graphs))
-    return graphs, lambda: engines._CudaRecording(engines._Pool("pool"), Stream("side", graphs), reports_capturing=True)
+    monkeypatch.setattr(engines, "DeviceStreams", lambda streams, device: Draws())
+    side, pool = Stream("side", graphs), engines._Pool("pool", apart=False)
+    return graphs, lambda: engines._CudaRecording(pool, side, Draws(), reports_capturing=True)
 
 
 def test_a_recording_that_is_given_up_is_put_right_and_goes_back_to_its_stream(monkeypatch):
-    real = torch.cuda.get_rng_state
     graphs, begin = recording(monkeypatch)
     found = begin()
-    assert torch.cuda.get_rng_state is not real
     del graphs.calls[:]
     found.abandon()
     assert graphs.calls == [*PUT_RIGHT, "leave side", "current waits for side"]
-    assert torch.cuda.get_rng_state is real
 
 
 def test_a_recording_whose_end_fails_is_put_right(monkeypatch):
@@ -420,15 +436,10 @@ def test_a_recording_whose_end_fails_is_put_right(monkeypatch):
 
 
 def test_a_recording_that_cannot_begin_leaves_no_context_open(monkeypatch):
-    real = torch.cuda.get_rng_state, torch.cuda.set_rng_state
     graphs, begin = recording(monkeypatch, fails=("graph 1 begins",))
-    try:
-        with pytest.raises(RuntimeError, match="graph 1 begins"):
-            begin()
-        assert graphs.calls[-1] == "current waits for side" or "leave side" in graphs.calls
-        assert (torch.cuda.get_rng_state, torch.cuda.set_rng_state) == real
-    finally:
-        torch.cuda.get_rng_state, torch.cuda.set_rng_state = real
+    with pytest.raises(RuntimeError, match="graph 1 begins"):
+        begin()
+    assert graphs.calls[-1] == "current waits for side" or "leave side" in graphs.calls
 
 
 def test_the_side_stream_is_waited_for_where_the_step_raises(monkeypatch):
@@ -462,24 +473,24 @@ def test_recordings_share_a_pool_as_long_as_one_is_there(monkeypatch):
     engine = engine_on(monkeypatch, graphs)
     kept = []
     for _ in range(2):
-        found = engine.begin(DEVICE, reports_capturing=True)
+        found = engine.begin(DEVICE, None, reports_capturing=True)
         kept.append(found.cut(lambda: None))
         found.close()
     assert pools(graphs) == ["pool 1", "pool 1"]
     del found
     kept.clear()
-    engine.begin(DEVICE, reports_capturing=True).close()
+    engine.begin(DEVICE, None, reports_capturing=True).close()
     assert pools(graphs)[-1] == "pool 2"
 
 
 def test_after_a_failed_capture_the_next_one_has_a_pool_of_its_own(monkeypatch):
     graphs, _ = recording(monkeypatch)
     engine = engine_on(monkeypatch, graphs)
-    first = engine.begin(DEVICE, reports_capturing=True)
+    first = engine.begin(DEVICE, None, reports_capturing=True)
     segment = first.cut(lambda: None)
     first.resume()
     first.abandon()
-    engine.begin(DEVICE, reports_capturing=True).close()
+    engine.begin(DEVICE, None, reports_capturing=True).close()
     assert pools(graphs) == ["pool 1", "pool 1", "pool 2"]
     assert segment is not None
 
