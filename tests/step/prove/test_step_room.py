@@ -90,7 +90,7 @@ def declined(told):
 @pytest.mark.parametrize("room_for", [0, 1.5, 100])
 def test_copies_that_do_not_fit_are_on_the_host(monkeypatch, room_for):
     """The state is three models; it is copied in portions, each to where there is room."""
-    Card(monkeypatch, int((3 + room_for) * SIZE * 20 / 19))
+    Card(monkeypatch, int((3 + room_for) * SIZE * 10 / 9))
     taken = []
     real = snapshot.copies_on_host
     monkeypatch.setattr(
@@ -112,7 +112,7 @@ def test_a_snapshot_undoes_and_exchanges_wherever_its_copies_are(monkeypatch):
     was = copy.deepcopy(model.state_dict())
     gc.collect()
     Card.others = live_bytes()
-    Card(monkeypatch, int(0.5 * SIZE * 20 / 19))
+    Card(monkeypatch, int(0.5 * SIZE * 10 / 9))
     before = snapshot.Snapshot(program)
     assert before.on_host
     with torch.no_grad():
