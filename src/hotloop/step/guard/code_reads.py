@@ -247,7 +247,9 @@ class Follower:
         if isinstance(value, types.ModuleType):  # which asks for itself whether it was met by these names
             self.module_reads(value, label, names)
             return
-        if isinstance(value, functools.partial) and (getattr(value.func, "__module__", None) or "").startswith("hotloop."):
+        if isinstance(value, functools.partial) and (getattr(value.func, "__module__", None) or "").startswith(
+            "hotloop."
+        ):
             return  # what observes the step: one of its hooks
         place = id(value)
         if not self._once_at(place, names) or place in self._ignored:
