@@ -89,7 +89,7 @@ class TrainerConformance(Conformance):
             eval_strategy="epoch" if validation else "no",
             **{**ARGUMENTS, "save_strategy": "epoch" if task.save else "no", "use_cpu": task.device == "cpu"},
         )  # fmt: skip
-        hot = HotLoop(task.run, look=False) if task.run is not None else None
+        hot = HotLoop(task.run) if task.run is not None else None
         trainer = in_order(self.kind if hot else Trainer, task.python)(
             task.model, args, data_collator=lambda samples: samples[0], train_dataset=batches,
             eval_dataset=validation or None, callbacks=[Before(task.begin), *([hot] if hot else [])],

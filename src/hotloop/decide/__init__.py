@@ -12,7 +12,6 @@ from hotloop.decide.guard import carried_seconds, certain_saving_seconds
 from hotloop.decide.horizon import remaining
 from hotloop.decide.options import Decision, Option, Standing
 from hotloop.decide.priors import Facts, expect
-from hotloop.decide.shapes import ShapePlan, odd_pays, plan_shapes
 from hotloop.decide.speeds import Speeds
 from hotloop.decide.trial import Trial, Turn, median_interval
 
@@ -22,7 +21,6 @@ __all__ = [
     "Decision",
     "Facts",
     "Option",
-    "ShapePlan",
     "Speeds",
     "Standing",
     "Stretch",
@@ -34,7 +32,5 @@ __all__ = [
     "envelope",
     "expect",
     "median_interval",
-    "odd_pays",
-    "plan_shapes",
     "remaining",
 ]

@@ -1,6 +1,5 @@
 """Measuring: the time of steps, the difference between two sets of tensors, the shapes that a run sees."""
 
-from hotloop.measure.buckets import bucket_edges
 from hotloop.measure.census import Census, Signature, TensorMeta, Unhashed, signature
 from hotloop.measure.differences import Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
@@ -29,7 +28,6 @@ __all__ = [
     "TensorMeta",
     "Timing",
     "Unhashed",
-    "bucket_edges",
     "compare",
     "compare_with_reference",
     "compare_with_roundings",

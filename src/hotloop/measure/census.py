@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from hotloop.errors import ConfigError
-from hotloop.measure.buckets import Buckets, bucket_edges
 from hotloop.measure.tree import Structure, flatten, names
 
 if TYPE_CHECKING:
@@ -305,28 +304,10 @@ class Census:
         tracked = sum(entry.first >= since for entry in self._entries.values())
         return tracked + sum(step >= since for step in self._untracked_at)
 
-    def sizes(self, name: str, dim: int) -> dict[int, int]:
-        """Return how often each size of an input's dimension was seen; ``name`` is as in ``varying_dims``."""
-        return dict(self._histograms().get((name, dim), {}))
-
     def varying_dims(self) -> list[VaryingDim]:
         """List each dimension that had more than one size, by input name and dimension."""
         found = self._histograms().items()
         return [VaryingDim(*place, min(sizes), max(sizes), len(sizes)) for place, sizes in found if len(sizes) > 1]
-
-    def suggest_buckets(self, name: str, dim: int, buckets: int, multiple: int = 1) -> Buckets:
-        """Return the edges that would waste the least padding on the sizes seen; see ``bucket_edges``.
-
-        Raises:
-            ConfigError: no input of that name has that dimension.
-        """
-        sizes = self.sizes(name, dim)
-        if not sizes:
-            known = sorted({known for known, _ in self._histograms()})
-            raise ConfigError(
-                f"no input {name!r} with a dimension {dim} was seen; seen were {', '.join(known) or 'none'}"
-            )
-        return bucket_edges(sizes, buckets, multiple)
 
     def _histograms(self) -> dict[tuple[str, int], dict[int, int]]:
         found = {place: dict(sizes) for place, sizes in self._untracked_sizes.items()}

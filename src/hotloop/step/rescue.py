@@ -175,7 +175,7 @@ def obstacle_of(error: Exception) -> Obstacle:
     cause = _cause_of(error)
     hint = "see the reason; move what it names out of the step"
     if isinstance(error, torch.OutOfMemoryError | NoRoomError):
-        hint = "take a smaller batch, allow proofs more where Loop(memory=...) is set, or train on without this tier"
+        hint = "take a smaller batch, or train on without this tier"
     if "legacy stream" in cause:
         hint = (
             "nothing of a captured step may wait for the default stream. Before torch 2.13, the gradients of a "

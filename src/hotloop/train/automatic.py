@@ -10,7 +10,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hotloop.decide import EAGER_STEPS
-from hotloop.decide.shapes import MOST_DECLARED
 from hotloop.errors import StepLostError
 from hotloop.events import (
     Captured,
@@ -88,8 +87,7 @@ class Automatic(Compiling):
         """Say what batches of several sizes cost: each has code, and a recording, of its own."""
         if self._disabled or many == 1:
             return ""
-        often = f"{many} times, once for each" if many <= MOST_DECLARED else f"for the first {MOST_DECLARED} of them"
-        return f"{many} sizes of batches: what auto prepares, code and recordings, is made {often}"
+        return f"{many} sizes of batches: what auto prepares, code and recordings, is made for each of the first eight"
 
     def _shared(self) -> str:
         """Say who shares what is compiled; nothing where this run is alone, or the last."""

@@ -216,16 +216,6 @@ class Epochs:
             self._epoch, self._done = int(state["epoch"]), int(state["done"])
 
 
-def one_of_each(dataset: Data, batch_size: int, together: int = 1) -> list[tuple[list[Batch]]]:
-    """Return the arguments of one optimizer step of each shape that stays apart: what a hot loop is to be ready for."""
-    size, found = min(batch_size, len(dataset)), []
-    for bucket in range(dataset.buckets if dataset.apart else 0):
-        rows = (dataset.bucket == bucket).nonzero().flatten()[: size * together]
-        if len(rows) == size * together:
-            found.append(([dataset.take(part) for part in torch.split(rows, size)],))
-    return found
-
-
 def in_order(dataset: Data, batch_size: int) -> Iterator[tuple[Batch, int]]:
     """Yield all rows as batches of one size, smallest rows first, and how many rows of each count.
 

@@ -136,7 +136,7 @@ class _Fitting:
 
     def make_automatic(self, between: Compiling) -> Automatic:
         """Hand the step to a hot loop that counts earlier starts too; ``between`` has what needs no gradients."""
-        workload, ahead = self.task.workload, self.task.ahead()
+        workload = self.task.workload
         parts = workload.models().values() if self.task.compiled else ()
         loop = Loop(
             self.task.compiled or workload.model,
@@ -145,8 +145,6 @@ class _Fitting:
             run="auto",
             total_steps=self.total,
             runs=max(1.0, self.within.runs),
-            batches=ahead,
-            shapes=ahead and len(ahead),
             # Several processes compile nothing in the background, and the first one may yet have to write its file.
             workload=self.task.factory if self.ranks.size == 1 else None,
             layout=self.settings.compile.layout,

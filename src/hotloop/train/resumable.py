@@ -5,13 +5,21 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader
 
-from hotloop.step.calls.preview import generators_of
 from hotloop.train import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+
+def generators_of(batches: Any) -> list[torch.Generator]:
+    """Return the generators that the order of a loader's samples is drawn from."""
+    batch_sampler = getattr(batches, "batch_sampler", None)
+    holders = [batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
 @dataclasses.dataclass

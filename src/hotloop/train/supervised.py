@@ -13,7 +13,7 @@ import torch
 from hotloop.step import Workload
 from hotloop.train import dry, environment, failures, sharding
 from hotloop.train.average import Average
-from hotloop.train.batches import Epochs, one_of_each, shapes
+from hotloop.train.batches import Epochs, shapes
 from hotloop.train.evaluate import evaluate, evaluating
 from hotloop.train.optimizing import Rate, make_optimizer, parameter_groups
 from hotloop.train.task import Show, Task
@@ -251,10 +251,6 @@ class Supervised(Task):
             "scaler": self.scaler,
         }
         return {name: one for name, one in kept.items() if one is not None}
-
-    def ahead(self) -> Any:
-        """Return a step's batches of each size that stays apart."""
-        return one_of_each(self.train, self.training.batch_size, self.training.gradient_accumulation) or None
 
     def trial(self, names: Sequence[str]) -> Workload:
         """Return a copy of the training as it stands, on which the presets of these components are tried."""

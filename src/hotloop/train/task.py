@@ -14,12 +14,12 @@ import torch
 
 from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.presets import Preset
-from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import call, check_takes
 from hotloop.train import checkpoint, sharding
 from hotloop.train.goal import stated
 from hotloop.train.optimizing import Rate, forgotten
 from hotloop.train.ranks import Ranks
+from hotloop.train.resumable import generators_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,10 +129,6 @@ class Task:
         if isinstance(self.workload.model, Mapping) or "model" not in chosen:
             return chosen
         return dict.fromkeys(self.parts, chosen["model"])
-
-    def ahead(self) -> Any:
-        """Return batches that a hot loop is to be ready for before they come; None where there are none."""
-        return None
 
     def amount(self, batch: Any) -> int:  # noqa: ARG002 - of other tasks it says
         """Return how much there is to compute in a step, to compare batches of several sizes by."""

@@ -74,14 +74,6 @@ WRONG = {
         lambda model, optimizer: hotloop.Loop(model, optimizer, workload="step_programs:nobody"),
         "workload 'step_programs:nobody': .*step_programs.py has no function 'nobody'",
     ),
-    "no batches": (
-        lambda model, optimizer: hotloop.Loop(model, optimizer, batches=[]),
-        "batches \\[\\]: there is none",
-    ),
-    "batches without tensors": (
-        lambda model, optimizer: hotloop.Loop(model, optimizer, batches=[3, 4]),
-        "batches: the first, '3', has no tensor: expected what the step is called with",
-    ),
     "a record below a file": (
         lambda model, optimizer: hotloop.Loop(model, optimizer, record=f"{__file__}/record"),
         "record '.*/record': expected a folder, got .*leave record out",

@@ -14,21 +14,19 @@ import numbers
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from hotloop._torch.sharded import Sharded
 from hotloop.decide.horizon import MOST
 from hotloop.errors import ConfigError
-from hotloop.measure import flatten
 from hotloop.presets import expected
 from hotloop.record import RunRecord
 from hotloop.step.naming import existing
 from hotloop.step.tiers import LAYOUTS, tier_of_setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -166,32 +164,6 @@ def check_layout(layout: Any) -> str:
     return str(layout)
 
 
-def check_batches(batches: Any, without_sizes: Sequence[str]) -> None:
-    """Raise `ConfigError` for batches that are none or empty, or whose first is plain values, which have no shape.
-
-    Args:
-        batches: the setting.
-        without_sizes: the arguments that are padded to sizes chosen from the batches.
-    """
-    if without_sizes and batches is None:
-        raise ConfigError(
-            f"buckets[{without_sizes[0]!r}] has no sizes: give to=(64, 128), or batches=loader to choose them from"
-        )
-    if batches is None or callable(batches):
-        return
-    if not isinstance(batches, Iterable):
-        raise ConfigError(f"batches {batches!r}: expected a DataLoader, a list, or a function that gives them")
-    if not isinstance(batches, list | tuple):
-        return
-    if not batches:
-        raise ConfigError(f"batches {batches!r}: there is none to look at; give the run's, or leave batches out")
-    if all(leaf is None or isinstance(leaf, bool | int | float | str | bytes) for leaf in flatten(batches[0])[0]):
-        raise ConfigError(
-            f"batches: the first, {str(batches[0])[:60]!r}, has no tensor: expected what the step is called with, "
-            "a batch each, as it is their shapes that are looked at"
-        )
-
-
 @contextlib.contextmanager
 def recording_in(record: Any) -> Iterator[None]:
     """Raise `ConfigError` where the path of a record, in the block, can be no folder."""
@@ -202,17 +174,6 @@ def recording_in(record: Any) -> Iterator[None]:
             f"record {str(record)!r}: expected a folder, got {error}; name another, or leave "
             "record out to keep it in memory"
         ) from error
-
-
-def check_shapes(shapes: Any, batches: Any) -> int:
-    """Return how many shapes were declared, 0 for none; raise `ConfigError` for a wrong number, or without batches."""
-    if shapes is None:
-        return 0
-    if not _is_whole(shapes) or shapes < 1:
-        raise ConfigError(f"shapes {shapes!r}: expected how many sizes of batches there are, 1 or more, or None")
-    if batches is None:
-        raise ConfigError(f"shapes={shapes} without batches: give batches=, which say what shapes they are")
-    return int(shapes)
 
 
 def device_of(holdings: Holdings) -> torch.device:

@@ -30,12 +30,11 @@ from hotloop.step.loop.transitions import Transitions
 from hotloop.step.loop.unclosed import finish_when_gone, settled_if_not_made
 from hotloop.step.naming import named, optimizers_of
 from hotloop.step.policy.initial import policy_for
-from hotloop.step.policy.lookahead import choose_buckets, look_ahead
 from hotloop.step.prove.sentinel import SHARE
 from hotloop.step.ranks import threads
 from hotloop.step.ranks.votes import peers_of_this_run
 from hotloop.step.state.holdings import Holdings, Parts
-from hotloop.step.state.memory_limit import Room, check_memory
+from hotloop.step.state.memory_limit import Room
 from hotloop.step.state.undo import WriteWatch
 from hotloop.step.tiers import Tier
 
@@ -87,13 +86,6 @@ class Loop:
             left. A compile may then cost what all of them save; a captured step serves one run. None is a single run,
             1 the last of several. A fraction counts too: 4.5 for trials that two processes share.
         buckets: for each argument to pad, by name, the sizes.
-        batches: the source of the run's batches: a DataLoader, a list, or a function that returns an iterable. The loop
-            reads some of them before it compiles anything, and decides by their shapes. It restores random streams
-            and the loader's generators. It reads the data set in this process, before workers fork. So generators
-            of the data set itself advance, and files that it opens at its first sample (HDF5, LMDB) are open in the
-            workers too. Leave ``batches`` out for such a data set.
-        shapes: how many sizes of ``batches`` were chosen beforehand (pictures by aspect ratio). Each of up to eight has
-            its own code and recording, however rare it is.
         workload: the name of a function that returns a `Workload`, ``"train.py:make"`` or ``"module:make"``. Background
             compiles call it in their own process. Without it, a model that cannot be pickled is compiled in this one.
         layout: ``"auto"`` tries convolutions channels last where that may pay. ``"channels_last"`` asks for it, and
@@ -104,9 +96,6 @@ class Loop:
             the library makes by itself (`torch.distributions`) out of recordings, unless a ``try`` may catch what they
             raise; proofs and the sentinel make them. ``"skip"`` leaves out ``error_if_nonfinite`` too, and does not
             look for ``try``. ``"keep"`` captures no step that has such a check.
-        memory: the device memory that proofs may take beside eager's peak: a share of the device (0.25) or a size
-            (``"4GB"``, bytes). None takes what is free, less a margin. What does not fit goes to the host. A tier that
-            does not fit even so is declined.
         record: a folder for the run record, written as the run goes; without it the record stays in memory. Of several
             processes, each but the first writes into a subfolder, ``rank-1`` and so on.
 
@@ -128,24 +117,18 @@ class Loop:
         total_steps: int | None = None,
         runs: float | None = None,
         buckets: Mapping[str, Pad] | None = None,
-        batches: Any = None,
-        shapes: int | None = None,
         workload: str | None = None,
         layout: Literal["auto", "channels_last", "as-given"] = "auto",
         sentinel: float | None = SHARE,
         checks: Literal["auto", "skip", "keep"] = "auto",
-        memory: float | str | None = None,
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
         models, optimizers = named("model", model, torch.nn.Module), optimizers_of(optimizer)
         others, runs = arguments.check(run, total_steps, state, workload, record), arguments.check_runs(runs)
-        self._declared_shapes = arguments.check_shapes(shapes, batches)
         self._sentinel_share = arguments.share_of(sentinel)
         holdings = Holdings(models, optimizers, others)
         device, compiled = arguments.device_of(holdings), Compiled(models)
-        engine, limit = engine_for(device), check_memory(memory, device)
-        self._buckets, self._batches = Buckets(buckets or {}), batches
-        arguments.check_batches(batches, self._buckets.without_sizes)
+        engine, self._buckets = engine_for(device), Buckets(buckets or {})
         self.not_watched: tuple[Any, ...] = ()
         """Objects that a step can reach and that change of themselves: a framework's; set before `step` decorates."""
         base, parts, progress = compiled.tier, Parts(holdings), Progress(compiled.tier, may_capture=False)
@@ -167,7 +150,7 @@ class Loop:
                 writes=WriteWatch(optimizers.values()),
                 progress=progress,
                 reports=reporter,
-                room=Room(engine, limit),
+                room=Room(engine),
                 checks=arguments.check_checks(checks),
                 layout=arguments.check_layout(layout),
                 total_steps=None if total_steps is None else int(total_steps),
@@ -201,13 +184,9 @@ class Loop:
             raise ConfigError(f"loop.step: expected a function, got {type(function).__name__}")
         arguments.refuse_suspended(function)
         prepare, pads = self._buckets.of(function), bool(self._buckets.declared)
-        choose_buckets(self.context, self._buckets, prepare, self._batches)
         ignore, share = (self, self.account, *self.not_watched), self._sentinel_share
         runner = StepRunner(self.context, function, self._optimizers, ignore=ignore, sentinel_share=share)
         self._runners.append(runner)
-        if self._batches is not None and not self.bypassed:
-            look = functools.partial(look_ahead, declared_shapes=self._declared_shapes)
-            self.stepping.disable_on_error(look, self.context, runner.step.name, runner.shapes, prepare, self._batches)
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:

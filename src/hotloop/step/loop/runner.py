@@ -20,7 +20,6 @@ from hotloop.step.loop.agreed_compiling import AgreedStep
 from hotloop.step.loop.capturing import Capturing
 from hotloop.step.loop.kind_states import StepCall
 from hotloop.step.obstacle import CandidateFailedError
-from hotloop.step.policy.lookahead import worth_a_compile
 from hotloop.step.prove.agreed_sentinel import AgreedSentinel
 from hotloop.step.prove.code_proofs import CodeProofs
 from hotloop.step.prove.graph_proofs import GraphProofs
@@ -72,7 +71,7 @@ class StepRunner:
         sentinel_share: float,
     ) -> None:
         self.context = context
-        self.shapes = Shapes(function, functools.partial(worth_a_compile, context))
+        self.shapes = Shapes(function)
         ran = Ran()
         program = Program(
             ran.follow(function),
@@ -123,7 +122,6 @@ class StepRunner:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         """Run the step once, in a tier or on the way to it; return the step's result."""
-        self.shapes.mark(args, kwargs)
         asks = self._own.due() and gradients_of(flatten((args, kwargs))[0]) is None
         if asks and self.context.parts.kept() is None:
             return self._own.compare((args, kwargs))
@@ -160,10 +158,6 @@ class StepRunner:
             return self._rescue.guarded(run, tier)
         signature = self.shapes.note(args, kwargs)
         step.call = signature.tensors()
-        if not self.shapes.fits(signature):
-            context.compiled.static = False
-            line = f"{step.name} is not called with the batches that were looked at: their shapes count"
-            context.reports.say_once(line)
         call = StepCall((args, kwargs), flatten((args, kwargs))[0], run)
         if tier.other_kernels and signature.require_gradients() and (asks := gradients_of(call.leaves)) is not None:
             context.reports.failed(step, tier.without_graph(), asks)
@@ -234,7 +228,7 @@ class StepRunner:
         if not self.shapes.may_compile(tier.base, signature):
             return self.step.eagerly(call.run)
         # Other shapes are other code; where every step brings some, torch has made one code of them by now.
-        if not seen and not self.shapes.one_code:
+        if not seen and not self.shapes.many:
             if another_trains(self.context):
                 return self.step.eagerly(call.run)
             return self.code.prove(call.arguments, tier)

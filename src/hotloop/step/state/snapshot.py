@@ -61,16 +61,9 @@ class Snapshot:
         self._view()
 
     def _copied(self) -> dict[str, torch.Tensor]:
-        """Copy all places: those that fit on their device, the rest to the host.
-
-        Raises:
-            NoRoomError: the device is the host, and the copies are larger than asked for.
-        """
-        self._room.check_copies(self._device, sum(place.nbytes for place in self._places.values()))
-        left: dict[torch.device, int | None] = {}
-        for device in {place.device for place in self._places.values()}:
-            self._room.begin(device)
-            left[device] = self._room.for_copies(device)
+        """Copy all places: those that fit on their device, the rest to the host."""
+        devices = {place.device for place in self._places.values()}
+        left = {device: self._room.for_copies(device) for device in devices}
         fit: dict[str, torch.Tensor] = {}
         for name, place in self._places.items():
             room = left[place.device]
@@ -97,7 +90,7 @@ class Snapshot:
     def make_room(self) -> int:
         """Move copies to the host until an eager step fits on the device; return the bytes that it may lack then."""
         here = [n for n, place in self._places.items() if place.device == self._device and n not in self._hosted]
-        lacking = self._room.lacking(self._device, sum(self._copies[name].nbytes for name in here))
+        lacking = self._room.lacking(self._device)
         while lacking > 0 and here:
             name = here.pop()
             lacking -= self._copies[name].nbytes
