@@ -8,7 +8,7 @@ that fits in eager.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -18,12 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hotloop.measure.machine import DeviceMemory
-    from hotloop.step.engine import Engine
 
 _MARGIN = 10
 """One part in so many of the device stays free beside a step and the copies of a proof: memory comes in pieces."""
 _FIRST_STEPS = 8
 """Steps after which what they took is noted, unless something is proven before."""
+
+
+class Recordings(Protocol):
+    """What recordings have taken (`hotloop.step.engine.Engine`)."""
+
+    @property
+    def pool_bytes(self) -> int: ...
+    @property
+    def idle_bytes(self) -> int: ...
+    @property
+    def shares(self) -> bool: ...
 
 
 class NoRoomError(RuntimeError):
@@ -70,7 +80,7 @@ class Room:
         proved: something was proven or timed since the caches of proofs and trials were given back.
     """
 
-    def __init__(self, engine: Engine | None = None) -> None:
+    def __init__(self, engine: Recordings | None = None) -> None:
         self._engine = engine
         self._steps: dict[torch.device, int] = {}
         """By device: bytes that an eager step takes at most, beside those that are taken between two steps."""
