@@ -25,7 +25,7 @@ _FIRST_STEPS = 8
 """Steps after which what they took is noted, unless something is proven before."""
 
 
-class Recordings(Protocol):
+class _Recordings(Protocol):
     """What recordings have taken (`hotloop.step.engine.Engine`)."""
 
     @property
@@ -80,7 +80,7 @@ class Room:
         proved: something was proven or timed since the caches of proofs and trials were given back.
     """
 
-    def __init__(self, engine: Recordings | None = None) -> None:
+    def __init__(self, engine: _Recordings | None = None) -> None:
         self._engine = engine
         self._steps: dict[torch.device, int] = {}
         """By device: bytes that an eager step takes at most, beside those that are taken between two steps."""
