@@ -4,9 +4,8 @@ A recording can hold no host read, so it is made without these checks; every eag
 the table only where the value that is read does nothing but raise. nn.Transformer's comparison of a mask with the
 causal one is none: it chooses a kernel.
 
-``checks="auto"`` leaves out what torch.distributions and transformers check unless they are told not to. A check that
-is made only where a program asks for it, by ``error_if_nonfinite=True``, is left out by ``checks="skip"`` alone: who
-asks for the error may count on it before the optimizer steps.
+What torch.distributions and transformers check unless they are told not to is left out. A check that a program asks
+for, by ``error_if_nonfinite=True``, is not: who asks for the error may count on it before the optimizer steps.
 """
 
 from __future__ import annotations

@@ -63,9 +63,6 @@ class Reports(Protocol):
     def spread_before(self, step: str) -> dict[str, Difference] | None:
         """Return the noise of a step in earlier runs of this program, to be added to; None where it is not kept."""
 
-    def survey_too_dear(self, set_up_seconds: float) -> bool:
-        """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
-
     def declined_kinds(self) -> list[str]:
         """List why kinds of calls are not captured, each reason once."""
 
@@ -118,7 +115,6 @@ class Context:
         progress: steps done, the tier in force.
         reports: where events, decisions, lines and verdicts go.
         room: the device memory that proofs may take.
-        checks: which checks of libraries, which read on the host only to raise, recordings leave out.
         layout: what the user said of the layout of convolutions, one of `tiers.LAYOUTS`.
         total_steps: how many steps the run takes, if the user said so.
         runs: how many runs use what is compiled in this one, if the user said so.
@@ -136,7 +132,6 @@ class Context:
     progress: Progress
     reports: Reports
     room: Room
-    checks: str = "auto"
     layout: str = "auto"
     total_steps: int | None = None
     runs: float | None = None

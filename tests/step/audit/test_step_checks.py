@@ -6,15 +6,12 @@ import threading
 
 import pytest
 import torch
-from step_programs import GRAPH, Classifier, batches
-from step_sentinels import checked_every
+from step_programs import Classifier, batches
 from torch import nn
 from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
-import hotloop
 from hotloop._torch import checks
-from hotloop.errors import ConfigError
 
 CHECKED = {"validate_args": True}
 """By default distributions check, until dynamo is loaded, which turns that off in the whole process."""
@@ -82,14 +79,13 @@ def test_a_ppo_update_is_captured_whole_and_its_checks_are_said_once(both, conti
     assert len(said) == 1, said
     assert f"chosen = {'Normal' if continuous else 'Categorical'}(" in said[0]
     assert "chosen.log_prob(action)" in said[0]
-    assert "checks='keep'" in said[0]
 
 
 def test_no_other_context_around_a_check_counts_for_a_try(both):
     both.equal(ppo(continuous=False, around=lambda: torch.autograd.profiler.record_function("policy")), exact=True)
 
 
-def tried(where, checks="auto"):
+def tried(where):
     """A program that leaves spoilt batches out: their parameters raise, and it catches that."""
 
     def program(run):
@@ -108,7 +104,7 @@ def tried(where, checks="auto"):
                 return trained(x, y)
             return torch.zeros((), device=x.device)
 
-        @run.loop(model, optimizer, checks=checks).step
+        @run.loop(model, optimizer).step
         def train_step(x, y):
             if where == "around the step":
                 return trained(x, y)
@@ -137,15 +133,8 @@ def tried(where, checks="auto"):
 @pytest.mark.parametrize("where", ["in try", "in suppress", "around the step"])
 def test_a_program_that_catches_what_a_check_raises_keeps_its_checks(both, where):
     program = tried(where)
-    both.declines(program, reason="`try` around it may catch", hint='checks="skip"')
+    both.declines(program, reason="`try` around it may catch", hint="validate_args=False")
     assert program.caught == (where == "around the step")
-
-
-@pytest.mark.parametrize("where", ["in try", "around the step"])
-def test_checks_that_are_skipped_are_left_out_within_try_too(both, where):
-    run, _ = both.run(tried(where, checks="skip"), GRAPH)
-    assert not run.declined
-    assert run.replays() > 0
 
 
 def test_code_that_the_step_compiles_itself_keeps_the_checks(both):
@@ -171,74 +160,6 @@ def test_code_that_the_step_compiles_itself_keeps_the_checks(both):
         return model, optimizer
 
     both.declines(program, reason="read on the host", hint="validate_args=False")
-
-
-def test_checks_that_are_kept_decline_the_step(both):
-    both.declines(ppo(continuous=False, checks="keep"), reason="read on the host", hint="validate_args=False")
-
-
-def clipping(*, spoilt=(), **settings):
-    """A program whose batches are spoilt from some steps on; it notes at which step it raised, and ends there."""
-
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-
-        @run.loop(model, optimizer, checks="skip", **settings).step
-        def train_step(x, y):
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss, norm
-
-        raised = []
-        for number, (x, y) in enumerate(batches(run.device, 30)):
-            try:
-                run.note(*train_step(x.fill_(float("nan")) if number in spoilt else x, y))
-            except RuntimeError as error:
-                raised.append((number, str(error)))
-                break
-        program.raised = raised
-        return model, optimizer
-
-    return program
-
-
-def test_clipping_that_looks_for_infinities_is_captured(both):
-    both.equal(clipping(), exact=True)
-
-
-@pytest.mark.parametrize("first", [3, 4, 5])
-def test_a_check_that_fails_in_a_step_of_a_proof_reaches_the_user_in_that_step(both, first):
-    program = clipping(spoilt=range(first, 30))
-    both.run(program, GRAPH)
-    assert [number for number, _ in program.raised] == [first]
-    assert "non-finite" in program.raised[0][1]
-
-
-def test_a_check_that_fails_in_replays_is_made_by_the_sentinel(both):
-    program = clipping(spoilt=range(9, 30))
-    with checked_every(8):
-        run, _ = both.run(program, GRAPH)
-    assert run.replays() > 0
-    (number, why), *_ = program.raised
-    assert 9 <= number < 9 + 8
-    assert "non-finite" in why
-
-
-def test_a_switch_that_changes_more_than_whether_to_raise_does_not_pass_the_proof(both, monkeypatch):
-    def wrong(real):
-        def norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-            return 0.25 * real(tensors, norm_type, False, foreach)
-
-        return norm
-
-    rows = [one._replace(without=wrong) if one.name == "_get_total_norm" else one for one in checks.CHECKS]
-    monkeypatch.setattr(checks, "CHECKS", rows)
-    run = both.alike(clipping())
-    assert "does not agree" in run.declined[0].reason
 
 
 def test_a_distribution_from_before_the_step_checks_again_outside_of_it(both):
@@ -360,10 +281,4 @@ def test_by_default_a_check_that_the_program_asks_for_is_kept(both):
             run.note(train_step(x, y))
         return model, optimizer
 
-    both.declines(program, reason="read on the host", hint='checks="skip"')
-
-
-def test_a_setting_that_does_not_exist_is_named():
-    model = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"checks 'none': expected 'auto'.*'skip'.*'keep'"):
-        hotloop.Loop(model, torch.optim.SGD(model.parameters()), checks="none")
+    both.declines(program, reason="read on the host", hint="error_if_nonfinite=False")

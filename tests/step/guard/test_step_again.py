@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import weakref
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
-from hotloop.testing import captured_step_emulation
 
 
 def adamw(parameters, **settings):
@@ -366,59 +364,3 @@ def test_what_the_user_compiles_after_a_loop_is_gone_is_the_users():
     hotloop.compile(hotloop.uncompile(model) or model, "aot_eager")
     assert hotloop.Loop(model, optimizer, run="aot_eager").status().tier == "as-given"
     assert hotloop.status(model).components["model"].requested == "aot_eager"
-
-
-@pytest.mark.parametrize("asked", [GRAPH, "aot_eager", "auto"])
-def test_a_step_that_is_decorated_anew_is_let_go_of_and_stays_counted(asked):
-    """As each epoch does that has its step in the loop over epochs: all of them, and what they held, were kept."""
-    model = nn.Linear(8, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6, fused=True)
-    held, recordings, calls = [], [], []
-    with captured_step_emulation(), hotloop.Loop(model, optimizer, run=asked) as loop:
-        for _ in range(4):
-            scale = torch.ones(2)
-
-            @loop.step
-            def train_step(x, scale=scale):
-                loss = (model(x) * scale).square().mean()
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                return loss
-
-            for _ in range(8):
-                train_step(torch.ones(4, 8))
-            held.append(weakref.ref(scale))
-            calls.append(loop.context.progress.calls)
-            recordings += [
-                weakref.ref(one.recording) for one in loop._runners[-1].capturing.kinds.values() if one.recording
-            ]
-        del scale
-        gc.collect()
-        assert [one() is not None for one in held] == [False, False, False, True]
-        assert len(loop._runners) == 1
-        assert len(recordings) == (4 if asked == GRAPH else 0)
-        assert sum(one() is not None for one in recordings) == (asked == GRAPH)
-        assert loop.steps == sum(one.steps for one in loop.status().tiers) == 32
-        assert calls == sorted(calls)
-
-
-@pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
-def test_a_step_that_is_decorated_at_each_call_is_told(asked, caplog):
-    """Nothing ever comes of it: each is gone before it was proven. It ran eager for good, and said that it was trying."""
-    model = nn.Linear(8, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
-
-    def train_step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    with captured_step_emulation(), hotloop.Loop(model, optimizer, run=asked) as loop:
-        for _ in range(6):
-            loop.step(train_step)(torch.ones(4, 8))
-        told = "a step is decorated anew time and again"
-        assert sum(told in one.message for one in caplog.records) == 1
-        assert told in next(one.why for one in loop.status().tiers if one.name == asked)

@@ -6,11 +6,10 @@ import types
 
 import pytest
 import torch
-from test_step_auto import assert_same, build, planted, train
+from test_step_auto import build, planted
 
 import hotloop
 from hotloop.decide import Facts, expect
-from hotloop.step.audit import op_trace
 from hotloop.step.audit.op_trace import OpTrace
 from hotloop.step.policy import history, process_history, states
 
@@ -73,63 +72,6 @@ def reading(total, steps=60):
 
 def said(loop):
     return [entry["reason"] for entry in loop.record.document["decisions"]]
-
-
-def test_a_survey_that_costs_all_that_may_be_lost_is_stopped_and_its_step_is_eagers(ticking, observed):
-    ticking(1.0)
-    with hotloop.testing.captured_step_emulation():
-        ours = train("auto", 60, TIMES, total=50_000)  # 11 s may be lost
-        status = ours[2].status()
-    assert status.tier == "eager"
-    declined = next(one.why for one in status.tiers if one.name == "eager+graph")
-    assert "a survey of the step was stopped after" in declined
-    assert "no more may be lost" in declined
-    assert len(observed) < 20  # of more than forty
-    assert_same(ours, train("eager", 60))
-
-
-def test_a_survey_within_what_may_be_lost_is_made_to_its_end(ticking, observed):
-    ticking(0.01)
-    with hotloop.testing.captured_step_emulation():
-        ours = train("auto", 120, TIMES, total=50_000)
-        assert ours[2].status().tier == "eager+graph"
-    assert len(observed) > 40
-
-
-def test_what_a_library_takes_to_set_up_in_a_survey_is_not_the_surveys(monkeypatch, observed):
-    """The first kernel of a kind is read from a cold disk: no later step pays for it again."""
-    now, asked = [0.0], itertools.count(1)
-
-    def around_operations():
-        now[0] += 60.0 if next(asked) == 2 else 0.0  # the first operation takes a minute
-        return now[0]
-
-    monkeypatch.setattr(op_trace, "time", types.SimpleNamespace(perf_counter=around_operations))
-    monkeypatch.setattr(states, "time", types.SimpleNamespace(perf_counter=lambda: now[0], monotonic=time.monotonic))
-    with hotloop.testing.captured_step_emulation():
-        ours = train("auto", 120, TIMES, total=50_000)  # 11 s may be lost
-        assert ours[2].status().tier == "eager+graph"
-    assert now == [60.0]
-    assert len(observed) > 40
-
-
-def test_a_tier_asked_for_by_name_is_surveyed_to_the_end(ticking, observed):
-    ticking(1.0)
-    with hotloop.testing.captured_step_emulation():
-        ours = train("eager+graph", 60, TIMES, total=50_000)
-        assert ours[2].status().tier == "eager+graph"
-    assert len(observed) > 40
-
-
-def test_the_next_run_begins_no_survey_that_was_stopped_as_too_dear(ticking, observed):
-    ticking(1.0)
-    with hotloop.testing.captured_step_emulation():
-        train("auto", 60, TIMES, total=50_000)[2].close()
-        process_history.forget()  # another process
-        before = len(observed)
-        ours = train("auto", 60, TIMES, total=50_000)
-    assert len(observed) == before
-    assert any("may cost" in line and "may be lost" in line for line in said(ours[2]))
 
 
 def test_the_next_run_makes_no_survey_that_ended_in_a_decline(ticking, monkeypatch):

@@ -44,7 +44,7 @@ class HotLoop(pl.Callback):
     Args:
         run: ``"auto"``, a tier, or a preset (a name or a `hotloop.Preset`), as for `hotloop.Loop`. Where no loop owns
             the step, nothing measures what a compile gains, so ``"auto"`` stays eager there.
-        settings: further settings of `hotloop.Loop`: ``layout``, ``sentinel``, ``checks``, ``record``,
+        settings: further settings of `hotloop.Loop`: ``layout``, ``sentinel``, ``record``,
             ``buckets``, ``workload``, ``runs``, ``total_steps`` (the Trainer's own estimate, else). Where no loop owns
             the step, ``record`` is kept.
 

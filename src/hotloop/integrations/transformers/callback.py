@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 from accelerate.utils import DistributedType  # type: ignore[import-untyped]
@@ -69,7 +69,6 @@ class HotLoop(TrainerCallback):
             ``torch_compile`` asks for, else eager.
         buckets: as `Loop` takes them, for a collator that pads each batch to a length of its own.
         sentinel: the share of time for checks of compiled steps, as `Loop` takes it.
-        checks: which checks of libraries recordings leave out, as `Loop` takes it.
         record: a folder for the run record; without one it is kept in memory.
 
     Raises:
@@ -82,15 +81,13 @@ class HotLoop(TrainerCallback):
         *,
         buckets: Mapping[str, Pad] | None = None,
         sentinel: float | None = SHARE,
-        checks: Literal["auto", "skip", "keep"] = "auto",
         record: str | os.PathLike[str] | None = None,
         **unknown: Any,
     ) -> None:
         check_names("HotLoop", unknown, SETTINGS)
         self.tier, self._asked = tier_of_setting(run), run
         self.run = run if isinstance(run, str) else run.name
-        self.buckets, self.folder = buckets, record
-        self.sentinel, self.checks = sentinel, checks
+        self.buckets, self.folder, self.sentinel = buckets, record, sentinel
         self.loop: Loop | None = None
         self.step: Callable[..., Any] | None = None
         """Runs a training step of the Trainer that handed its own over; None where the Trainer keeps it."""
@@ -296,7 +293,6 @@ class HotLoop(TrainerCallback):
                 total_steps=steps,
                 buckets=self.buckets,
                 sentinel=self.sentinel,
-                checks=self.checks,
                 record=self.folder,
             )
         self.loop = self._open.enter_context(loop)

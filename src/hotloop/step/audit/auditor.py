@@ -115,7 +115,6 @@ class StepAuditor:
         kwargs: Any,
         *,
         reports_capturing: bool,
-        too_dear: Callable[[float], bool] = lambda _: False,
     ) -> tuple[Any, AuditFindings | None]:
         """Run the step eagerly and observe it: a real step. Once more would be of no use, its rest runs unobserved.
 
@@ -124,7 +123,6 @@ class StepAuditor:
             args: its arguments.
             kwargs: its named arguments.
             reports_capturing: the answer for code of the step that asks whether a capture is going on.
-            too_dear: asked after each operation, with `set_up_seconds`, whether the audit has cost more than it may.
 
         Returns:
             The step's result, and what was seen; None in place of that where another step has to be seen. What was
@@ -144,7 +142,7 @@ class StepAuditor:
 
         def ends(seen: AuditFindings) -> bool:
             # Code that asks has another path, which is audited next: of this one nothing more needs to be known.
-            return (bool(asked) and not reports_capturing and bool(seen.obstacles)) or too_dear(seen.set_up_seconds)
+            return bool(asked) and not reports_capturing and bool(seen.obstacles)
 
         try:
             looked = self._look_at(run, (args, kwargs), ambience, ends=ends)
@@ -268,7 +266,7 @@ class StepAuditor:
         looked = _Observed(before_a_run(self._program, ready), moved, self._gradients(), self._begun())
         recorder = self._changes.recorder(compiled=self._context.base_tier.name != "eager")
         looked.heard.recorder, looked.heard.ends, looked.heard.own_compiles = recorder, ends, self._step.own_compiles
-        looked.heard.checks = self._context.checks if self._context.base_tier.name == "eager" else "keep"
+        looked.heard.checks = "auto" if self._context.base_tier.name == "eager" else "keep"
         given = named(*call)
         asks = gradients_of(one for (_, attribute), one in given.items() if not attribute)
         inputs = [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]

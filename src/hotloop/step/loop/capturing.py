@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
@@ -54,7 +53,6 @@ _LEFT_OTHERWISE = Obstacle(
     "otherwise than it found it, which a replay does not",
     "set it back at the end of the step, or between two calls",
 )
-_LONGER = "name a tier (run='eager+graph'), whose step is surveyed to the end, or tell the loop of a longer run"
 
 
 class Capturing:
@@ -253,12 +251,10 @@ class Capturing:
 
     def audit(self, kind: CallKind, call: StepCall) -> Any:
         """Run the call eagerly and observe it."""
-        reports, told, began = self._context.reports, kind.path.reports_capturing, time.perf_counter()
+        told = kind.path.reports_capturing
         sharding = self._context.parts.sharded()
         found = sharding.settings() if sharding.has_run() else None  # a first forward makes some of the settings
-        result, audit = self.auditor.audit(
-            call.run, *call.arguments, reports_capturing=told, too_dear=reports.survey_too_dear
-        )
+        result, audit = self.auditor.audit(call.run, *call.arguments, reports_capturing=told)
         self._note_what_shards_keep()  # before anything is run twice
         keeps = self._unshared or (_LEFT_OTHERWISE if found not in {None, sharding.settings()} else None)
         if keeps is not None and self._context.progress.may_capture:
@@ -267,9 +263,8 @@ class Capturing:
             kind.state = Audited(audit)
         elif audit is not None and audit.asked and not told:
             kind.path.reports_capturing = True  # its other path is audited next
-        elif audit is not None:
-            why = f"a survey of the step was stopped after {time.perf_counter() - began:.2f} s: no more may be lost"
-            self._decline_survey(kind, audit.failed or Obstacle(why, _LONGER))
+        elif audit is not None and audit.failed is not None:
+            self._decline_survey(kind, audit.failed)
         return result
 
     def _decline_survey(self, kind: CallKind, obstacle: Obstacle) -> None:

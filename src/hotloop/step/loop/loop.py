@@ -22,7 +22,6 @@ from hotloop.step.compiled import Compiled
 from hotloop.step.context import Context, Progress
 from hotloop.step.loop import arguments
 from hotloop.step.loop.account import Account, LoopView
-from hotloop.step.loop.lifetimes import Lifetimes, checks_of
 from hotloop.step.loop.reporter import Reporter
 from hotloop.step.loop.runner import StepRunner
 from hotloop.step.loop.stepping import Stepping
@@ -92,10 +91,6 @@ class Loop:
             `auto` then tries no compiled tier. ``"as-given"`` keeps the layout.
         sentinel: the share of time for checks, which run a compiled or captured step eagerly too, now and then, and
             compare; 0 or None makes none.
-        checks: what to do about a library's check that reads on the host only to raise. ``"auto"`` leaves checks that
-            the library makes by itself (`torch.distributions`) out of recordings, unless a ``try`` may catch what they
-            raise; proofs and the sentinel make them. ``"skip"`` leaves out ``error_if_nonfinite`` too, and does not
-            look for ``try``. ``"keep"`` captures no step that has such a check.
         record: a folder for the run record, written as the run goes; without it the record stays in memory. Of several
             processes, each but the first writes into a subfolder, ``rank-1`` and so on.
 
@@ -103,7 +98,6 @@ class Loop:
         ConfigError: an argument does not fit.
     """
 
-    @arguments.known_names
     def __init__(  # noqa: PLR0913 - the public settings
         self,
         model: torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module],
@@ -120,7 +114,6 @@ class Loop:
         workload: str | None = None,
         layout: Literal["auto", "channels_last", "as-given"] = "auto",
         sentinel: float | None = SHARE,
-        checks: Literal["auto", "skip", "keep"] = "auto",
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
         models, optimizers = named("model", model, torch.nn.Module), optimizers_of(optimizer)
@@ -151,13 +144,11 @@ class Loop:
                 progress=progress,
                 reports=reporter,
                 room=Room(engine),
-                checks=arguments.check_checks(checks),
                 layout=arguments.check_layout(layout),
                 total_steps=None if total_steps is None else int(total_steps),
                 runs=runs,
                 workload=workload,
             )
-            self._lifetimes = Lifetimes(self.context, self._runners)
             arguments.warn_of_strangers(holdings)
             self._optimizers = RecordedOptimizers(self.context)
             policy = policy_for(self.context, run, self._sentinel_share)
@@ -191,8 +182,6 @@ class Loop:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             inside = getattr(_inside, "a_step", False)
-            if self._lifetimes.gone and not inside:
-                self.stepping.disable_on_error(self._let_go)
             if pads:  # the program's own, whatever runs it
                 args, kwargs = prepare(args, kwargs)
             if inside:
@@ -203,7 +192,6 @@ class Loop:
             finally:
                 _inside.a_step = False
 
-        self._lifetimes.follow(runner, run)
         return run  # type: ignore[return-value]
 
     def _take(self, runner: StepRunner, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -220,10 +208,6 @@ class Loop:
             raise
         self.context.progress.steps += 1  # as in a tier: a step that raises is none
         return result
-
-    def _let_go(self) -> None:
-        self.settle()
-        self._lifetimes.let_go()
 
     def status(self, *, settle: bool = True) -> LoopStatus:
         """Say what tier runs, what it saves, and why.
@@ -363,7 +347,7 @@ class Loop:
             policy=self.policy,
             unproven=self._unproven(),
             shapes={runner.step.name: runner.shapes.census.to_dict() for runner in self._runners},
-            sentinels=tuple(self._lifetimes.sentinels + checks_of(self._runners)),
+            sentinels=tuple(status for runner in self._runners if (status := runner.checks()) is not None),
             bypassed=self.bypassed,
             closed=self.closed,
         )
@@ -377,6 +361,4 @@ class Loop:
         if not called:
             return "no step has run yet"
         lacks = {runner.step.name: what for runner in called if (what := runner.lacks(tier))}
-        if lacks and self._lifetimes.anew:
-            return f"not proven yet: {self._lifetimes.anew}"
         return "; ".join(what if len(called) == 1 else f"{name}: {what}" for name, what in lacks.items())

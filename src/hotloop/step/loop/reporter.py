@@ -97,10 +97,6 @@ class Reporter:
         """Return the noise of a step in earlier runs of this program, to be added to; None where it is not kept."""
         return self.transitions.policy.spread_before(step)
 
-    def survey_too_dear(self, set_up_seconds: float) -> bool:
-        """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
-        return self.transitions.policy.survey_too_dear(set_up_seconds)
-
     def declined_kinds(self) -> list[str]:
         """List why kinds of calls are not captured, each reason once."""
         kinds = [kind for runner in self._runners for kind in runner.capturing.kinds.values()]

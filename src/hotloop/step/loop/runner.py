@@ -32,7 +32,6 @@ from hotloop.step.state.memory_limit import NoRoomError
 from hotloop.step.state.program import Program, Ran
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Iterator
 
     from hotloop.measure import Signature
@@ -115,8 +114,6 @@ class StepRunner:
             checks = AgreedSentinel(self.step, graphs, sentinel_share) if sentinel_share else None
             self.capturing.follow(self._agreed, checks)
             self._checks = checks
-        self.held: weakref.ref[Any] | None = None
-        """What the user holds of the step: without that, nobody can call it any more."""
 
     # -- one call --------------------------------------------------------------------------------------------------
 
@@ -309,8 +306,9 @@ class StepRunner:
         return not self._audits or (self.step.not_repeatable is not None and self._audits < AUDITS)
 
     def checks(self) -> SentinelStatus | None:
-        """Return what the sentinel has done; None where there is none."""
-        return self._checks.status if self._checks is not None else None
+        """Return what the sentinel has done; None where it has checked nothing."""
+        status = self._checks.status if self._checks is not None else None
+        return status if status is not None and (status.checks or status.disagreed) else None
 
     def lacks(self, tier: Tier) -> str:
         """Say what is missing before the step runs in a tier; empty where nothing is."""

@@ -260,7 +260,6 @@ class Auto:
             self.speeds.seconds(self.in_force.name) or 0.0,
             limit_seconds=decision.limit_seconds if by_steps else None,
             more_seconds=decision.more_seconds,
-            survey_limit_seconds=decision.limit_seconds,
         )
         if tier.name in self.candidates.proven:
             self.state = Trying(Trial(self.in_force.name, tier.name), preparation)
@@ -298,9 +297,7 @@ class Auto:
         """Leave a tier that cannot run: a captured one for its code without a graph, or for the models as given."""
         candidates, reason = self.candidates, str(obstacle)
         if isinstance(self.state, Preparing) and self.state.only_surveyed:
-            stopped = self.state.stopped
-            seconds = self.state.spent if stopped else self.state.surveyed_seconds
-            self.history.note_survey(seconds, "" if stopped else reason)
+            self.history.note_survey(self.state.surveyed_seconds, reason)
         candidates.decline(tier.name, reason)
         if not tier.graph:  # the code itself is wrong or fails, captured or not
             candidates.declined.add(tier.name + "+graph")
@@ -318,10 +315,6 @@ class Auto:
         return []
 
     failed = declined
-
-    def survey_too_dear(self, set_up_seconds: float) -> bool:
-        """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
-        return isinstance(self.state, Preparing) and self.state.survey_too_dear(set_up_seconds)
 
     def proof_saves(self, seconds: float, against: str) -> None:
         """Note what the tier that is being proven saves a step against another one in the same proof step.

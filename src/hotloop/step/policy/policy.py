@@ -88,9 +88,6 @@ class Policy(Protocol):
     def proof_takes(self, seconds: float) -> None:
         """Note what the rest of the proof that is under way is expected to take."""
 
-    def survey_too_dear(self, set_up_seconds: float) -> bool:
-        """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
-
     @property
     def preparing(self) -> bool:
         """Return whether a tier is on its way to its first proven step."""
@@ -165,10 +162,6 @@ class Fixed:
 
     def _change_nothing(self, *_: Any, **__: Any) -> list[Action]:
         return []
-
-    def survey_too_dear(self, set_up_seconds: float) -> bool:  # noqa: ARG002 - as auto's
-        """Return that a survey goes on to its end: the tier was asked for by name."""
-        return False
 
     before_step = timed = proven = declined = _change_nothing
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _LEFT_OUT = (
     "That only decides whether to raise, so a recording leaves it out; proofs and the steps that the sentinel checks "
-    "do it. With checks='keep' each step does it, and none is captured"
+    "do it"
 )
 _APART = (
     "write dropout between layers as modules: nn.LSTM(...), nn.Dropout(p), nn.LSTM(...), each of one layer, instead of "
