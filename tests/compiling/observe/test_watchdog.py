@@ -20,7 +20,6 @@ from compiling_models import Net, Tied, one, real_aot_eager, rows, tokens, train
 
 import hotloop
 from hotloop._torch import backends
-from hotloop.cache import BackgroundCompile, Recorder
 from hotloop.compiling.observe import watchdog
 from hotloop.compiling.observe.watchdog import Process, Watchdog
 
@@ -316,7 +315,6 @@ def test_without_proc_or_a_limit_nothing_is_watched(monkeypatch):
 PROGRAM = """
 import sys, time, torch, hotloop
 from hotloop._torch import backends
-from hotloop.cache import BackgroundCompile, Recorder
 from torch._inductor.async_compile import AsyncCompile
 
 def waits(graph, inputs):
@@ -376,24 +374,3 @@ def test_a_cpp_compiler_that_sleeps_for_ever_is_ended(threads, tmp_path):
 def test_a_cpp_compiler_that_became_another_program_is_ended_too(tmp_path):
     said = run(tmp_path, "default", CXX=sleeping(tmp_path, "exec"), TORCHINDUCTOR_COMPILE_THREADS="1")
     assert said.startswith("aot_eager ['sleep hung: no processor time for 3 s")
-
-
-@pytest.mark.inductor
-@pytest.mark.campaign
-def test_a_compiler_that_hangs_in_the_background_is_the_reason_of_its_failure(tmp_path, monkeypatch):
-    path = sleeping(tmp_path)
-    for name, value in {"CXX": path, "HOTLOOP_COMPILE_TIMEOUT": "3", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
-    net = torch.nn.Sequential(torch.nn.Linear(37, 41), torch.nn.Softplus())  # code that no other test has compiled
-    # The child takes over the settings of this process's torch, which read CXX when it was imported.
-    with Recorder({"model": net}) as recorder, torch._inductor.config.patch({"cpp.cxx": (None, path)}):
-        net(torch.randn(5, 37)).sum()
-        child = BackgroundCompile.start(recorder.request({"preset": "default"}))
-    try:
-        until = time.monotonic() + 900
-        while (outcome := child.poll()) == "running":
-            assert time.monotonic() < until
-            time.sleep(0.05)
-    finally:
-        child.stop()
-    assert "my-c++ hung: no processor time for 3 s" in outcome.reason

@@ -187,7 +187,7 @@ class Child:
         self.made.append(self)
 
     @classmethod
-    def start(cls, request, *, limit_seconds):
+    def start(cls, factory, settings, **limits):
         return cls()
 
     def poll(self):
@@ -204,21 +204,16 @@ def children(monkeypatch):
     return kind.made
 
 
-def with_recorder(loop):
-    class Noted:
-        reason = ""
-
-        def request(self, settings):
-            return settings
-
-    loop.policy.background._recorder = Noted()
+def with_factory(loop):
+    object.__setattr__(loop.context, "workload", "programs.py:make")
+    loop.policy.background.unavailable = ""
 
 
 SLOW = {**TIMES, "eager": 1.0, "full": 0.4}
 
 
 def test_a_child_that_compiles_goes_on_for_the_next_run_and_ends_with_the_last(children):
-    first = trial(times=SLOW, total=100_000, steps=20, runs=3, prepared=with_recorder)[2]
+    first = trial(times=SLOW, total=100_000, steps=20, runs=3, prepared=with_factory)[2]
     first.close()
     assert [one.stopped for one in children] == [False]
     second = trial(times=SLOW, total=100_000, steps=20, runs=2)[2]
@@ -232,7 +227,7 @@ def test_a_child_that_compiles_goes_on_for_the_next_run_and_ends_with_the_last(c
 
 def test_of_two_children_that_are_left_one_stays(children):
     for width in (16, 24):
-        trial(times=SLOW, total=100_000, steps=20, runs=9, width=width, prepared=with_recorder)[2].close()
+        trial(times=SLOW, total=100_000, steps=20, runs=9, width=width, prepared=with_factory)[2].close()
     assert [one.stopped for one in children] == [True, False]
 
 

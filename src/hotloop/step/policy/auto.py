@@ -147,7 +147,7 @@ class Auto:
         self._first_step = self._steps
         self.history.look_up(step, inputs)
         program = self.history.program
-        self.background.go_on_from(program)
+        self.background.take_over(program)
         self.state = Waiting(ask_at=self._steps + EAGER_STEPS)
         if program.eager_seconds is not None:
             self.speeds.recall(program.eager_seconds, program.ratios)
@@ -185,13 +185,11 @@ class Auto:
         return None
 
     def watch_step(self) -> contextlib.AbstractContextManager[Any]:
-        """Watch the step that runs in the block: when it begins; and once, what a child process needs to know of it."""
+        """Watch the step that runs in the block: when it begins."""
         if isinstance(self.state, Preparing):
             self.state.begin_step()
         elif isinstance(self.state, Trying):
             self.state.preparation.begin_step()
-        elif self._steps_here == _WARM_UP and self.in_force == self.start:
-            return self.background.record() or _NOTHING
         return _NOTHING
 
     def after_step(self, doing: str) -> None:
@@ -213,6 +211,7 @@ class Auto:
         return []
 
     def _ask(self, state: Idle) -> list[Action]:
+        self.background.note_peak()
         if (recent := self._recent(state)) is not None:
             self.speeds.see(self.in_force.name, recent)
         timed = self.eager_seconds is not None
@@ -397,7 +396,8 @@ class Auto:
             process_history.carry(carried_seconds(self._standing(), base) - self.state.spent)
         if (runs or 1.0) > 1.0:
             self.background.leave()
-        self.background.stop()
+        else:
+            self.background.stop()
 
     def stop(self) -> None:
         """Stop the child process; nothing is left to other runs."""

@@ -12,7 +12,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hotloop.cache import BackgroundCompile, Key, Recorder
+    from hotloop.cache import BackgroundCompile, Key
     from hotloop.measure import Difference
 
 _KEPT = 64
@@ -21,10 +21,21 @@ _KEPT = 64
 
 @dataclasses.dataclass
 class Child:
-    """A background compile that outlived the run that began it, and the name of the tier that it compiles for."""
+    """A background compile.
+
+    Args:
+        process: the child process.
+        tier: the name of the tier that it compiles for.
+        since: when it began, on the monotonic clock.
+        expected: seconds that it was expected to take, as if no earlier child had been late.
+        left: its run is over; the next run of the program goes on with it.
+    """
 
     process: BackgroundCompile
     tier: str
+    since: float
+    expected: float | None
+    left: bool = False
 
 
 @dataclasses.dataclass
@@ -38,9 +49,8 @@ class ProgramHistory:
         again_seconds: what it took a later run to get to a tier: the capture and the proof, nothing to compile.
         spreads: by step and tensor, how far two runs of the step were apart; the furthest yet.
         declines: how many runs declined a tier.
-        recorder: the calls that a child compiles.
         ready: by base, seconds of the swap after a child has compiled it.
-        child: a child that still compiles.
+        child: the child that compiles just now.
         slower: how many times longer than expected a child took.
     """
 
@@ -50,7 +60,6 @@ class ProgramHistory:
     again_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     spreads: dict[str, dict[str, Difference]] = dataclasses.field(default_factory=dict)
     declines: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    recorder: Recorder | None = None
     ready: dict[str, float] = dataclasses.field(default_factory=dict)
     child: Child | None = None
     slower: float = 1.0
@@ -81,16 +90,11 @@ def program(key: Key) -> ProgramHistory:
     return history
 
 
-def leave(history: ProgramHistory, child: Child) -> None:
-    """Leave a child to the next run of a program. Any other child is stopped, since each takes cores and memory."""
+def stop_left_children() -> None:
+    """Stop the children that no run waits for: each takes cores and memory."""
     for known in _store.programs.values():
-        known.stop_child()
-    history.child = child
-
-
-def children() -> list[BackgroundCompile]:
-    """Return the background compiles that are left to coming runs."""
-    return [known.child.process for known in _store.programs.values() if known.child is not None]
+        if known.child is not None and known.child.left:
+            known.stop_child()
 
 
 def carried_seconds() -> float:
