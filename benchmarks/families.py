@@ -15,11 +15,11 @@ import datetime as dt
 import json
 import logging
 import pathlib
+import platform
 import re
 
 import torch
 import transformers
-from one_run import hardware
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
@@ -335,7 +335,7 @@ def main():
     if options.out is not None:
         document = {
             "date": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
-            "hardware": hardware(DEVICE.type),
+            "hardware": torch.cuda.get_device_name() if DEVICE.type == "cuda" else platform.processor(),
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "command": "python benchmarks/families.py",
             "rows": rows,

@@ -15,10 +15,10 @@ import datetime as dt
 import itertools
 import json
 import pathlib
+import platform
 import statistics
 
 import torch
-from ledger import processor
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's own custom
 
@@ -367,7 +367,7 @@ def write(device, seeds, out):
     document = {
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "command": "python benchmarks/noise.py",
-        "machine": torch.cuda.get_device_name() if device == "cuda" else processor(),
+        "machine": torch.cuda.get_device_name() if device == "cuda" else platform.processor(),
         "torch": torch.__version__,
         "backend": "inductor",
         "seeds": seeds,

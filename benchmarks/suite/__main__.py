@@ -4,7 +4,6 @@ usage: python -m benchmarks.suite [--only WORKLOAD[:WAY,...] ...] [--part PART .
        python -m benchmarks.suite --plan            what would run, and for about how long
        python -m benchmarks.suite --cpu             the subset for a CPU
        python -m benchmarks.suite --table FILE      the tables of a result file
-       python -m benchmarks.suite --plot FILE.json  writes FILE.svg beside it
        python -m benchmarks.suite --write-tables [FILE.json]  the tables of README.md and docs, each from the file that
                                                 it names, or from FILE where that is of the same
                                                 hardware
@@ -29,7 +28,7 @@ import tempfile
 import time
 
 from . import document as files
-from . import plan, plot, show, tables
+from . import plan, show, tables
 
 ROOT = pathlib.Path(__file__).parents[2]
 LATE = "not done after"
@@ -58,20 +57,18 @@ def main(arguments=None):
 
         child(json.loads(options.child))
         return 0
-    shown = [path for path in (options.table, options.plot) if path]
     try:
-        for path in filter(None, (*shown, options.out)):
-            files.load(path, must_be_there=path in shown)
+        for path in filter(None, (options.table, options.out)):
+            files.load(path, must_be_there=path == options.table)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if options.write_tables is not None:
         return write_tables(options.write_tables or None)
-    if shown:
-        for path in shown:
-            found = files.load(path)
-            files.summarise(found)
-            show.tables(found) if path is options.table else plot.write(found, path.with_suffix(".svg"))
+    if options.table:
+        found = files.load(options.table)
+        files.summarise(found)
+        show.tables(found)
         return 0
     return run(options)
 
@@ -104,7 +101,6 @@ def parse(arguments):
     parser.add_argument("--note", help="what else a reader of the file should know, as who shares the machine")
     parser.add_argument("--again", action="store_true", help="run chosen rows again that the file holds already")
     parser.add_argument("--table", type=pathlib.Path, metavar="FILE", help="print the tables of a result file")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw totals over steps as FILE.svg")
     parser.add_argument(
         "--write-tables", nargs="?", const="", metavar="FILE", help="write the tables of README.md and docs anew"
     )

@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 
-from . import goals, totals
+from . import totals
 from .plan import HARD, LEFT_OUT, WORKLOADS
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
@@ -154,9 +154,8 @@ def text(document):
 
 
 def summarise(document):
-    """Compute totals, checks and goals from the rows."""
+    """Compute totals and checks from the rows."""
     held = {row["workload"] for row in document["rows"]}
     names = [name for name in (*WORKLOADS, *HARD, "diffusion") if name in held]
     document["totals"] = totals.table(document["rows"], names)
     document["checks"] = totals.checks(document["rows"])
-    document["goals"] = goals.all_goals(document)

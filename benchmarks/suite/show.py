@@ -80,7 +80,7 @@ def ratio(result):
 
 
 def tables(document):
-    """Print the tables of a result file: ways, totals, goals."""
+    """Print the tables of a result file: ways and totals."""
     out = console()
     machine = document.get("machine") or {}
     out.print(
@@ -91,7 +91,7 @@ def tables(document):
     out.print()
     out.print(total_table(document))
     out.print()
-    for found in filter(None, (memory(document), check_table(document), goal_table(document))):
+    for found in filter(None, (memory(document), check_table(document))):
         out.print(found)
         out.print()
 
@@ -201,17 +201,4 @@ def check_table(document):
     for one in document["checks"]:
         cells = (number(one[key], 2) for key in ("real_seconds", "computed_seconds", "real_over_computed"))
         found.add_row(one["workload"], one["way"], f"{one['steps']:,}", *cells)
-    return found
-
-
-def goal_table(document):
-    """Print the goals with their figures."""
-    found = table("goals", "goal", "target>", "figure>", "interval or range>", "status", "by or why")
-    for one in document["goals"]:
-        bounds = ""
-        if "low" in one:
-            bounds = f"[{number(one['low'], 2) or '-'}, {number(one['high'], 2) or '-'}]"
-        by = one.get("why") or one.get("way") or ", ".join(one.get("best", ()))
-        by += " (computed)" if one.get("computed") else ""
-        found.add_row(one["goal"], one["target"], number(one.get("figure"), 2), bounds, one["status"], by)
     return found

@@ -1,7 +1,4 @@
-"""Measurements of the presets on training steps: rows of the committed result file, shipped for the table.
-
-Written from ``benchmarks/results`` by ``benchmarks/publish.py``; a test holds the two together.
-"""
+"""Measurements of the presets on training steps: rows of a committed result file, shipped for the table."""
 
 from __future__ import annotations
 
