@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from hotloop.step.ranks.votes import Peers
     from hotloop.step.state.holdings import Holdings, Parts
     from hotloop.step.state.memory_limit import Room
-    from hotloop.step.state.program import Program
-    from hotloop.step.state.undo import WriteWatch
+    from hotloop.step.state.program import Program, WriteWatch
     from hotloop.step.tiers import Tier
 
 

@@ -13,7 +13,7 @@ from hotloop.errors import CompiledRunError, StepLostError, describe
 from hotloop.interrupts import interruptible, uninterrupted
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.memory_limit import NoRoomError
-from hotloop.step.state.undo import StepStart, drop_tracebacks
+from hotloop.step.state.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ class Rescue:
 
     def __init__(self, step: DecoratedStep) -> None:
         self._step, self._context = step, step.context
-        self._start: StepStart | None = None
+        self._start: Snapshot | None = None
         self._sizes: list[int] = []
         self._begun = 0
         """Collectives of the run that had begun when the step did."""
@@ -45,12 +45,13 @@ class Rescue:
         context = self._context
         optimizers = context.holdings.optimizers.values()
         sizes = [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
-        if self._start is None or sizes != self._sizes:
-            self._sizes = sizes
-            self._start = StepStart(self._step.program)
         context.writes.begun = False
         self._begun = context.peers.begun() if context.peers is not None else 0
-        self._start.save(gradients=gradients and tensors, buffers=tensors)
+        if self._start is None or sizes != self._sizes:
+            self._start, self._sizes = None, sizes
+            self._start = Snapshot(self._step.program, everything=False, gradients=gradients and tensors)
+        else:
+            self._start.save(gradients=gradients and tensors, tensors=tensors)
 
     def has_run(self) -> None:
         """Let go of what `save` kept: the step has run to its end."""
@@ -217,3 +218,15 @@ def _cause_of(error: Exception) -> str:
         return str(error)
     cause = error.__cause__ if isinstance(error, CompiledRunError) else None
     return describe(cause or error)
+
+
+def drop_tracebacks(error: BaseException) -> None:
+    """Drop the tracebacks of an exception and its causes: their frames hold everything the failed step computed."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        current = waiting.pop()
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            current.__traceback__ = None
+            waiting += current.__cause__, current.__context__

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from step_programs import GRAPH, PROVING, Classifier, Writer, batches, plain_step, sentences
 from torch.nn import functional as F
 
-import hotloop
 from hotloop.measure import Limits
 from hotloop.step.capture.optimizers import rounded_updates
 from hotloop.step.prove.outcomes import compare_kinds
@@ -236,18 +233,6 @@ class LookaheadWithTables(LookaheadAround):
         self._optimizer_state_dict_pre_hooks, self._optimizer_state_dict_post_hooks = {}, {}
 
 
-@pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
-def test_an_optimizer_around_another_may_have_made_its_own_tables_of_hooks(both, asked):
-    """A plain dict cannot be referred to weakly, as what takes a hook off again does: the loop raised a TypeError."""
-
-    def make(params):
-        optimizer = LookaheadWithTables(torch.optim.SGD(params, lr=RATE, momentum=0.5))
-        return optimizer, optimizer
-
-    run = both.alike(averaging(make), asked=asked)
-    assert "an optimizer that the loop does not know steps: SGD" in run.declined[0].reason
-
-
 class ByHand(torch.optim.Optimizer):
     """Sets up all by itself, without torch's tables of hooks; torch does not know when it steps."""
 
@@ -266,29 +251,24 @@ class ByHand(torch.optim.Optimizer):
                 one.grad = None
 
 
-def test_an_optimizer_that_torch_did_not_set_up_has_its_steps_heard(both):
-    """Its learning rate was frozen in the recording."""
-
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer = ByHand(model.parameters())
-        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
-        for number, (x, y) in enumerate(batches(run.device)):
-            optimizer.param_groups[0]["lr"] = RATE / (1 + number)
-            run.note(train_step(x, y))
-        assert optimizer.defaults == {}
-        return model
-
-    run = both.equal(program)
-    assert run.outside == ("optimizer",)
+def by_hand(params):
+    optimizer = ByHand(params)
+    optimizer.slow = []
+    return optimizer, optimizer
 
 
-def test_other_instances_of_a_class_without_tables_of_hooks_go_on():
-    hotloop.Loop(model := torch.nn.Linear(2, 1), ByHand(model.parameters()), run="aot_eager")
-    other = ByHand(torch.nn.Linear(2, 1).parameters())
-    for one in other.param_groups[0]["params"]:
-        one.grad = torch.ones_like(one)
-    other.step()
+def with_tables(params):
+    optimizer = LookaheadWithTables(torch.optim.SGD(params, lr=RATE, momentum=0.5))
+    return optimizer, optimizer
+
+
+@pytest.mark.parametrize("make", [by_hand, with_tables])
+@pytest.mark.parametrize("asked", ["auto", GRAPH, "aot_eager"])
+def test_an_optimizer_that_calls_no_hooks_of_torchs_trains_eager_and_a_line_says_why(both, make, asked):
+    run = both.alike(averaging(make), asked=asked)
+    status = run.status()
+    assert status.tier == "eager"
+    assert any("calls no hooks of torch.optim.Optimizer" in line for line in status.decisions)
 
 
 @pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
@@ -509,24 +489,6 @@ def test_a_parameter_with_gaps_is_stepped_outside(both, kind):
 
     run = both.equal(program)
     assert run.outside == ("optimizer",)
-
-
-@pytest.mark.parametrize("closed", [True, False])
-def test_a_copy_of_an_optimizer_that_torch_did_not_set_up_steps_its_own(closed):
-    """It stepped the one that it was copied from."""
-    model = torch.nn.Linear(2, 1)
-    optimizer = ByHand(model.parameters())
-    loop = hotloop.Loop(model, optimizer, run="aot_eager")
-    if closed:
-        loop.close()
-        assert "step" not in vars(optimizer)
-    others, other = copy.deepcopy((model, optimizer))
-    before = [one.detach().clone() for one in (*model.parameters(), *others.parameters())]
-    for one in others.parameters():
-        one.grad = torch.ones_like(one)
-    other.step()
-    moved = [not torch.equal(*pair) for pair in zip(before, (*model.parameters(), *others.parameters()), strict=True)]
-    assert moved == [False, False, True, True]
 
 
 class Signs(torch.optim.Optimizer):

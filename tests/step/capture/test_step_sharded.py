@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import hotloop
 from hotloop._torch.sharded import Sharded, is_spread, shard_of
 from hotloop.step.state.holdings import Holdings, Views
-from hotloop.step.state.undo import ForwardSyncs
+from hotloop.step.state.snapshot import ForwardSyncs
 from hotloop.testing import captured_step_emulation
 from hotloop.testing.captured import Tape
 

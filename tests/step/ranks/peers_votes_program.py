@@ -193,7 +193,7 @@ RUNS = {
     "waiter last": lambda: given_up(1),
     "again": again,
     "no memory before": lambda: no_memory(trial_run, "Snapshot"),
-    "no memory between": lambda: no_memory(proof, "StepStart"),
+    "no memory between": lambda: no_memory(proof, "Snapshot"),
     "shapes": shapes,
     "begun": begun,
     "alone": alone,

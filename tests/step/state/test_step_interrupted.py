@@ -37,7 +37,7 @@ from hotloop.testing import captured_step_emulation
 
 EXCHANGING = (
     *("interrupts", "_torch/random_state", "_torch/places", "step/rescue", "step/state/snapshot"),
-    *("step/state/holdings", "step/state/trial_run", "step/state/undo", "step/prove/proof"),
+    *("step/state/holdings", "step/state/trial_run", "step/state/snapshot", "step/prove/proof"),
     *("step/prove/wide_reference", "step/prove/rounding_evidence", "step/prove/sentinel"),
     *("step/capture/recording", "step/capture/optimizers", "testing/captured"),
 )

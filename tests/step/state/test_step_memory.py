@@ -17,7 +17,7 @@ import hotloop
 from hotloop import events as heard
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.program import Program
-from hotloop.step.state.undo import StepStart
+from hotloop.step.state.snapshot import Snapshot
 from hotloop.testing import captured_step_emulation
 
 STEPS = 24
@@ -320,7 +320,9 @@ def test_gradients_that_a_step_drops_are_not_held_for_an_undo():
 
 
 def start_of(model):
-    return StepStart(Program(lambda: None, Holdings({"model": model}, {}), torch.device("cpu"), lambda: False))
+    return Snapshot(
+        Program(lambda: None, Holdings({"model": model}, {}), torch.device("cpu"), lambda: False), everything=False
+    )
 
 
 @pytest.mark.parametrize("held", [False, True])

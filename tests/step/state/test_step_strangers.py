@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from hotloop import events as ev
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.program import Program
-from hotloop.step.state.undo import StepStart
+from hotloop.step.state.snapshot import Snapshot
 
 KINDS = ("a module", "a parameter")
 
@@ -89,7 +89,7 @@ def test_a_stranger_that_the_step_writes_keeps_no_step_from_being_undone():
     holdings = Holdings({"model": model}, {})
     holdings.strangers["other"] = other
     holdings.found.append(other.detach())
-    start = StepStart(Program(lambda: None, holdings, torch.device("cpu"), lambda: False))
+    start = Snapshot(Program(lambda: None, holdings, torch.device("cpu"), lambda: False), everything=False)
     start.save(gradients=True)
     other.data.mul_(0.5)
     with torch.no_grad():

@@ -23,6 +23,7 @@ from hotloop._torch.places import span_of
 from hotloop._torch.sharded import is_spread, shard_of
 from hotloop.step.audit.averaged_model import return_counts
 from hotloop.step.guard.compare import frozen_settings
+from hotloop.step.state.program import calls_hooks
 
 if TYPE_CHECKING:
     from hotloop.step.context import Context
@@ -339,7 +340,8 @@ class RecordedOptimizers:
         self._context = context
         self.outside: set[str] = set()
         optimizers = context.holdings.optimizers.values()
-        self.hooks = [optimizer.register_state_dict_post_hook(with_host_step_counts) for optimizer in optimizers]
+        hooked = filter(calls_hooks, optimizers)
+        self.hooks = [optimizer.register_state_dict_post_hook(with_host_step_counts) for optimizer in hooked]
 
     def outside_of(self, stepped: Iterable[str]) -> set[str]:
         """Name the stepped optimizers that run outside of a recording, and log why."""

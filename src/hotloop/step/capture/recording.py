@@ -27,8 +27,8 @@ from hotloop.step.capture.optimizers import Recorded, furthest_rounded, move_ste
 from hotloop.step.capture.outside import AS_FOUND, OutsideCall, OutsideHooks, bind
 from hotloop.step.guard.compare import Watch
 from hotloop.step.state.holdings import Memory
+from hotloop.step.state.snapshot import ForwardSyncs
 from hotloop.step.state.trial_run import alone, copied
-from hotloop.step.state.undo import ForwardSyncs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

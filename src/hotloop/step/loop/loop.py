@@ -34,7 +34,7 @@ from hotloop.step.ranks import threads
 from hotloop.step.ranks.votes import peers_of_this_run
 from hotloop.step.state.holdings import Holdings, Parts
 from hotloop.step.state.memory_limit import Room
-from hotloop.step.state.undo import WriteWatch
+from hotloop.step.state.program import WriteWatch
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:

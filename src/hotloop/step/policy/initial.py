@@ -15,6 +15,7 @@ from hotloop.step import layout
 from hotloop.step.policy.agreed_auto import AgreedAuto
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.policy import Fixed, Policy
+from hotloop.step.state.program import calls_hooks
 from hotloop.step.tiers import CHANNELS_LAST, Tier, tier_of_setting
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def policy_for(context: Context, run: str | Preset, sentinel: float) -> Policy:
     if disabled.strip().lower() not in ("", "0", "false", "no"):
         decided(f"HOTLOOP_DISABLE={disabled} is set: steps run eager", {})
         tier = Tier("eager")
+    elif without := [name for name, one in context.holdings.optimizers.items() if not calls_hooks(one)]:
+        tier = _hookless(context, without[0], run, chooses=tier is None)
     elif tier is not None:
         if given or tier.base == "as-given":
             tier = dataclasses.replace(context.base_tier, graph=tier.graph)
@@ -73,6 +76,16 @@ def policy_for(context: Context, run: str | Preset, sentinel: float) -> Policy:
         if tier.compiles or tier.graph:  # else nothing is agreed on, and a single process may have a loop
             peers.meet(tier, "", sentinel)
     return Auto(context) if tier is None else Fixed(context, tier)
+
+
+def _hookless(context: Context, name: str, run: str, *, chooses: bool) -> Tier:
+    """Say why the models run as given: nobody learns when such an optimizer writes, or what it freezes."""
+    kind = type(context.holdings.optimizers[name]).__name__
+    why = f"{name} ({kind}) calls no hooks of torch.optim.Optimizer, as it leaves out super().__init__()"
+    context.reports.decided(f"{why}: steps run {context.base_tier.name}", {})
+    if not chooses:
+        _log.warning("run=%r: %s: steps run %s", run, why, context.base_tier.name)
+    return context.base_tier
 
 
 def _check_capture(context: Context, run: str, tier: Tier) -> None:

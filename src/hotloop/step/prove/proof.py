@@ -35,7 +35,6 @@ from hotloop.step.state.holdings import Holdings, in_place
 from hotloop.step.state.memory_limit import on_host
 from hotloop.step.state.snapshot import Snapshot, chunks
 from hotloop.step.state.trial_run import Ready, alone, copied, undone_if_it_fails
-from hotloop.step.state.undo import StepStart
 
 if TYPE_CHECKING:
     from hotloop.measure import Difference, Failure
@@ -81,12 +80,10 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     """
     before, theirs, after = run_and_undo(program, candidate, ready)
 
-    def saved() -> tuple[dict[str, Difference], dict[str, torch.Tensor], StepStart]:
+    def saved() -> tuple[dict[str, Difference], dict[str, torch.Tensor], Snapshot]:
         same = _beside_own_gradients(program.holdings, theirs, updated) if updated else {}
         start = _start(program, before) if limits.compute_dtype is not None else {}
-        at_start = StepStart(program)
-        at_start.save(gradients=True)
-        return same, start, at_start
+        return same, start, Snapshot(program, everything=False)
 
     with program.holdings.still():
         same_gradients, start, at_start = copied(saved, ready)
@@ -117,7 +114,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
 
 
-def _unless_memory_ends(run: Run, at_start: StepStart) -> tuple[Any, Mapping[str, torch.Tensor]]:
+def _unless_memory_ends(run: Run, at_start: Snapshot) -> tuple[Any, Mapping[str, torch.Tensor]]:
     """Run the step that stays, beside the copies of a proof.
 
     Raises:
@@ -293,8 +290,7 @@ def spread_of(
         Exception: the second run raised, which is then the user's own error.
     """
     _, first, _ = run_and_undo(program, once, ready)
-    at_start = StepStart(program)
-    copied(functools.partial(at_start.save, gradients=True), ready)
+    at_start = copied(functools.partial(Snapshot, program, everything=False), ready)
     result, at_step = _unless_memory_ends(again, at_start)
     try:
         second = values_of(program.holdings, result, at_step)
