@@ -1,20 +1,27 @@
-"""What the build of the site does beside MkDocs: links to files of the repository lead to where it is published.
+"""What the build of the site does beside MkDocs: it makes three pages of the code, and leads links to the repository.
 
 A page links to a script or a result as in the repository (``../../examples/digits.py``), so that the link works for
 readers of the repository too. The site has no such file. A notebook it has, but a browser shows it as JSON.
 """
 
+import importlib
 import logging
 import posixpath
 import re
+import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import Files
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 BRANCH = "main"
+GENERATED = {
+    "cli": "hotloop.cli.documentation",
+    "settings": "hotloop.train.documentation",
+    "catalogue": "diagnose_catalogue",
+}
 log = logging.getLogger("mkdocs.hooks.repository")  # a warning of this logger ends a strict build
 
 
@@ -31,3 +38,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({config.repo_url.rstrip('/')}/blob/{BRANCH}/{target}{link['anchor'] or ''})"
 
     return re.sub(r"\]\((?P<path>\.\./[^)\s#]+|[^)\s#:]+\.ipynb)(?P<anchor>#[^)\s]*)?\)", published, markdown)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made of the code: commands, settings, and every problem that a rule can find."""
+    sys.path.append(str(ROOT / "tests" / "diagnose"))
+    for page, module in GENERATED.items():
+        content = importlib.import_module(module).render()
+        files.append(File.generated(config, f"reference/{page}.md", content=content))
+    return files

@@ -23,11 +23,6 @@ def test_every_public_name_is_in_the_reference():
     assert names - documented() == set()
 
 
-def test_the_page_of_the_command_line_is_made_of_the_commands():
-    page = (REFERENCE / "cli.md").read_text(encoding="utf-8")
-    assert page == documentation.render(), "run python -m hotloop.cli.documentation > docs/reference/cli.md"
-
-
 def test_the_page_of_the_command_line_names_every_option_that_a_command_takes():
     page = documentation.render()
     for text in ("## hotloop train", "### hotloop hpo best", "`--dry-run`", "`--format safetensors"):

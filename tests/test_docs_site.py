@@ -12,6 +12,9 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+MADE = [
+    f"reference/{name}.md" for name in ("cli", "settings", "catalogue")
+]  # by the build; which looks at links to them
 
 
 class Loose(yaml.SafeLoader):
@@ -36,7 +39,7 @@ def pages(part):
 def test_the_navigation_holds_every_page_once():
     named = list(pages(yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loose)["nav"]))
     there = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*") if page.suffix == ".md"]
-    assert sorted(named) == sorted(there)
+    assert sorted(named) == sorted([*there, *MADE])
 
 
 def anchors(page):
@@ -52,6 +55,8 @@ def test_a_link_into_a_page_meets_a_heading(page):
     links = re.findall(r"\]\(([^)\s#]*\.md)?#([^)\s]+)\)", page.read_text(encoding="utf-8"))
     published = "https://github.com/hotloop/hotloop/blob/main/"
     for target, anchor in links:
+        if target.endswith(tuple(MADE)) or (page.parent.name == "reference" and f"reference/{target}" in MADE):
+            continue
         near = ROOT / target.removeprefix(published) if target.startswith(published) else page.parent / target
         assert anchor in anchors(near if target else page), f"{target}#{anchor}"
 

@@ -1,21 +1,17 @@
-"""``docs/reference/catalogue.md``, made of the rules' own words, the programs and what the rules say of the saved documents:
-``python tests/diagnose/diagnose_catalogue.py`` writes it; a test keeps the two alike."""
+"""Makes the site's page of every problem: the rules' own words, the programs, and what the rules say of the saved documents."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from diagnose_documents import PROGRAMS, SAVED, WRITTEN
 
 from hotloop.diagnose import CATALOGUE, REMEDIES, RULES, diagnose
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "catalogue.md"
 HEAD = """# Catalogue of advice
 
 What `hotloop doctor` can find, rule by rule: symptom, cause, cost, remedy, the shortest program that shows it, and the
-advice as it is printed. Made by `python tests/diagnose/diagnose_catalogue.py` of the words in `src/hotloop/diagnose` and
-the programs in `tests/diagnose/programs`; a test keeps the page and the rules alike, and runs every program.
+advice as it is printed.
 
 ```python
 from hotloop import diagnose, record
@@ -75,7 +71,3 @@ def _problem(problem, told_cost):
     lines = [line for line in "\n".join(told).splitlines() if line not in said]
     rows.append("\n```\n" + "\n".join(lines) + "\n```\n")
     return "\n".join(rows)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(render(), encoding="utf-8")

@@ -1,12 +1,8 @@
-"""Writes ``docs/reference/cli.md`` from the commands themselves.
-
-``python -m hotloop.cli.documentation > docs/reference/cli.md``
-"""
+"""Makes the site's page of the command line from the commands themselves."""
 
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 import typing
 from typing import TYPE_CHECKING, Any
@@ -23,7 +19,6 @@ WIDTH = 118
 HEAD = """\
 # Command line
 
-<!-- made by python -m hotloop.cli.documentation -->
 
 `python -m hotloop` is the same program. Every command takes `--help`. Settings are written `NAME=VALUE`:
 [settings](settings.md) lists them.
@@ -84,7 +79,3 @@ def _takes(option: Any) -> str:
     kind = option.type_descriptor.annotation
     choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     return str(option.metavar or "|".join(choices) or {int: "N", float: "NUMBER"}.get(kind, option.name.upper()))
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

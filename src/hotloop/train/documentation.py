@@ -1,14 +1,10 @@
-"""Writes ``docs/reference/settings.md`` from the commented YAML groups and the types.
-
-``python -m hotloop.train.documentation > docs/reference/settings.md``
-"""
+"""Makes the site's page of the settings from the commented YAML groups and the types."""
 
 from __future__ import annotations
 
 import functools
 import json
 import re
-import sys
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +17,6 @@ if TYPE_CHECKING:
 
 HEAD = """# Settings of `hotloop train`
 
-`python -m hotloop.train.documentation` makes this page from the commented YAML files in `src/hotloop/train/conf`.
 Change a setting by its name. Choose a file of a group by the group's name:
 
 ```
@@ -187,7 +182,3 @@ def _recipes(path: str) -> str:
 
 def _read(group: str, name: str) -> str:
     return (resources.files("hotloop.train") / "conf" / group / f"{name}.yaml").read_text(encoding="utf-8")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())
