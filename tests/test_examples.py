@@ -1,9 +1,7 @@
 """The examples are programs that train."""
 
 import json
-import re
 import runpy
-import shlex
 from pathlib import Path
 
 import pytest
@@ -39,27 +37,6 @@ def test_a_program_is_cross_validated_with_a_search_in_each_fold(tmp_path):
     assert said.exit_code == 0, said.output
     assert "No group is on both sides of a fold" in said.output
     assert said.output.count("chose: program.lr=") == 2
-
-
-@pytest.mark.campaign
-def test_the_readme_s_program_is_trained_searched_and_cross_validated_as_it_stands_there(tmp_path, monkeypatch):
-    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    _, _, section = readme.partition("<!-- digits.py -->")
-    program, commands = re.findall(r"```(?:python)?\n(.*?)```", section, re.DOTALL)[:2]
-    (tmp_path / "digits.py").write_text(program)
-    monkeypatch.chdir(tmp_path)
-    lines = [shlex.split(line, comments=True) for line in commands.splitlines()]
-    assert [line[:2] for line in lines] == [["hotloop", "train"], ["hotloop", "hpo"], ["hotloop", "kfold"]]
-    assert [len(line) > 2 for line in lines] == [True, True, True]
-    for _, *arguments in lines:
-        said = CliRunner().invoke(app, arguments)
-        assert said.exit_code == 0, said.output
-    assert "5 of 5 folds finished" in said.output
-    found = json.loads((tmp_path / "runs/digits.py-make/search/study.json").read_text())
-    assert found["metric"] == "accuracy"
-    assert len(found["trials"]) == 20
-    (folds,) = tmp_path.glob("runs/digits.py-make/*/kfold.json")
-    assert json.loads(folds.read_text())["metrics"]["best"]["accuracy"]["mean"] > 0.9
 
 
 @pytest.mark.campaign
