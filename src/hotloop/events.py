@@ -244,7 +244,7 @@ class TierChanged(Event):
 class SentinelDisagreed(Event):
     """A step of the tier in force did not agree with the same step in eager: ``tensor`` is furthest past its limit.
 
-    ``region`` says so where the recording is at fault, and not the compiled code in it.
+    The tier is proven again then. ``certain`` says that it is further off than rounding ever is.
     """
 
     kind: ClassVar[str] = "sentinel_disagreed"
@@ -256,7 +256,7 @@ class SentinelDisagreed(Event):
     value: float | None
     limit: float | None
     reason: str
-    region: str = ""
+    certain: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from hotloop.measure.census import Census, Signature, TensorMeta, Unhashed, sign
 from hotloop.measure.differences import Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
 from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare, judge
-from hotloop.measure.roundings import BLIND, DRAWS, compare_with_roundings
 from hotloop.measure.steps import over_noisy_steps, over_steps
 from hotloop.measure.timing import Mark, StepClock, Timing, interval, ratio_interval, typical
 from hotloop.measure.tree import flatten, names, unflatten, untracked_attributes
@@ -12,8 +11,6 @@ from hotloop.measure.wide_reference import RATIO, compare_with_reference
 
 __all__ = [
     "ALL",
-    "BLIND",
-    "DRAWS",
     "RATIO",
     "Census",
     "Comparison",
@@ -30,7 +27,6 @@ __all__ = [
     "Unhashed",
     "compare",
     "compare_with_reference",
-    "compare_with_roundings",
     "differences",
     "flatten",
     "interval",

@@ -231,8 +231,7 @@ def _line(event: Event) -> str:
         at = f" ({event.location})" if event.location else ""
         return f"{PREFIX} {_words(parse(event.tier))[1]}: {event.tier}: {event.reason.rstrip('.')}{at}. {event.hint}"
     if isinstance(event, SentinelDisagreed):
-        at = f", at fault: {event.region}" if event.region else ""
-        return f"{PREFIX} Step {event.step + 1} in {event.tier} does not agree with eager: {event.reason}{at}"
+        return f"{PREFIX} Step {event.step + 1} in {event.tier} does not agree with eager: {event.reason}"
     if isinstance(event, StepUndone):
         return f"{PREFIX} Step {event.step + 1} failed in {event.tier} and was done eagerly: {event.reason}"
     return ""

@@ -37,11 +37,16 @@ def test_later_checks_take_their_share_of_the_time_at_random_distances() -> None
     assert _checks(Schedule(0.0), range(1, 20_000))[-1] == 4096
 
 
-def test_cheap_checks_of_code_come_more_often_until_their_grace_is_spent() -> None:
-    cheap = _checks(Schedule(SHARE), range(1, 501), recorded=False, check=0.002)
-    assert len(cheap) > 80
-    assert {step % 20 for step in cheap} == set(range(20))  # what goes wrong at every 20th call is met
-    assert len(_checks(Schedule(SHARE), range(1, 501), recorded=False, check=0.2)) <= 8
+def test_early_checks_of_code_meet_each_of_twenty_calls() -> None:
+    cheap = _checks(Schedule(SHARE), range(1, 200), recorded=False)
+    assert {step % 20 for step in cheap} == set(range(20))
+    assert len(_checks(Schedule(SHARE), range(1, 200), recorded=False, check=0.5)) <= 6
+
+
+def test_what_was_far_off_is_watched_closely() -> None:
+    schedule = Schedule(SHARE)
+    schedule.closely()
+    assert _checks(schedule, range(1, 100), check=30.0) == [*range(1, 25), 32, 64]
 
 
 def test_the_last_step_and_a_step_that_is_asked_for_are_checked() -> None:

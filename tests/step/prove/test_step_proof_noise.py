@@ -12,7 +12,9 @@ import hotloop
 from hotloop import events as ev
 from hotloop._torch.dispatch import name_of
 from hotloop.step.capture.optimizers import step_again
-from hotloop.step.prove import code_proofs, noise, proof
+from hotloop.step.prove import proof
+from hotloop.step.prove.outcomes import STEPS
+from hotloop.step.prove.reference_runs import ReferenceRuns
 from hotloop.testing import captured as stand_in
 
 __all__ = ["cpu"]
@@ -68,7 +70,7 @@ def test_a_flip_at_one_proof_step_is_noise_and_not_measured_again(cpu, spreads, 
 
 def test_a_small_fault_at_each_replay_is_measured_again_and_declined(cpu, spreads):
     declined_with(cpu, training(), "does not agree", "gradient of norm.bias", tape=flips(3e-4, *range(1, 20)))
-    assert len(spreads) == noise.MOST
+    assert len(spreads) == 2
 
 
 def test_a_fault_at_two_of_three_replays_is_declined(cpu, spreads):
@@ -135,7 +137,7 @@ def test_large_noisy_gradients_leave_no_room_for_parameters_that_are_not_updated
 
 @pytest.mark.parametrize("wrong", [(1,), (2,), (1, 2)])
 def test_a_little_noise_hides_no_code_that_is_wrong_at_some_steps(monkeypatch, wrong):
-    monkeypatch.setattr(code_proofs, "in_more_bits", lambda *_: None)
+    monkeypatch.setattr(ReferenceRuns, "in_more_bits", lambda *_: None)
     monkeypatch.setattr(Jitter, "size", 1e-7)
     run, proofs = [], []
     prove_step = proof.prove_step
@@ -152,7 +154,7 @@ def test_a_little_noise_hides_no_code_that_is_wrong_at_some_steps(monkeypatch, w
     with faulty() as fault:
 
         def prove(*args, **kwargs):
-            fault.set(1.3 if len(proofs) % proof.STEPS in wrong else 1.0)
+            fault.set(1.3 if len(proofs) % STEPS in wrong else 1.0)
             proofs.append(kwargs)
             return prove_step(*args, **kwargs)
 
@@ -160,21 +162,6 @@ def test_a_little_noise_hides_no_code_that_is_wrong_at_some_steps(monkeypatch, w
         Noisy("aot_eager", 30, before=before, sentinel=0)
     assert run[0].told(ev.TierDeclined)
     assert run[0].loop.status().tier == "eager"
-
-
-def test_noise_that_an_earlier_run_saw_counts_though_this_ones_repeats_are_equal(cpu, monkeypatch):
-    spread_of = proof.spread_of
-    seen = {}
-
-    def spread(*args):
-        result, found = spread_of(*args)
-        seen.update({name: dataclasses.replace(one, relative=1e-4, rms_difference=1e-4) for name, one in found.items()})
-        return result, found
-
-    note_spread = noise.Noise.note
-    monkeypatch.setattr(proof, "spread_of", spread)
-    monkeypatch.setattr(noise.Noise, "note", lambda self, found, _=None: note_spread(self, found, dict(seen)))
-    assert proven(cpu, flips(3e-4, 1), monkeypatch)
 
 
 class Attention(torch.nn.Module):

@@ -30,19 +30,18 @@ from hotloop.step import tiers
 from hotloop.step.capture.outside import OutsideCall
 from hotloop.step.capture.recording import CapturedStep
 from hotloop.step.policy.policy import SetTier
-from hotloop.step.prove.own_code import AFTER
-from hotloop.step.prove.sentinel import Sentinel
+from hotloop.step.prove.check import Check
 from hotloop.step.rescue import Rescue
 from hotloop.testing import captured_step_emulation
 
 EXCHANGING = (
     *("interrupts", "_torch/random_state", "_torch/places", "step/rescue", "step/state/snapshot"),
     *("step/state/holdings", "step/state/trial_run", "step/state/snapshot", "step/prove/proof"),
-    *("step/prove/wide_reference", "step/prove/rounding_evidence", "step/prove/sentinel"),
+    *("step/prove/wide_reference", "step/prove/check"),
     *("step/capture/recording", "step/capture/optimizers", "testing/captured"),
 )
 STAGES = {
-    "rehearsal and proof of code": ("aot_eager", 2),
+    "proof of code": ("aot_eager", 2),
     "warm-up": (GRAPH, 2),
     "capture": (GRAPH, 3),
     "proof": (GRAPH, 4),
@@ -50,7 +49,6 @@ STAGES = {
     "replay": (GRAPH, 8),
     "check of a recording": (GRAPH, 8),
     "check of code": ("aot_eager", 8),
-    "comparison of what a step compiles itself": ("aot_eager", AFTER + 1),
 }
 
 
@@ -133,7 +131,7 @@ class Interrupted:
         optimizer = torch.optim.Adam(model.parameters(), lr=2**-6)
         batches = [torch.randn(8, 4) for _ in range(number + 1)]
         share = 0.5 if stage.startswith("check") else None
-        with captured_step_emulation(), mock.patch.object(Sentinel, "due", _is_traced):
+        with captured_step_emulation(), mock.patch.object(Check, "due", _is_traced):
             self._run(stage, model, optimizer, batches, hotloop.Loop(model, optimizer, run=asked, sentinel=share))
 
     def _run(self, stage, model, optimizer, batches, loop):

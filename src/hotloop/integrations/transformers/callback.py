@@ -22,7 +22,7 @@ from hotloop.integrations.setting_names import check_names
 from hotloop.integrations.several import FLAT, UNCOMPILED, first_speaks
 from hotloop.report import write_html
 from hotloop.step import Loop
-from hotloop.step.prove.sentinel import SHARE
+from hotloop.step.prove.schedule import SHARE
 from hotloop.step.tiers import Tier, tier_of_setting
 
 if TYPE_CHECKING:

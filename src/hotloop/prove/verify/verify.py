@@ -33,7 +33,7 @@ from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
-from hotloop.step.prove.outcomes import Outcome, over_steps
+from hotloop.step.prove.outcomes import STEPS, Outcome, over_steps
 from hotloop.step.prove.reference_runs import StepOutputs
 from hotloop.step.prove.wide_reference import step_in_first, wider_dtypes
 from hotloop.step.state.program import Call, Program
@@ -56,7 +56,7 @@ def verify(  # noqa: PLR0913 - the public settings
     workload: Workload | Callable[[], Workload] | str,
     preset: str | Preset = "inductor",
     *,
-    steps: int = proof.STEPS,
+    steps: int = STEPS,
     reference: Reference = "auto",
     search: bool = True,
     search_seconds: float = 300.0,
@@ -252,8 +252,7 @@ class _Verification:
         except CandidateFailedError as error:
             raise (error.__cause__ or error) from None
         if not isinstance(spread, dict):
-            why = spread.why if isinstance(spread, proof.Unlike) else spread
-            raise HotloopError(f"{why}. Draw from torch's own generators, and name what else changes as state=")
+            raise HotloopError(f"{spread}. Draw from torch's own generators, and name what else changes as state=")
         self._spread = spread
         return compute
 
@@ -362,7 +361,7 @@ class _Verification:
         _log.info("verify: searching for the region at fault")
         self.compiled.remove()
         try:
-            calls = [self._kept(call) for call in self._calls[: proof.STEPS]]
+            calls = [self._kept(call) for call in self._calls[:STEPS]]
             tests = culprit.Tests(
                 self.program,
                 self.compiled.models,

@@ -195,53 +195,6 @@ class StepAuditor:
             obstacles.append(Obstacle(f"the step returns {what}: {_OVERWRITTEN}", _PLAIN))
         return obstacles
 
-    @uninterrupted
-    @collector_paused()
-    def rehearse(self, run: Callable[[], Any], args: Any, kwargs: Any, ready: Ready = alone) -> tuple[bool, Any]:
-        """Run a step eagerly that is about to be run several times, and undo it where that can be done.
-
-        One call may do what another did not: every tenth moves an average, or a new best is appended to a list. What
-        no copy was made of, and what nobody can undo, would be done as often as the step is run. Such a run stays, and
-        is the step.
-
-        Args:
-            run: the step.
-            args: its arguments.
-            kwargs: its named arguments.
-            ready: called before the step runs, with what kept the copies for it from being made.
-
-        Returns:
-            Whether the run stays, and then its result.
-
-        Raises:
-            CandidateFailedError: no copies could be made, or the run could not be undone.
-            Exception: the user's own.
-        """
-        step, peers = self._step, self._context.peers
-        try:
-            with peers.rehearsing() if peers is not None else contextlib.nullcontext():
-                looked = self._look_at(run, (args, kwargs), contextlib.nullcontext(), ready)
-        except CandidateFailedError as error:
-            if not error.undone or not error.began or peers is not None:
-                raise
-            failed = self._rescue.candidate_failed(error, self._context.base_tier)
-            looked = None
-        if looked is None:  # outside of the except clause, so that what eager raises does not carry our exception along
-            result = step.eagerly(run)
-            step.note_not_repeatable(
-                [dataclasses.replace(failed, not_repeatable=True)]
-            )  # it was no error of the user's
-            return True, result
-        stays = threads.another_trains(self._context) or looked.irreversible
-        if peers is not None:
-            stays = peers.stays(stays=stays)
-        if not stays:
-            undo(self._program, looked.before)
-            return False, None
-        step.doing = "survey"
-        step.note_not_repeatable(looked.all_obstacles())
-        return True, looked.result
-
     def _kept(self, seen: AuditFindings) -> list[Obstacle]:
         """Return what no function of ours may stand in for: compiled code is guarded on torch's, and compiles anew."""
         compiled = self._step.own_compiles.functions or self._context.base_tier.name != "eager"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hotloop.measure import Timing
     from hotloop.step.context import Context, Progress
     from hotloop.step.policy.policy import Policy
-    from hotloop.step.prove.budget import SentinelStatus
+    from hotloop.step.prove.check import SentinelStatus
 
 SAMPLES = 200
 """Times kept of each tier: enough for a median, few enough to follow a run that changes."""

@@ -126,8 +126,7 @@ class AgreedCapturing(Capturing):
 
     def _begin_check(self, kind: CallKind, state: Proven) -> None:
         """Prove a recording again, as all processes do from the next such call on."""
-        self._checked, state.recorded.noise = kind, state.recorded.noise.merged()
-        kind.state = Captured(state.recorded, state.recording)
+        self._checked, kind.state = kind, state.again()
 
     def _intent(self, kind: CallKind, call: StepCall, tier: Tier) -> Doing:
         """Return what this process would do with a call; nothing of the step runs."""

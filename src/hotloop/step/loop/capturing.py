@@ -16,8 +16,8 @@ from hotloop.step.capture.invariants import Invariants
 from hotloop.step.engine import collector_paused
 from hotloop.step.loop.kind_states import REPLACES, Audited, CallKind, Captured, Declined, New, Proven, Warmed
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
-from hotloop.step.prove.graph_proofs import Recorded
-from hotloop.step.prove.noise import Noise
+from hotloop.step.prove.graph_proofs import Noise, Recorded, judge, wrong_recording
+from hotloop.step.prove.outcomes import Verdict
 from hotloop.step.ranks.threads import WAITS, another_trains
 from hotloop.step.ranks.votes import SETTLE
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.context import DecoratedStep
     from hotloop.step.loop.kind_states import StepCall
+    from hotloop.step.prove.check import Check
     from hotloop.step.prove.code_proofs import CodeProofs
     from hotloop.step.prove.graph_proofs import GraphProofs
     from hotloop.step.prove.outcomes import Outcome
-    from hotloop.step.prove.sentinel import Sentinel
     from hotloop.step.rescue import Rescue
     from hotloop.step.tiers import Tier
 
@@ -79,7 +79,7 @@ class Capturing:
         code: CodeProofs,
         *,
         optimizers: RecordedOptimizers,
-        sentinel: Sentinel | None,
+        sentinel: Check | None,
         uncaptured: Callable[[CallKind, StepCall, Tier], Any],
         compare: Callable[..., Any],
     ) -> None:
@@ -280,25 +280,24 @@ class Capturing:
         """Run the call twice, to see how far it is from itself; a recording is judged anew by that."""
         audit = state.audit if isinstance(state, Audited) else state.recorded.audit
         noise = Noise() if isinstance(state, Audited) else state.recorded.noise
-        was_noisy, earlier = noise.noisy, self._context.reports.spread_before(self._step.name)
+        was_noisy = noise.noisy
         try:
             with collector_paused():
-                result, obstacle, measured = self._graphs.warm_up(audit, noise, kind.path, call.arguments, earlier)
+                result, obstacle = self._graphs.warm_up(audit, noise, kind.path, call.arguments)
         except CandidateFailedError as error:
             failed = self._rescue.candidate_failed(error, tier)
         else:
-            if measured and obstacle is None:
+            if obstacle is None:
                 self.auditor.note(audit)
             if obstacle is not None:
                 self.decline(kind, obstacle)
             elif isinstance(state, Captured):
-                state.measures = state.measures and not measured
-                # The outcomes are of the path before, or hold the optimizer against other gradients.
-                if not measured or (noise.noisy and not was_noisy):
+                state.measures = False
+                if noise.noisy and not was_noisy:  # what was past its limits may be noise
                     state.outcomes.clear()
                 elif state.outcomes:
                     self._conclude(kind, state, tier)
-            elif measured:
+            else:
                 kind.state = Warmed(Recorded(audit, noise, kind.path), Invariants(self._context.holdings))
             return result
         # Out of the except clause, so that what eager raises does not carry our exception along.
@@ -318,6 +317,8 @@ class Capturing:
             assert recorded.recording is not None
             if isinstance(state, Warmed):
                 state = kind.state = Captured(recorded, recorded.recording)
+                if self._sentinel is not None:
+                    self._sentinel.schedule.begin()
             changed = self.auditor.changed_inside()
             if changed:
                 self.decline(kind, changed[0])
@@ -331,12 +332,12 @@ class Capturing:
 
     def _conclude(self, kind: CallKind, state: Captured, tier: Tier) -> None:
         """Do what the proof steps so far say of the recording."""
-        joined, conclusion = self._graphs.conclude(state.outcomes, state.recorded.noise)
-        if conclusion is False:
+        joined, verdict = judge(state.recorded, state.outcomes)
+        if verdict is Verdict.CLOSER:
             state.measures = True
-        elif isinstance(conclusion, Obstacle):
-            self._decline_path(kind, conclusion)
-        elif conclusion:
+        elif verdict is Verdict.WRONG:
+            self._decline_path(kind, wrong_recording(joined))
+        elif verdict is Verdict.PROVEN:
             kind.state = Proven(state.recorded, state.recording)
             if self._sentinel is None and self._context.peers is None:  # else they are compared further on
                 state.recording.forget_gradients(self._code.unseen(tier.base))
@@ -386,6 +387,12 @@ class Capturing:
         if self._step.doing != "undone":  # else the compiled code is at fault, and another graph is made without it
             self._decline_path(kind, obstacle)
         return result
+
+    def prove_again(self) -> None:
+        """Measure the noise of every recorded kind of call anew, and prove its recording: a check found one wrong."""
+        for kind in self.kinds.values():
+            if isinstance(kind.state, Proven):
+                kind.state = kind.state.again()
 
     def decline_recordings(self, obstacle: Obstacle) -> None:
         """Decline every kind of call that has a recording: the sentinel found one wrong."""

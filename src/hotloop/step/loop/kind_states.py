@@ -9,8 +9,8 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hotloop.step.prove import proof
-from hotloop.step.prove.graph_proofs import CapturePath, Recorded
+from hotloop.step.prove.graph_proofs import CapturePath, Noise, Recorded
+from hotloop.step.prove.outcomes import STEPS
 
 if TYPE_CHECKING:
     import functools
@@ -183,6 +183,11 @@ class Proven:
     recorded: Recorded
     recording: CapturedStep
 
+    def again(self) -> Captured:
+        """Return the state in which the noise is measured anew, and the recording proven."""
+        self.recorded.noise = Noise()
+        return Captured(self.recorded, self.recording, measures=True)
+
     def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
         """Replay the recording, unless what it rests on has changed; let the sentinel check it now and then."""
         if (change := self.recording.changed()) is not None:
@@ -272,9 +277,9 @@ class CallKind:
     def steps_left(self) -> int:
         """The calls that it takes until the kind is proven, as far as none differs: audit, warm-up, proof steps."""
         if isinstance(self.state, Captured):
-            return max(1, self.state.measures + proof.STEPS - len(self.state.outcomes))
+            return max(1, self.state.measures + STEPS - len(self.state.outcomes))
         before = 2 if isinstance(self.state, New) else 1 if isinstance(self.state, Audited) else 0
-        return before + proof.STEPS
+        return before + STEPS
 
     def forget(self) -> None:
         """Begin anew, with an audit."""

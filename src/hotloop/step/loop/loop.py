@@ -29,7 +29,7 @@ from hotloop.step.loop.transitions import Transitions
 from hotloop.step.loop.unclosed import finish_when_gone, settled_if_not_made
 from hotloop.step.naming import named, optimizers_of
 from hotloop.step.policy.initial import policy_for
-from hotloop.step.prove.sentinel import SHARE
+from hotloop.step.prove.schedule import SHARE
 from hotloop.step.ranks import threads
 from hotloop.step.ranks.votes import peers_of_this_run
 from hotloop.step.state.holdings import Holdings, Parts

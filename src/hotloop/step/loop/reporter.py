@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
 from hotloop.compiling.observe import collector
-from hotloop.step.prove.proof import STEPS as PROOF_STEPS
+from hotloop.step.prove.outcomes import STEPS as PROOF_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -151,9 +151,8 @@ def line_of(event: ev.Event, *, asked: bool) -> tuple[int, str]:
     Where the user ``asked`` for the tier by name, anything else that runs is against their wish.
     """
     phrase = _PHRASES.get(type(event))
-    against = isinstance(event, ev.StepUndone | ev.SentinelDisagreed) or (
-        asked and isinstance(event, ev.TierDeclined | ev.TierChanged)
-    )
+    against = isinstance(event, ev.StepUndone) or (asked and isinstance(event, ev.TierDeclined | ev.TierChanged))
+    against |= isinstance(event, ev.SentinelDisagreed) and event.certain
     return (logging.WARNING if against else logging.INFO), phrase(event) if phrase is not None else ""
 
 

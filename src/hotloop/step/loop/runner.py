@@ -21,11 +21,10 @@ from hotloop.step.loop.capturing import Capturing
 from hotloop.step.loop.kind_states import StepCall
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.agreed_sentinel import AgreedSentinel
+from hotloop.step.prove.check import Check
 from hotloop.step.prove.code_proofs import CodeProofs
 from hotloop.step.prove.graph_proofs import GraphProofs
-from hotloop.step.prove.own_code import OwnCode
 from hotloop.step.prove.reference_runs import ReferenceRuns
-from hotloop.step.prove.sentinel import Sentinel
 from hotloop.step.ranks.threads import WAITS, another_trains
 from hotloop.step.rescue import Rescue
 from hotloop.step.state.memory_limit import NoRoomError
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
     from hotloop.step.context import Context
     from hotloop.step.loop.kind_states import CallKind
     from hotloop.step.obstacle import Obstacle
-    from hotloop.step.prove.attribution import Disagreement
-    from hotloop.step.prove.budget import SentinelStatus
+    from hotloop.step.prove.check import SentinelStatus
     from hotloop.step.prove.graph_proofs import Recorded
+    from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.tiers import Tier
 
     Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -86,14 +85,9 @@ class StepRunner:
         self._auditor = StepAuditor(self.step, self._rescue)
         runs = ReferenceRuns(self.step)
         self.code = CodeProofs(self.step, runs, self._auditor, self._rescue)
-        self._own = OwnCode(self.step, self._auditor, self._rescue)
         graphs = GraphProofs(self.step, runs, optimizers)
         alone = context.peers is None
-        self.sentinel = (
-            Sentinel(self.step, runs, graphs, self._auditor, self.code, sentinel_share)
-            if sentinel_share and alone
-            else None
-        )
+        self.sentinel = Check(self.step, runs, graphs, self.code, sentinel_share) if sentinel_share and alone else None
         self.capturing = (Capturing if alone else AgreedCapturing)(
             self.step,
             self._auditor,
@@ -107,7 +101,7 @@ class StepRunner:
         )
         self._audits = 0
         self._agreed: AgreedStep | None = None
-        self._checks: Sentinel | AgreedSentinel | None = self.sentinel
+        self._checks: Check | AgreedSentinel | None = self.sentinel
         if context.peers is not None:
             self._agreed = AgreedStep(self.step, self.code, self._rescue, self._audit_agreed, self._to_be_audited)
             assert isinstance(self.capturing, AgreedCapturing)
@@ -119,9 +113,6 @@ class StepRunner:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         """Run the step once, in a tier or on the way to it; return the step's result."""
-        asks = self._own.due() and gradients_of(flatten((args, kwargs))[0]) is None
-        if asks and self.context.parts.kept() is None:
-            return self._own.compare((args, kwargs))
         with self._beside_recordings(tier):
             if not tier.channels_last:
                 return self._run(args, kwargs, tier)
@@ -271,27 +262,34 @@ class StepRunner:
         """
         assert self.sentinel is not None
         try:
-            result, disagreement = self.sentinel.check(recorded, call.arguments, tier)
+            result, outcome = self.sentinel.run(recorded, call.arguments, tier)
         except CandidateFailedError as error:
             no_memory = isinstance(error.__cause__, torch.OutOfMemoryError | NoRoomError)
             obstacle = self._rescue.candidate_failed(error, tier)
         else:
-            if disagreement is not None:
-                self._disagreed(disagreement, tier)
+            if not outcome.agrees:
+                self._disagreed(outcome, tier)
             return result
         if no_memory:
-            self.sentinel.stop("a step and a copy of its state do not fit in memory together")
+            self.sentinel.schedule.off = "a step and a copy of its state do not fit in memory together"
             self.step.doing = "run"
             return unchecked()
         return failed(obstacle)
 
-    def _disagreed(self, disagreement: Disagreement, tier: Tier) -> None:
-        """Leave what the sentinel found wrong: the recordings of the step, or its compiled code."""
-        if disagreement.of_recording:
-            self.capturing.decline_recordings(disagreement.obstacle)
-        else:
+    def _disagreed(self, outcome: Outcome, tier: Tier) -> None:
+        """Prove a tier again that a check found wrong; leave it if that was not the first time."""
+        assert self.sentinel is not None
+        obstacle = self.sentinel.conclude(outcome, tier)
+        code = self.sentinel.of_code
+        if obstacle is None:
+            self.capturing.prove_again()
+            if code:
+                self.code.prove_again(tier.base, "a step that was also run eagerly did not agree")
+        elif code:
             self.code.forget(tier.base)
-            self.context.reports.failed(self.step, tier.without_graph(), disagreement.obstacle)
+            self.context.reports.failed(self.step, tier.without_graph(), obstacle)
+        else:
+            self.capturing.decline_recordings(obstacle)
 
     # -- for the loop, and for the agreement of several processes ---------------------------------------------------
 

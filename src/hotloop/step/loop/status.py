@@ -12,7 +12,7 @@ from rich.text import Text
 from hotloop.shown import Shown
 
 if TYPE_CHECKING:
-    from hotloop.step.prove.budget import SentinelStatus
+    from hotloop.step.prove.check import SentinelStatus
     from hotloop.step.state.memory_limit import MemoryUse
 
 

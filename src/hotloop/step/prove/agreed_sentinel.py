@@ -13,14 +13,15 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from hotloop.step.prove import proof
-from hotloop.step.prove.budget import SentinelStatus
-from hotloop.step.prove.sentinel import FIRST, LEAST
+from hotloop.step.prove.check import SentinelStatus
+from hotloop.step.prove.outcomes import STEPS
 
 if TYPE_CHECKING:
     from hotloop.step.context import DecoratedStep
     from hotloop.step.prove.graph_proofs import GraphProofs
 
+FIRST, LEAST = 100, 10
+"""Replays before the first check, and the least mean distance of two checks."""
 _ABANDONED = 256
 """Replays after which another check begins, though the calls of the one under way have not come again."""
 _FARTHEST = 2.0**40
@@ -50,8 +51,7 @@ class AgreedSentinel:
         return SentinelStatus(
             function=self._step.name,
             every=self._every,
-            checks=self._checks * proof.STEPS,
-            suspicions=0,
+            checks=self._checks * STEPS,
             seconds=self._spent,
             disagreed=self._disagreed,
         )
@@ -81,7 +81,7 @@ class AgreedSentinel:
             self._cost, self._spent = self._cost + extra, self._spent + extra
         if not usual:
             return FIRST
-        cost = self._cost or proof.STEPS * (self._graphs.seconds or 0.0)
+        cost = self._cost or STEPS * (self._graphs.seconds or 0.0)
         distance = max(LEAST, math.ceil(min(cost / (self._share * usual), _FARTHEST)))
         total = self._context.total_steps
         pays = total is not None and distance <= total - self._context.progress.steps

@@ -9,9 +9,9 @@ SHARE = 0.01
 """The share of time that checks may cost, unless the user says otherwise."""
 FIRST, LAST = 8, 4096
 """Steps after which a tier or a recording is checked first; twice as many each time, up to the last."""
-_GRACE, _CLOSE = 0.25, 4
-"""Seconds of checks that code without a recording has beforehand, and the mean distance of the checks that these pay:
-a recording replays the same kernels each time, while code may go wrong at some calls only."""
+EARLY, _CLOSE, _GRACE = 24, 7, 1.0
+"""Early checks of code without a recording, their distance, and the seconds that they may cost in all. A recording
+replays the same kernels each time, while code may go wrong at some calls only: at every 20th, say."""
 
 
 class Schedule:
@@ -30,9 +30,11 @@ class Schedule:
     def __init__(self, share: float, total_steps: int | None = None) -> None:
         self._share, self._last_step = share, total_steps
         self.every, self.spent, self.off = FIRST, 0.0, ""
-        self._earned = 0.0
+        self._earned, self._early = 0.0, EARLY
         self._steps = self._since = 0
         """Steps since a tier or recording began, and since the last check."""
+        self._near = 0
+        """How many of the next steps are checked in any case."""
         self._doubling = self._left = float(FIRST)
 
     def begin(self) -> None:
@@ -44,6 +46,10 @@ class Schedule:
         """Check the next step, whatever it costs."""
         self._left = 1.0
 
+    def closely(self) -> None:
+        """Check each of the next steps, whatever that costs: something was far off that may come again."""
+        self._near = EARLY
+
     def due(self, step: int) -> bool:
         """Count a step; return whether to check it.
 
@@ -53,7 +59,7 @@ class Schedule:
         self._steps += 1
         self._since += 1
         self._left -= 1
-        comes = self._left <= 0 or self._steps >= self._doubling or step == self._last_step
+        comes = self._left <= 0 or self._steps >= self._doubling or self._near > 0 or step == self._last_step
         return comes and not self.off
 
     def checked(self, seconds: float, usual: float | None, *, recorded: bool) -> None:
@@ -66,20 +72,22 @@ class Schedule:
         """
         self.spent += seconds
         self._earned += self._share * self._since * (usual or 0.0)
-        self._since = 0
+        self._since, self._near = 0, max(0, self._near - 1)
         while self._doubling <= self._steps:
             self._doubling = 2 * self._doubling if self._doubling < LAST else math.inf
-        self._left = self._distance(seconds, usual, 0.0 if recorded else _GRACE)
+        if self._left <= 0:
+            self._left = self._distance(seconds, usual, recorded=recorded)
         following = min(self._left, self._doubling - self._steps)
         self.every = int(following) if math.isfinite(following) else 0
 
-    def _distance(self, seconds: float, usual: float | None, grace: float) -> float:
-        """Return a random distance to the next check: at a fixed one, what a step does as often is never checked."""
-        draws = random.Random(self._steps)  # noqa: S311 - its own: no stream of the program moves
-        lacks = self.spent + seconds - self._earned - grace
-        if lacks <= 0 and grace:
-            return draws.randint(1, 2 * _CLOSE - 1)
+    def _distance(self, seconds: float, usual: float | None, *, recorded: bool) -> float:
+        """Return the distance to the next check: a random one, else what a step does as often would never be met."""
+        if not recorded and self._early and self.spent + seconds <= _GRACE:
+            self._early -= 1
+            return _CLOSE
         if not self._share:
             return math.inf
+        lacks = self.spent + seconds - self._earned
         mean = max(FIRST, math.ceil(lacks / (self._share * usual))) if usual else FIRST
+        draws = random.Random(self._steps)  # noqa: S311 - its own: no stream of the program moves
         return draws.randint(mean - mean // 2, mean + mean // 2)
