@@ -143,19 +143,17 @@ def beside_own_gradients(
     Returns:
         the differences by name. Nothing for gradients that are not finite: a GradScaler leaves such a step out.
     """
-    of_program = program.holdings.parameters().items()
-    named = {id(parameter): name for name, parameter in of_program if name in parameters}
+    named = {id(parameter): name for name, parameter in program.holdings.parameters().items()}
     found: dict[str, Difference] = {}
-    for optimizer in recorded:
+    for optimizer in filter(repeatable, recorded):
         stepped: dict[str, tuple[torch.nn.Parameter, torch.Tensor]] = {}
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-            name = named.get(id(parameter), "")
-            gradient = theirs.get(f"gradient of {name} at the optimizer step")
+            gradient = theirs.get(f"gradient of {named[id(parameter)]} at the optimizer step")
             if gradient is not None:
-                stepped[name] = parameter, gradient
-        gradients = [gradient for _, gradient in stepped.values()]
-        if repeatable(optimizer) and torch.nn.utils.get_total_norm(gradients).isfinite():
-            found |= _step_of(Recorded(optimizer, program.device), stepped, theirs)
+                stepped[named[id(parameter)]] = parameter, gradient
+        if torch.nn.utils.get_total_norm([gradient for _, gradient in stepped.values()]).isfinite():
+            chosen = {name: pair for name, pair in stepped.items() if name in parameters}
+            found |= _step_of(Recorded(optimizer, program.device), chosen, theirs)
     return found
 
 
