@@ -309,7 +309,7 @@ class _Verification:
                 if self._failed:
                     return joined
             joined = over_steps(self._outcomes)
-            if joined.agrees or joined.hopeless:
+            if joined.agrees or joined.far_off:
                 break
         return joined
 
