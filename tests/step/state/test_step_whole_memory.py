@@ -58,7 +58,7 @@ def of_two(model):
     return Tensors(torch.randn(8, LONG), torch.randn(8, LONG)), ()
 
 
-QUEUES = (of_closure, of_module, of_a_view, of_windows, known_in_part, beside_a_buffer, beside_a_parameter, of_two)
+QUEUES = (of_closure, of_module, of_a_view, of_windows, beside_a_buffer, beside_a_parameter, of_two)
 
 
 def by_slice(queue, at, keys):

@@ -229,6 +229,7 @@ class CodeProofs:
         limits = Limits.compiled(context.compute_dtype())
         obstacle: Obstacle | None = None
         step.doing = "proof"
+        self._auditor.moved_outside(*call)  # what changed since the last step is none of this one's doing
         try:
             self._install(tier)
             wide = self._in_more_bits(tier, call)
