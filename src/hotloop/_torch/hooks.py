@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import types
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,12 @@ def gradient_hook_functions(parameter: torch.Tensor) -> list[Callable[..., Any]]
     """Return the hooks that run as a parameter's gradient is made."""
     hooks, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001 - in the ledger
     return [*map(_of_many, (hooks or {}).values()), *(after or {}).values()]
+
+
+def calls_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer calls torch's hooks; a wrapper that leaves out `Optimizer.__init__` does not."""
+    table = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    return hasattr(type(optimizer).step, "hooked") and isinstance(table, collections.OrderedDict)
 
 
 def _of_many(hook: Callable[..., Any]) -> Callable[..., Any]:

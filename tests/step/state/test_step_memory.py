@@ -224,44 +224,6 @@ def test_memory_that_is_replaced_between_steps_drops_the_recording(between):
     assert (declined, len(dropped) > 0) == ([], True)
 
 
-@pytest.mark.parametrize("from_step", [0, STEPS // 2])
-def test_gradients_whose_memory_is_replaced_between_two_steps_are_those_that_are_used(from_step):
-    def steps(model, optimizer):
-        def gradients(x, y):
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
-        def update():
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-
-        return [gradients, update]
-
-    def halved(number, model, optimizer):
-        if number >= from_step:
-            for one in model.parameters():
-                one.grad.data = one.grad.data * 0.5 + 0.01
-
-    reference, *_ = trained(lambda: (Net(), nothing, []), None, between=halved, step=steps)
-    found, _, _, status = trained(lambda: (Net(), nothing, []), "eager+graph", between=halved, step=steps)
-    assert all(map(torch.equal, reference, found))
-    assert status.tier == "eager+graph"
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_what_an_optimizer_writes_is_not_copied_at_each_step(fused):
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
-    loop = hotloop.Loop(model, optimizer, run="aot_eager")
-    step = loop.step(plain(nothing)(model, optimizer)[0])
-    for x, y in batches():
-        step(x, y)
-    loop.close()
-    assert loop.status().tier == "aot_eager"
-    assert loop.context.holdings.found == []
-
-
 @pytest.mark.parametrize("run", ["aot_eager", "eager+graph"])
 def test_a_step_in_force_takes_no_more_memory_than_eagers(run):
     """A proof keeps what one run made, and not the activations of two."""
@@ -391,28 +353,3 @@ def highest(seen):
     """The most bytes that tensors took at once beyond those at the beginning."""
     made = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
     return max(itertools.accumulate(one.nbytes() for one in sorted(made, key=lambda one: one.start_ns())))
-
-
-@pytest.mark.parametrize("tier", ["aot_eager", "aot_eager+graph"])
-def test_only_a_loop_that_captures_looks_at_its_step_on_another_stream(monkeypatch, tier):
-    """cuBLAS keeps 64 MiB for each stream that it has seen."""
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-    with captured_step_emulation(), hotloop.Loop(model, optimizer, run=tier) as loop:
-        on_path, entered = loop.context.engine.ambience, []
-        monkeypatch.setattr(
-            loop.context.engine, "ambience", lambda *args, **more: entered.append(args) or on_path(*args, **more)
-        )
-
-        @loop.step
-        def step(x):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        for _ in range(12):
-            step(torch.randn(2, 4))
-        assert loop.status().tier == tier
-    assert bool(entered) == tier.endswith("+graph")

@@ -8,7 +8,6 @@ from step_programs import GRAPH, Classifier, batches
 from torch import nn
 from torch.nn import functional as F
 
-from hotloop import events as ev
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.program import Program
 from hotloop.step.state.snapshot import Snapshot
@@ -55,34 +54,6 @@ def test_a_gradient_for_an_optimizer_outside_is_eagers(both, kind, set_to_none, 
     assert run.status().tier == asked
 
 
-def test_what_a_stranger_holds_is_copied_for_no_proof(both):
-    """A teacher may be as large as the model; a step that runs it without gradients writes none of it."""
-
-    def taught(*, frozen):
-        def program(run):
-            teacher, model = Classifier().to(run.device).requires_grad_(not frozen), Classifier().to(run.device)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-
-            @run.loop(model, optimizer).step
-            def train_step(x, y):
-                with torch.no_grad():
-                    target = teacher(x).softmax(-1)
-                loss = F.cross_entropy(model(x), target)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                return loss
-
-            for x, y in batches(run.device):
-                run.note(train_step(x, y))
-            return model, optimizer
-
-        run = both.equal(program, replays=10)
-        return [one.copied_bytes for one in run.told(ev.TierProven)]
-
-    assert taught(frozen=False) == taught(frozen=True)
-
-
 def test_a_stranger_that_the_step_writes_keeps_no_step_from_being_undone():
     """MoCo's key encoder is moved before the forward pass, which may fail; what was found to be written goes back."""
     model, other = nn.Linear(2, 2), nn.Parameter(torch.ones(2))
@@ -99,34 +70,3 @@ def test_a_stranger_that_the_step_writes_keeps_no_step_from_being_undone():
     start.restore()
     assert other.tolist() == [1.0, 1.0]
     assert other.grad is None
-
-
-def test_a_parameter_that_the_optimizer_lets_go_of_is_a_stranger_from_then_on(both):
-    """Trained by hand from a call of another shape on, whose recording has to leave its gradient."""
-
-    def program(run):
-        scale = nn.Parameter(torch.ones(8, device=run.device))
-        model = Classifier().to(run.device)
-        optimizer = torch.optim.SGD([{"params": list(model.parameters())}, {"params": [scale]}], lr=2**-6)
-
-        @run.loop(model, optimizer).step
-        def train_step(x, y):
-            loss = F.cross_entropy(model(x * scale), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        for number, (x, y) in enumerate(batches(run.device, 36)):
-            if number == 12:
-                optimizer.param_groups[1]["params"].clear()
-                scale.grad = None
-            size = len(x) // (2 if number >= 12 else 1)
-            run.note(train_step(x[:size], y[:size]))
-            if number >= 12:
-                run.note(scale.grad.clone())
-                scale.grad = None
-        return model, optimizer, scale
-
-    run = both.alike(program, asked=GRAPH)
-    assert run.status().tier == GRAPH

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.foreach import copies
+from hotloop._torch.hooks import calls_hooks
 from hotloop._torch.places import span_of
 from hotloop._torch.sharded import is_spread, shard_of
 from hotloop.step.audit.averaged_model import return_counts
 from hotloop.step.guard.compare import frozen_settings
-from hotloop.step.state.program import calls_hooks
 
 if TYPE_CHECKING:
     from hotloop.step.context import Context

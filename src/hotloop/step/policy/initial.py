@@ -7,6 +7,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from hotloop._torch.hooks import calls_hooks
 from hotloop._torch.sharded import is_spread
 from hotloop._torch.wrappers import stop_timing, why_not_at_first
 from hotloop.compiling.apply import sharded_flat
@@ -15,7 +16,6 @@ from hotloop.step import layout
 from hotloop.step.policy.agreed_auto import AgreedAuto
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.policy import Fixed, Policy
-from hotloop.step.state.program import calls_hooks
 from hotloop.step.tiers import CHANNELS_LAST, Tier, tier_of_setting
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
+from hotloop._torch.hooks import calls_hooks
 from hotloop.step.state.memory_limit import Room
 from hotloop.step.state.rng_usage import RngUsage
 
@@ -111,9 +111,3 @@ class WriteWatch:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
-
-
-def calls_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer calls torch's hooks; a wrapper that leaves out `Optimizer.__init__` does not."""
-    table = getattr(optimizer, "_optimizer_step_pre_hooks", None)
-    return hasattr(type(optimizer).step, "hooked") and isinstance(table, collections.OrderedDict)
