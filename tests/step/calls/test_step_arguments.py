@@ -253,22 +253,6 @@ def test_a_batch_that_the_user_overwrites_for_the_next_step(both):
     both.equal(program, exact=True)
 
 
-def test_a_numpy_argument_is_not_frozen(both):
-    """Its values cannot be compared from call to call, so no two calls are known to be alike."""
-
-    def make(model, optimizer):
-        def train_step(x, y, scale):
-            return finish(F.cross_entropy(model(x), y) * torch.from_numpy(scale).to(x), optimizer)
-
-        return train_step
-
-    def call(step, number, x, y):
-        return step(x, y, np.asarray(1 + number / 32))
-
-    run = both.alike(calling(call, make), exact=True)
-    assert run.replays() == 0
-
-
 def test_autocast_around_the_call_selects_a_recording(both):
     def call(step, number, x, y):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=number % 2 == 1):
@@ -276,17 +260,6 @@ def test_autocast_around_the_call_selects_a_recording(both):
 
     run = both.equal(calling(call, with_options, 40), exact=True, replays=24)
     assert run.calls() == 2 * PROVING
-
-
-def test_a_step_called_under_no_grad_by_mistake_raises_what_eager_raises(both):
-    def call(step, number, x, y):
-        if number in (3, 8, 9, 10, 15):
-            with pytest.raises(RuntimeError, match="does not require grad"), torch.no_grad():
-                step(x, y)
-        return step(x, y)
-
-    run = both.equal(calling(call, with_options, 24), exact=True)
-    assert run.dropped == []
 
 
 def test_an_error_of_the_users_own_reaches_them_unchanged(both):

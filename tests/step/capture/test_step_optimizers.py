@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from step_programs import GRAPH, PROVING, Classifier, Writer, batches, plain_step, sentences
+from step_programs import GRAPH, PROVING, Classifier, batches, plain_step, sentences
 from torch.nn import functional as F
 
 from hotloop.measure import Limits
@@ -194,31 +194,6 @@ def test_what_an_optimizer_keeps_on_itself_and_writes_at_some_steps_is_put_back(
 
     run = both.alike(averaging(make), asked=asked)
     assert run.status().tier == asked
-
-
-def test_several_optimizers_step_in_one_recording(both):
-    def program(run):
-        model = Writer().to(run.device)
-        inner = [*model.attention.parameters(), *model.out.parameters(), *model.norm.parameters()]
-        optimizers = [
-            torch.optim.AdamW([model.embedding.weight], lr=2**-5, fused=True),
-            torch.optim.SGD([*inner, model.places], lr=2**-4, momentum=0.5, fused=True),
-        ]
-
-        @run.loop(model, optimizers).step
-        def train_step(ids):
-            loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-            loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            return loss
-
-        for ids in sentences(run.device):
-            run.note(train_step(ids))
-        return model, *optimizers
-
-    assert both.equal(program, exact=True).outside == ()
 
 
 def test_of_two_optimizers_only_the_one_that_must_runs_outside(both):

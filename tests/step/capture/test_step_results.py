@@ -10,7 +10,7 @@ import types
 
 import pytest
 import torch
-from step_programs import PROVING, Classifier, Pictures, batches, images, plain_step
+from step_programs import PROVING, Classifier, batches, plain_step
 from torch.nn import functional as F
 
 import hotloop
@@ -91,28 +91,6 @@ def test_gradients_read_between_two_decorated_steps(both):
 
     run = both.equal(program, exact=True, replays=24)
     assert run.calls("train_step") == run.calls("update") == PROVING
-
-
-def test_a_validation_pass_between_steps(both):
-    """In eval mode under no_grad, on another batch size, and back: no recording is lost, none is disturbed."""
-
-    def program(run):
-        model = Pictures().to(run.device)
-        optimizer = adamw(model)
-        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
-        scores = []
-        for number, (x, y) in enumerate(images(run.device, 24)):
-            run.note(train_step(x, y))
-            if number % 3 == 2:
-                model.eval()
-                with torch.no_grad():
-                    scores.append(F.cross_entropy(model(x.repeat(3, 1, 1, 1)), y.repeat(3)))
-                model.train()
-        return {"model": model, "optimizer": optimizer, "scores": scores}
-
-    run = both.equal(program, exact=True)
-    assert run.calls() == PROVING
-    assert run.dropped == []
 
 
 def test_two_decorated_steps_share_a_loop_as_in_a_gan(both):

@@ -75,9 +75,3 @@ def test_where_the_step_does_not_repeat_itself_the_dropout_is_named_with_what_to
     assert "an RNN drops between its layers" in told.reason
     assert "torch._cudnn_rnn(" in told.source
     assert "nn.Dropout(p)" in told.hint
-
-
-@pytest.mark.usefixtures("kernel")
-def test_without_dropout_the_rnn_is_not_named(cpu):
-    run, _ = cpu.run(training(None, dropout=0.0), "eager+graph")
-    assert "RNN" not in run.declined[0].reason

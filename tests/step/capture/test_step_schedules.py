@@ -57,13 +57,6 @@ def test_a_schedule_is_followed_by_a_step_that_is_replayed(both, schedule):
     assert run.dropped == []
 
 
-def test_a_schedule_of_powers_of_two_gives_eagers_bits(both):
-    def halving(optimizer):
-        return lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
-
-    both.equal(training(halving, lambda model: adamw(model, fused=True)), exact=True)
-
-
 @pytest.mark.parametrize("kind", ["betas", "momentum"])
 def test_one_cycle_moves_the_optimizer_outside_and_the_rest_stays_captured(both, kind):
     """Its betas or momentum change at every step, which a recording would freeze."""
@@ -149,22 +142,6 @@ def test_groups_and_checkpoints_keep_python_values(both, flags):
         assert [(one["fused"], one["foreach"], one["capturable"]) for one in groups] == [
             (flags.get("fused"), flags.get("foreach"), False)
         ] * STEPS
-
-
-def test_a_rate_in_a_tensor_stays_the_users_tensor(both):
-    def program(run):
-        model = Classifier().to(run.device)
-        rate = torch.tensor(0.125, device=run.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
-        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
-        for number, (x, y) in enumerate(batches(run.device)):
-            rate.fill_(2.0 ** -(3 + number // 4))
-            run.note(train_step(x, y))
-            assert optimizer.param_groups[0]["lr"] is rate
-        return model, optimizer, rate
-
-    run = both.equal(program, exact=True)
-    assert run.calls() == PROVING
 
 
 def test_a_run_can_go_on_from_a_checkpoint_that_a_captured_run_made(both):

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import itertools
-import warnings
 import weakref
 
 import pytest
@@ -335,18 +334,6 @@ def test_a_gradient_of_two_parameters_is_theirs_again():
         start.restore()
         assert model[0].weight.grad is model[1].weight.grad
         assert model[0].weight.grad.sum() == 16
-
-
-def test_a_gradient_that_can_be_differentiated_comes_back_with_its_graph():
-    model = Net()
-    start = start_of(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch tells that such gradients hold on to their parameters
-        model(torch.ones(1, 8)).sum().backward(create_graph=True)
-    start.save(gradients=True)
-    model.zero_grad()
-    start.restore()
-    assert model.first.weight.grad.requires_grad
 
 
 def highest(seen):

@@ -98,21 +98,6 @@ def test_a_graph_outside_of_the_step_through_weights_that_nobody_writes_stays_go
     assert run.status().sentinels[0].checks
 
 
-@pytest.mark.parametrize("asked", TIERS)
-@pytest.mark.parametrize("kind", ["conjugate", "negative"])
-def test_conjugate_and_negative_views_are_put_back(both, kind, asked):
-    def made(device):
-        seen = (torch.arange(8, device=device) * 1j).conj()
-        return seen if kind == "conjugate" else seen.imag
-
-    def counted(kept, x):
-        kept.add_(1j if kind == "conjugate" else 1)
-        return x * (kept.imag if kind == "conjugate" else kept)
-
-    run = both.alike(trained(buffer=made, read=counted), asked=asked)
-    assert run.status().undone == 0
-
-
 SEEN = {
     "plain": lambda: torch.arange(6.0),
     "strided": lambda: torch.arange(12.0).reshape(3, 4)[:, ::2],

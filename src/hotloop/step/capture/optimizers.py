@@ -70,14 +70,8 @@ def _no_fused_kernel(optimizer: torch.optim.Optimizer, parameters: Sequence[torc
             "some of its state, or a gradient, has other strides than its parameter, and a fused kernel knows but one"
         )
     held = [*map(shard_of, parameters)]
-    if any(one.layout == torch.strided and one.numel() and span_of(one) != one.numel() for one in held):
-        return "a parameter is a slice with gaps (weight[:, ::2]), and a fused kernel writes into these"
-    # torch 2.13 loses the update in its vectorised kernel. A user who asked for that kernel has the fault in eager too.
-    asked = all(group.get("fused") for group in optimizer.param_groups)
-    narrow = any(parameter.itemsize < torch.float32.itemsize for parameter in parameters)
-    wrong = type(optimizer) is torch.optim.SGD and device.type == "cpu" and narrow and not asked
-    said = "torch's fused SGD kernel for CPUs leaves most parameters of 16 bits (bfloat16, float16) as they are"
-    return said if wrong else ""
+    gaps = any(one.layout == torch.strided and one.numel() and span_of(one) != one.numel() for one in held)
+    return "a parameter is a slice with gaps (weight[:, ::2]), and a fused kernel writes into these" if gaps else ""
 
 
 def _strides_differ(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:

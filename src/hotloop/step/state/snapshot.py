@@ -6,7 +6,7 @@ steps: buffers, gradients, other state. After an optimizer has stepped, such a c
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import collections
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -319,12 +319,13 @@ def _remembered_of(holdings: Holdings) -> Callable[[], None]:
 
 def _remembered(value: Any) -> Callable[[], Any]:
     """Remember what lists and dictionaries contain; the function puts it back into the same ones and returns them."""
-    if isinstance(value, MutableMapping):
+    if isinstance(value, dict):
         items = {key: _remembered(item) for key, item in value.items()}
+        kind: Any = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
 
         def refilled() -> Any:
-            value.clear()
-            value.update({key: item() for key, item in items.items()})
+            kind.clear(value)  # past a class that refuses it, as transformers' ModelOutput does
+            kind.update(value, {key: item() for key, item in items.items()})
             return value
 
         return refilled
