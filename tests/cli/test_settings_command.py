@@ -76,7 +76,6 @@ def test_the_schema_says_of_each_setting_its_default_range_and_reason(printed, r
         "digits",
         "focus",
         "language",
-        "lightning",
     ]
     assert ("data.path" in found, "digits" in found) == (recipe == "criteria", recipe == "digits")
 

@@ -141,11 +141,12 @@ def test_null_takes_a_group_out_of_the_settings_of_trials():
 
 
 def test_only_what_changes_code_counts_as_compiled():
-    assert {one.name: one.distinct() for one in parse().compiled} == {"training.batch_size": 2, "model.dropout": 4}
-    ours = parse("recipe=digits", "hpo.space.digits.layers={choices: [1, 2, 3]}")
-    assert {one.name: one.distinct() for one in ours.compiled}["digits.layers"] == 3
-    endless = parse("hpo.space.model.dropout={choices: null, float: [0, 0.5]}")
-    assert {one.name: one.distinct() for one in endless.compiled}["model.dropout"] is None
+    def compiled(*given):
+        return {one.name: one.distinct() for one in parse(*given).searched if one.changes_code}
+
+    assert compiled() == {"training.batch_size": 2, "model.dropout": 4}
+    assert compiled("recipe=digits", "hpo.space.digits.layers={choices: [1, 2, 3]}")["digits.layers"] == 3
+    assert compiled("hpo.space.model.dropout={choices: null, float: [0, 0.5]}")["model.dropout"] is None
 
 
 @pytest.mark.parametrize("value", ["it's a \\ path, {x}: [1]", 1.2e-05, 0.1 + 0.2, -3, True, None, [1, 2], {"a": "b"}])

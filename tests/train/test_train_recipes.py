@@ -11,7 +11,7 @@ from hotloop.errors import ConfigError, DataError
 from hotloop.recipes import digits, language
 from hotloop.train import checkpoint, configure, environment, fit, start
 from hotloop.train.goal import Goal
-from hotloop.train.search import before
+from hotloop.train.search import preparing
 
 SMALL = {
     "digits": ["digits.hidden_size=16", "digits.layers=1", "digits.heads=2", "digits.patch_size=4", "training.num_epochs=2",
@@ -44,7 +44,7 @@ def test_a_recipe_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_pat
     goal = recipes.load(name).GOAL
     of = (max if goal.maximize else min)(one[goal.metric] for one in document["metrics"])
     assert outcome.best[goal.metric] == of
-    assert set(outcome.best) == set(before.METRICS[name])
+    assert set(outcome.best) == set(preparing.METRICS[name])
     kept = load(tmp_path / "run", "best.pt")
     assert ("model.average" in kept["others"]) == (decay != "null")
     judged = recipes.load(name).evaluate(configure.from_dict(kept["settings"]), checkpoint.weights(kept))

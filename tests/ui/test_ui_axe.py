@@ -11,7 +11,6 @@ from report_documents import whole_run
 from run_folders import a_cross_validation, a_run, a_study, training
 
 from hotloop import record
-from hotloop.train.requests import SAMPLE, SAVE, Requests
 
 pytest.importorskip("playwright", reason="the tests of the page in a browser need playwright")
 pytest.importorskip("axe_playwright_python", reason="axe-core comes with axe-playwright-python")
@@ -55,9 +54,7 @@ def full(tmp_path_factory):
     (runs / ".hotloop-ui" / "queue").mkdir(parents=True)
     (runs / ".hotloop-ui" / "queue" / "1.json").write_text("{}")  # which is never started
     with server(runs) as (_, url), training(runs / "busy"):
-        asked = Requests(runs / "busy", (SAVE, SAMPLE))
         yield runs, url
-        asked.close()
 
 
 def forms(page, url):

@@ -241,8 +241,7 @@ def made(settings: Settings, weights: dict[str, Any]) -> Made:
     vocabulary = weights["model"]["net.transformer.wte.weight"].shape[0]
     model = make_model(settings, vocabulary)
     checkpoint.fit_weights(model, weights["model"], "language")
-    blocks = torch.zeros(2, settings.language.context, dtype=torch.int64)
-    return Made({"model": model}, lambda _: ((), {"input_ids": blocks}))
+    return Made({"model": model})
 
 
 def next_token(logits: Tensor, tokens: Tensor) -> Tensor:

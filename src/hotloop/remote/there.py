@@ -166,7 +166,9 @@ class Run:
         """Let ``run.resume=URL``, which takes ``runs/NAME`` in its working folder, take the folder that goes back."""
         self._out.mkdir(exist_ok=True)
         if not (self._out / STORED).is_file():  # by which it knows a folder that it may fill
-            (self._out / STORED).write_text(json.dumps({"saves": 0, "holder": ""}), encoding="utf-8")
+            (self._out / STORED).write_text(
+                json.dumps({"url": self._asked.storage.rstrip("/"), "saves": 0}), encoding="utf-8"
+            )
         link = self.folder / TREE / "runs" / self.folder.name
         link.parent.mkdir(exist_ok=True)
         if not link.is_symlink():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.step import Workload
-from hotloop.train import dry, environment, failures, sharding
+from hotloop.train import environment, failures, sharding
 from hotloop.train.average import Average
 from hotloop.train.batches import Epochs, shapes
 from hotloop.train.evaluate import evaluate, evaluating
@@ -79,11 +79,9 @@ class Supervised(Task):
         together, seed = training.gradient_accumulation, start.settings.run.seed
         rank, many = devices.ranks.rank, start.settings.run.devices
         self.model, self.train, self.validation, self._judge = model, train, validation, judge
-        self.loader = Epochs(train, training.batch_size, seed, together, rank, many, devices.fabric.device)
+        self.loader = Epochs(train, training.batch_size, seed, together, rank, many)
         size = min(training.batch_size, len(train))
         taken, device = {"samples": size * together * many}, devices.fabric.device
-        if start.dry:
-            dry.memory(model.parameters(), device)
         self.fabric, self.scaler = devices.fabric, devices.scaler
         groups = parameter_groups(model.to(device), training.weight_decay)
         self.optimizer = make_optimizer(training, groups, fuse=self.scaler is None)  # a fused one scales by itself
@@ -200,10 +198,6 @@ class Supervised(Task):
     def amount(self, batch: Any) -> int:
         """Return the tokens of a step, padding included."""
         return sum(one.tokens for one in batch)
-
-    def weights(self) -> list[float]:
-        """Return nothing: this step forgets no optimizer."""
-        return []
 
     # -- between the steps -----------------------------------------------------------------------------------------
 

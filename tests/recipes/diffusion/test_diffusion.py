@@ -20,8 +20,8 @@ from hotloop.errors import ConfigError, DataError
 from hotloop.recipes.diffusion import loading
 from hotloop.recipes.diffusion.pictures import load as load_pictures
 from hotloop.recipes.diffusion.sampling import Sampler
-from hotloop.train import checkpoint, compiling, configure, fit, requests, start
-from hotloop.train.search import before
+from hotloop.train import checkpoint, compiling, configure, fit, start
+from hotloop.train.search import preparing
 
 RECIPE = recipes.load("diffusion")
 SMALL = [
@@ -75,7 +75,7 @@ def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(model):
     assert not same(average, {name: kept_model[name] for name in average})
     judged = RECIPE.evaluate(configure.from_dict(kept["settings"]), checkpoint.weights(kept))
     assert judged == pytest.approx(outcome.best, rel=1e-6)
-    assert set(outcome.best) == set(before.METRICS["diffusion"])
+    assert set(outcome.best) == set(preparing.METRICS["diffusion"])
 
 
 def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_drew(model):
@@ -462,23 +462,6 @@ def test_a_resumed_run_takes_its_pictures_from_elsewhere_as_long_as_they_are_the
     (moved / "00.txt").write_text("another caption")
     with pytest.raises(DataError, match="was trained on other data"):
         RECIPE.train(start.prepare(again))
-
-
-@pytest.mark.campaign
-def test_sample_now_makes_a_sheet_after_the_step_and_changes_nothing_of_the_training(train, tmp_path, monkeypatch):
-    monkeypatch.setattr(requests, "EVERY_SECONDS", 0.0)
-    train(folder="usual")
-    was = fit.Account.step
-
-    def observed(self, entry, events):
-        was(self, entry, events)
-        if entry["step"] == 3:
-            requests.ask(tmp_path / "run", requests.SAMPLE)
-
-    monkeypatch.setattr(fit.Account, "step", observed)
-    train()
-    assert [one.name for one in (tmp_path / "run" / "samples").iterdir()] == ["step-000003.png"]
-    assert same(load(tmp_path / "run")["model"]["model"], load(tmp_path / "usual")["model"]["model"])
 
 
 @pytest.mark.campaign

@@ -18,7 +18,7 @@ from hotloop.recipes.focus import allocator, program, texts
 from hotloop.recipes.focus.context import BLOCK
 from hotloop.testing import assert_outputs_owned, cudagraph_emulation
 from hotloop.train import automatic, checkpoint, compiling, configure, fit, start
-from hotloop.train.search import before
+from hotloop.train.search import preparing
 
 # On the CPU, where a run computes the same bits twice; a GPU has tests of its own.
 SMALL = [*focus.TINY, "run.device=cpu", "training.max_steps=6", "training.learning_rate=0.01"]
@@ -66,7 +66,7 @@ def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_path, tra
     assert 0 <= last["agreement"] <= 1
     assert last["ready_seconds"] > 0
     assert outcome.best["loss"] == min(one["loss"] for one in document["metrics"])
-    assert set(outcome.best) == set(before.METRICS["focus"])
+    assert set(outcome.best) == set(preparing.METRICS["focus"])
     assert outcome.best["loss"] < outcome.best["loss_random"] < outcome.best["loss_recency"]  # a far block returns
     assert any(line.startswith("Nats a token at equal budget") for line in outcome.remarks)
     kept = load(tmp_path / "run", "best.pt")

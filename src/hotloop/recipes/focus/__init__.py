@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.errors import DataError
 from hotloop.recipes.focus import texts
 from hotloop.recipes.focus.context import BLOCK, Frame
 from hotloop.recipes.focus.program import Controller, Data
@@ -25,13 +24,10 @@ from hotloop.train import configure, environment
 from hotloop.train.export import Made
 from hotloop.train.folds import Side, Sides
 from hotloop.train.goal import Goal
-from hotloop.train.predict import column
 from hotloop.train.recipe import on_devices
 from hotloop.train.task import Task, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hotloop.train.display import Display
     from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
@@ -124,27 +120,6 @@ def made(settings: Settings, weights: dict[str, Any]) -> Made:
     workload = workload_of(Controller(settings, tokens.count, data, torch.device("cpu")))
     Task(name="focus", workload=workload, device=torch.device("cpu")).load_judged(weights)
     return Made(workload.models())
-
-
-def predictor(settings: Settings, weights: dict[str, Any]) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
-    """Return the function by which `hotloop predict` focuses the end of each row's ``text``.
-
-    It returns the numbers of the blocks that the lens expands, the newest block last.
-    """
-    tokens, data = windows(settings, texts.load(settings))
-    device = environment.device_of(settings.run)
-    controller = Controller(settings, tokens.count, data, device)
-    Task(name="focus", workload=workload_of(controller), device=device).load_judged(weights)
-    length = settings.focus.blocks * BLOCK
-
-    def predict(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        encoded = [tokens.encode(text).tolist()[-length:] for text in column(rows, "text")]
-        if short := next((len(one) for one in encoded if len(one) < length), None):
-            raise DataError(f"a text has {short} tokens: expected at least {length}, focus.blocks={length // BLOCK}")
-        expanded = controller.focused(torch.tensor(encoded, device=device)).expanded.tolist()
-        return [{"expanded": [block for block, shown in enumerate(one) if shown]} for one in expanded]
-
-    return predict
 
 
 def windows(settings: Settings, sides: texts.Sides) -> tuple[Tokens, Data]:
