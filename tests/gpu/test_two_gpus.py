@@ -112,7 +112,7 @@ from block_net import Net
 from torch.nn import functional as F
 import hotloop
 from hotloop.integrations.accelerate import prepare
-from hotloop.testing.fitting import small_batches
+from fitting import small_batches
 
 sharded, how = sys.argv[1] == "fsdp2", sys.argv[2]
 found = []

@@ -1,11 +1,12 @@
 """The conformance suite itself, on the plainest integrations: a user's own loop, and compile in place."""
 
 import torch
+from conformance import Conformance
+from fitting import Fitted
 from python_in_steps import weighed
 from torch.nn import functional as F
 
 import hotloop
-from hotloop.testing import Conformance, Fitted
 
 
 def fit_plainly(task, hot):
@@ -52,8 +53,6 @@ class Plain(Conformance):
 
 
 class TestLoop(Plain):
-    name = "own program, with a loop"
-
     def fit(self, task):
         return fit_plainly(task, self.hot)
 
@@ -65,7 +64,6 @@ class TestLoop(Plain):
 
 
 class TestCompile(Plain):
-    name = "own program, in place"
     limits = {
         "test_failing_run_of_a_forward": "raised with cause and remedy: nobody owns the step",
         "test_failing_run_of_a_backward": "raised with cause and remedy: nobody owns the step",

@@ -8,14 +8,14 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
+from fitting import SmallClassifier, Task, small_batches
 from test_fabric_conformance import eager, fit_with_fabric
 
 import hotloop
 from hotloop.errors import ConfigError
 from hotloop.integrations.fabric import loop as fabric_loop
 from hotloop.integrations.fabric import setup
-from hotloop.testing import Task, captured_step_emulation
-from hotloop.testing.fitting import SmallClassifier, small_batches
+from hotloop.testing import captured_step_emulation
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fabric_transformer.py"
 

@@ -6,6 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
+from fitting import SmallClassifier, small_batches
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from test_lightning import Sgd, fit, same
 from test_lightning_conformance import Looks, loader
@@ -15,7 +16,6 @@ import hotloop
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing import captured_step_emulation
-from hotloop.testing.fitting import SmallClassifier, small_batches
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 

@@ -6,6 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
+from fitting import SmallClassifier, inventory, small_batches
 from test_lightning import Sgd, fit, same
 from test_lightning_conformance import loader
 from torch.nn import functional as F
@@ -16,7 +17,6 @@ from hotloop.compiling.apply import step_methods
 from hotloop.compiling.control.methods import AGAIN
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import HotLoop
-from hotloop.testing.fitting import SmallClassifier, inventory, small_batches
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 

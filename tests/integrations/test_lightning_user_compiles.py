@@ -3,12 +3,12 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from fitting import inventory
 from test_lightning import Sgd, fit, same
 from torch.nn import functional as F
 
 import hotloop
 from hotloop.integrations.lightning import HotLoop
-from hotloop.testing.fitting import inventory
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -125,9 +125,8 @@ def test_a_step_that_torch_compiled_on_the_object_runs_compiled():
 
 
 def test_an_evaluation_takes_it_as_it_is_as_well():
+    from fitting import SmallClassifier, small_batches
     from test_lightning_conformance import loader
-
-    from hotloop.testing.fitting import SmallClassifier, small_batches
 
     torch.manual_seed(1)
     hot, model = HotLoop("aot_eager"), Wraps(SmallClassifier())

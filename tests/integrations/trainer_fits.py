@@ -1,5 +1,7 @@
 """Fits of transformers' Trainer, as the conformance suite asks for them."""
 
+from conformance import Conformance
+from fitting import Fitted, SmallClassifier
 from python_in_steps import weighed
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -15,8 +17,6 @@ from transformers import (
 )
 
 from hotloop.integrations.transformers import HotLoop
-from hotloop.testing import Conformance, Fitted
-from hotloop.testing.fitting import SmallClassifier
 
 ARGUMENTS = {
     "use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 2, "lr_scheduler_type": "constant",

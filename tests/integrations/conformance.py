@@ -1,14 +1,13 @@
 """A test suite for every integration: hotloop's promises, checked against the framework's own eager run.
 
-An integration's tests subclass `Conformance`, define how their framework fits a `Task`, and inherit the tests; pytest
-finds them under the subclass's name. Nothing here needs a framework, a GPU, or pytest itself::
+An integration's tests subclass `Conformance`, define how their framework fits a `Task`, and inherit the tests::
 
     class TestMyTrainer(Conformance):
         def fit(self, task): ...
         def saved(self, path): ...
 
 If a framework's hooks make a promise impossible, ``limits`` declares so, with the reason. The test then checks what is
-promised instead, and `Conformance.promises` shows the reason in the docs' table.
+promised instead.
 """
 
 from __future__ import annotations
@@ -23,14 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
 
 import torch
-from torch import nn
-
-from hotloop import events as ev
-from hotloop.compiling.observe import watch
-from hotloop.errors import CompiledRunError
-from hotloop.testing.assertions import assert_max_recompiles
-from hotloop.testing.captured import captured_step_emulation
-from hotloop.testing.fitting import (
+from fitting import (
     Fitted,
     SmallClassifier,
     Task,
@@ -40,6 +32,13 @@ from hotloop.testing.fitting import (
     small_batches,
     to_device,
 )
+from torch import nn
+
+from hotloop import events as ev
+from hotloop.compiling.observe import watch
+from hotloop.errors import CompiledRunError
+from hotloop.testing.assertions import assert_max_recompiles
+from hotloop.testing.captured import captured_step_emulation
 from hotloop.testing.planted import MESSAGE, Stage, forget_compiled_code, planted_failure
 
 if TYPE_CHECKING:
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
 class Conformance:
     """The promises that every integration keeps, as tests; each test's docstring is a promise."""
 
-    name: ClassVar[str] = ""
-    """The suite's name in reports; without one, that of the class."""
     limits: ClassVar[Mapping[str, str]] = {}
     """Promises that the framework's hooks do not allow, by the test's name, with the reason."""
     device: ClassVar[str] = "cpu"
@@ -64,35 +61,6 @@ class Conformance:
     atol: ClassVar[float] = 1e-6
     _eager_fits: ClassVar[dict[Any, Fitted]] = {}
     """The eager fits that many tests compare with, by suite and settings."""
-
-    # -- what reports show -----------------------------------------------------------------------------------------
-
-    @classmethod
-    def label(cls) -> str:
-        """Return the suite's name in a report."""
-        return cls.name or cls.__name__.removeprefix("Test")
-
-    @classmethod
-    def order(cls) -> list[tuple[str, str]]:
-        """List the tests by name in the order in which they are written, each with its promise."""
-        attributes = {name: getattr(cls, name) for name in dir(cls) if name.startswith("test_")}
-        tests = {name: test for name, test in attributes.items() if test is not None}  # None: does not apply
-        ordered = sorted(tests, key=lambda name: tests[name].__code__.co_firstlineno)
-        return [(name, (tests[name].__doc__ or name).splitlines()[0]) for name in ordered]
-
-    @classmethod
-    def promises(cls) -> list[tuple[str, str]]:
-        """List each promise and how it is kept: ``yes``, or the reason in ``limits`` why another one holds."""
-        order = cls.order()
-        unknown = sorted(set(cls.limits) - {name for name, _ in order})
-        _check(not unknown, f"limits name tests that do not exist: {unknown}")
-        return [(promise, cls.limits.get(name, "yes")) for name, promise in order]
-
-    @classmethod
-    def table(cls) -> str:
-        """Return `promises` as a Markdown table, for the docs."""
-        rows = [f"| {promise} | {kept} |" for promise, kept in cls.promises()]
-        return "\n".join(["| promise | kept |", "|---|---|", *rows])
 
     # -- what an integration defines -------------------------------------------------------------------------------
 
@@ -266,9 +234,9 @@ class Conformance:
         for run in (None, self.run):
             try:
                 self._fit(run=run, batches=batches)
-            except Exception as error:  # noqa: BLE001 - whatever eager raises
+            except Exception as error:
                 raised.append(error)
-        _check(len(raised) == 2, f"{2 - len(raised)} of two runs raised nothing")  # noqa: PLR2004 - eager and ours
+        _check(len(raised) == 2, f"{2 - len(raised)} of two runs raised nothing")
         eager, ours = raised
         _check(type(eager) is type(ours), f"eager raises {eager!r}, compiled code {ours!r}")
         _check(str(eager) == str(ours), f"eager says {eager}, compiled code {ours}")
