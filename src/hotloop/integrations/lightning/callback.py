@@ -17,10 +17,9 @@ from hotloop.compiling.control import paused, status
 from hotloop.errors import ConfigError
 from hotloop.integrations.in_place import InPlace
 from hotloop.integrations.lightning.owned_step import OwnedStep
-from hotloop.integrations.lightning.ownership import obstacles, optimizer_obstacles
+from hotloop.integrations.lightning.ownership import compiled_already, obstacles, optimizer_obstacles
 from hotloop.integrations.lightning.shadows import Shadows, own_method
 from hotloop.integrations.lightning.status import Snapshot, Stage, TrainerStatus
-from hotloop.integrations.lightning.user_compiles import compiled_by_user
 from hotloop.integrations.setting_names import check_names
 from hotloop.integrations.several import level_of
 from hotloop.record import RunRecord
@@ -185,7 +184,7 @@ class HotLoop(pl.Callback):
                 f"Trainer(callbacks=[{runs}]): expected one HotLoop, since a training step has one owner: leave the "
                 "others out; run= of the one that stays says what is wanted"
             )
-        if begun.name != "fit" and self._evaluation_settings(begun, pl_module) and not compiled_by_user(pl_module):
+        if begun.name != "fit" and self._evaluation_settings(begun, pl_module) and not compiled_already(pl_module):
             # Validation in a fit runs under ``no_grad``, and torch compiles anew for inference mode.
             loop = getattr(trainer, f"{begun.name}_loop")
             self._undo.callback(setattr, loop, "inference_mode", loop.inference_mode)
@@ -299,11 +298,11 @@ class HotLoop(pl.Callback):
 
     def _note_user_compiles(self, module: pl.LightningModule, stage: Stage) -> None:
         """Note what the user compiled, which stays as it is."""
-        found = compiled_by_user(module)
-        stage.given = "torch" if any(entry.by_torch for entry in found) else "hotloop" if found else ""
-        reasons = stage.why if stage.name == "fit" else stage.notes
-        reasons += [f"{entry.what}: taken as it is" for entry in found]
-        stage.hints += [entry.hint for entry in found]
+        stage.given = compiled_already(module)
+        if stage.given:
+            reasons = stage.why if stage.name == "fit" else stage.notes
+            reasons.append(f"the module, or a part of it, is compiled already (by {stage.given}): taken as it is")
+            stage.hints.append("hand fit() the plain module: HotLoop compiles its *_step methods, with self.log")
         if stage.given == "torch":
             # torch 2.13 cannot trace self.log: a graph break there keeps the user's own compile going.
             shadows = Shadows(module)
