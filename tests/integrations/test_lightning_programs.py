@@ -66,7 +66,7 @@ def test_a_step_that_reads_the_number_of_its_batch_is_compiled_from_the_start(mo
     eager, hot = fit(module, batches=16), HotLoop("aot_eager")
     same(eager, fit(module, hot, batches=16))
     assert {one.name: one.steps for one in hot.status().loop.tiers} == {"aot_eager": 16, "eager": 0}
-    assert hot.status().notes == ()
+    assert hot.status().notes == []
 
 
 @pytest.mark.parametrize("module", [ReadsTheNumber, AnyArguments, Decorated])

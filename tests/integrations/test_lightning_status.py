@@ -142,7 +142,7 @@ def test_eager_that_was_asked_for_is_said(run):
     hot = HotLoop(run)
     trained(hot)
     assert hot.status().running == "eager"
-    assert hot.status().notes == (f"run={run!r} was asked for: steps run eager, and none is timed",)
+    assert hot.status().notes == [f"run={run!r} was asked for: steps run eager, and none is timed"]
 
 
 def test_auto_that_had_no_time_to_decide_says_so():

@@ -109,7 +109,7 @@ def test_an_evaluation_takes_it_as_it_is_as_well():
     trainer.validate(model, loader(small_batches(2)), verbose=False)
     assert inventory(model) == before
     told = hot.status()
-    assert (told.stage, told.running, told.why) == ("validate", "as-given", ())
+    assert (told.stage, told.running, told.why) == ("validate", "as-given", [])
     assert "compiled already (by torch)" in told.notes[0]
 
 
