@@ -29,24 +29,16 @@ class NoEffect(Rule):
         ),
         _no_effect(
             kind="offloaded",
-            symptom="a part that is offloaded layer by layer stays eager",
-            cause="its layers are loaded and unloaded by hooks between them, which no graph can hold",
-            change="offload it as a whole (enable_model_cpu_offload) or by blocks, which are compiled",
+            symptom="a part that is offloaded stays eager",
+            cause="hooks move it to the device and back, which no graph can hold",
+            change="do not offload the part if it fits on the device: then it is compiled whole",
         ),
         _no_effect(
             kind="offloaded_late",
             symptom="a part is offloaded after it was compiled",
             cause="offloading puts hooks between its modules; no graph can hold a hook, so each breaks, and is "
             "compiled again and again",
-            change="turn offloading on first, then call compile of hotloop.integrations.diffusers (again): parts that "
-            "are offloaded as a whole or by blocks are compiled inside of the hooks",
-        ),
-        _no_effect(
-            kind="offloaded_around",
-            symptom="of a part that is offloaded, only the repeated blocks are compiled",
-            cause="hooks around its call move it to the device and back, which no graph can hold",
-            cost="what it computes outside of these blocks runs operation by operation",
-            change="do not offload the part if it fits on the device: then it is compiled whole",
+            change="turn offloading on first, then call compile of hotloop.integrations.diffusers (again)",
         ),
         _no_effect(
             kind="no_graph",

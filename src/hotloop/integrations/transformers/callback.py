@@ -201,25 +201,9 @@ class HotLoop(TrainerCallback):
 
     # -- what `HotStep` calls --------------------------------------------------------------------------------------
 
-    def leave(self) -> None:
-        """Forget the Trainer, which has another HotLoop from now on."""
-        self._state = self._owner = None
-
     def owned_by(self, trainer: StepOwner) -> None:
         """Register the Trainer that hands its steps over from now on."""
         self._owner = weakref.ref(trainer)
-
-    def begins(self, trainer: StepOwner, *, is_callback: bool) -> None:
-        """Register the Trainer whose run begins: several Trainers may have this callback.
-
-        Args:
-            trainer: the Trainer.
-            is_callback: whether this object is still among its callbacks, and will be called.
-        """
-        self.owned_by(trainer)
-        if not is_callback:
-            hint = "it was taken out of the Trainer's callbacks: the steps were the Trainer's own, eager"
-            self._last = Status({}, hint=hint)
 
     # -- the two ways to run ---------------------------------------------------------------------------------------
 
@@ -233,7 +217,7 @@ class HotLoop(TrainerCallback):
         for other in others:
             other.end()
         runs = ", ".join(f"HotLoop(run={hot.run!r})" for hot in (*others, self))
-        raise ConfigError(f"callbacks: {runs}: a Trainer takes one HotLoop; leave one of them in, once")
+        raise ConfigError(f"callbacks: {runs}: a Trainer takes one HotLoop, in callbacks=, once")
 
     def agrees(self) -> bool:
         """Return whether several processes are to agree on what runs their steps.
@@ -315,13 +299,7 @@ def _obstacle(model: torch.nn.Module, args: Any, *, compiled_by_trainer: bool) -
             "hand it HotLoop when it is made, Trainer(..., callbacks=[HotLoop()]), which takes that over",
         )
     if hasattr(model, "_orig_mod") and (before := precompiled(model)) is not None:
-        if not args.remove_unused_columns:
-            return before.reason, before.hint
-        drops = (
-            "wrapped, its forward names no arguments, so that the Trainer drops every column of the data set, unless "
-            "TrainingArguments(remove_unused_columns=False)"
-        )
-        return before.reason, f"{before.hint}; {drops}"
+        return before.reason, before.hint
     if args.n_gpu > 1:
         return "the Trainer copies it to several GPUs at each step (DataParallel), and copies run eager", "use torchrun"
     return None
