@@ -30,26 +30,6 @@ def call(model):
     model(small_batches(1)[0][0]).sum().backward()
 
 
-def test_compile_before_setup_after_it_and_by_setup():
-    for how in ("before", "after", "by setup", "over"):
-        fabric, module, optimizer = parts()
-        names = list(module.state_dict())
-        if how == "before":
-            hotloop.compile(module, "aot_eager")
-        if how in ("by setup", "over"):
-            model, _ = setup(fabric, module, optimizer, preset="aot_eager", reapply=how == "over")
-        else:
-            model, _ = fabric.setup(module, optimizer)
-        if how == "after":
-            hotloop.compile(model, "aot_eager")
-        call(model)
-        found = hotloop.status(model).components
-        assert {name: one.state for name, one in found.items()} == {"model": "compiled"}, how
-        assert list(model.state_dict()) == names
-        hotloop.uncompile(model)
-        assert [one.requested for one in hotloop.status(model).components.values()] == ["none"], how
-
-
 @pytest.mark.parametrize("reapply", [None, True, False])
 def test_what_the_user_compiled_is_recognised_and_reapplied_as_fabric_does(reapply, caplog):
     fabric, module, optimizer = parts()
