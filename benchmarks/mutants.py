@@ -122,7 +122,7 @@ def choose(root: Path, seed: int, count: int, rooms: list[str]) -> list[Mutant]:
     return random.Random(seed).sample(every, min(count, len(every)))
 
 
-def tests_of(root: Path, file: str) -> list[str]:
+def find_tests(root: Path, file: str) -> list[str]:
     """Return the tests of a file: the nearest folder or file of tests that is named as one of its folders or itself."""
     _, _, *parts = Path(file).with_suffix("").parts
     parts[0] = OTHER_NAMES.get(parts[0], parts[0])
@@ -192,7 +192,7 @@ def measure(root: Path, chosen: list[Mutant], jobs: int, timeout: float, tell=pr
 
     A fault is found if a test fails, or the tests do not end. Faults whose tests fail without them count as not tried.
     """
-    groups = {mutant: tests_of(root, mutant.file) for mutant in chosen}
+    groups = {mutant: find_tests(root, mutant.file) for mutant in chosen}
     with tempfile.TemporaryDirectory() as place, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         trees = Trees(root, Path(place), jobs)
         apart = sorted({tuple(tests) for tests in groups.values()})

@@ -1,6 +1,6 @@
 """`benchmarks.mutants` plants faults in copies of a tree, and says which of them its tests find."""
 
-from benchmarks.mutants import choose, measure, mutants_of, tests_of
+from benchmarks.mutants import choose, find_tests, measure, mutants_of
 
 SOURCE = """
 def larger(a, b):
@@ -55,5 +55,5 @@ def test_what_tests_see_is_found_what_they_do_not_see_is_not_and_the_tree_stays(
 def test_a_seed_gives_the_same_faults_and_a_file_has_the_tests_of_its_name(tmp_path):
     root = toy(tmp_path)
     assert choose(root, 3, 2, []) == choose(root, 3, 2, []) != choose(root, 4, 2, [])
-    assert tests_of(root, "src/toy/room.py") == ["tests/room"]
-    assert tests_of(root, "src/toy/other.py") == ["tests/test_other.py"]
+    assert find_tests(root, "src/toy/room.py") == ["tests/room"]
+    assert find_tests(root, "src/toy/other.py") == ["tests/test_other.py"]
