@@ -176,7 +176,7 @@ torch._C._dynamo.guards:TensorGuards
     compares shapes, strides and dtypes of all parameters and optimizer state in one call before each replay
 torch:_foreach_lerp_
     an average with equal weights takes its weight as a tensor, where torch would read a number on the host
-torch:_foreach_copy_ torch:_foreach_clone torch:_foreach_norm torch:_foreach_sub torch:_foreach_mul
+torch:_foreach_copy_ torch:_foreach_clone torch:_foreach_norm
     copy and compare thousands of tensors in few launches: 53 BatchNorms in 48 µs, one by one in 700
 torch.utils._python_dispatch:TorchDispatchMode
     sees every operation of a step: where the host waits, what is written, where random numbers are drawn
@@ -233,7 +233,7 @@ def _read(text: str) -> tuple[PrivateName, ...]:
 
 LEDGER = _read(_LEDGER)
 _PATHS = frozenset(name.path for name in LEDGER)
-_PUBLIC = {f"torch:_foreach_{name}": f"torch.foreach:{name}" for name in ("copy_", "clone", "norm", "sub", "mul")}
+_PUBLIC = {f"torch:_foreach_{name}": f"torch.foreach:{name}" for name in ("copy_", "clone", "norm")}
 """What newer torch made public, by private name: the public name is taken where it is there."""
 
 

@@ -56,8 +56,7 @@ class Shapes:
         self._latest.append(unseen)
         if not unseen:
             return True
-        seen = self.census.seen(inputs)
-        recurs = seen is not None and seen.count >= RECURS
+        recurs = self.census.counts.get(inputs, 0) >= RECURS
         # ``update=last``: models are called with the same shapes, and nothing is compiled anew.
         may = not known or self.many or recurs or any(map(inputs.but_for_flags, known))
         if may:
