@@ -47,7 +47,8 @@ class Run:
         return self._asked is not None
 
     def loop(self, model, optimizer, **settings):
-        """Make the loop of the program; without one, steps stay as they are."""
+        """Make the loop of the program, by default without checks; without a loop, steps stay as they are."""
+        settings.setdefault("sentinel", 0)
         loop = hotloop.Loop(model, optimizer, run=self._asked, **settings) if self.owned else None
         self.loops.append(loop)
         return _Steps(self, loop)
