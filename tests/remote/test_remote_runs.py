@@ -144,7 +144,7 @@ def test_what_the_runs_key_did_not_sign_is_refused(project, head, over):
 
 @pytest.mark.long
 def test_compiled_code_comes_back_and_travels(project, head, over, tmp_path):
-    from hotloop.cache.process_folder import compiled_store
+    from hotloop.cache.compiled import compiled_store
 
     command = (
         *TRAIN,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hotloop.cache.child_process import BackgroundCompile, BackgroundUnavailableError, Done, Failed
+    from hotloop.cache.compiled import shared_compiles
     from hotloop.cache.costs import CostStore, TierCosts
     from hotloop.cache.keys import Key, key_of
-    from hotloop.cache.process_folder import shared_compiles
     from hotloop.cache.share import shared_cache
 
 _HOMES = {
@@ -25,7 +25,7 @@ _HOMES = {
     "TierCosts": "costs",
     "key_of": "keys",
     "shared_cache": "share",
-    "shared_compiles": "process_folder",
+    "shared_compiles": "compiled",
 }
 
 __all__ = [
