@@ -32,7 +32,7 @@ def test_the_shipped_spaces_and_choices_are_sound():
 
 
 @pytest.mark.parametrize("choice", ["default", "fast"])
-@pytest.mark.parametrize("recipe", ["criteria", "digits", "language", "focus"])
+@pytest.mark.parametrize("recipe", ["criteria", "digits", "focus"])
 def test_what_a_recipe_trains_with_is_in_its_space(recipe, choice):
     settings = configure.load([f"recipe={recipe}", f"hpo={choice}"])
     for one in space.parse(settings).searched:
@@ -169,7 +169,7 @@ def test_trials_have_their_own_settings_and_the_final_run_does_not(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "metric"), [("criteria", "maximize f1"), ("digits", "maximize accuracy"), ("language", "minimize loss")]
+    ("recipe", "metric"), [("criteria", "maximize f1"), ("digits", "maximize accuracy"), ("focus", "minimize loss")]
 )
 def test_a_recipe_brings_its_objective_along(recipe, metric):
     for more in ([], ["hpo=fast"]):
@@ -185,8 +185,8 @@ def test_a_recipe_brings_its_objective_along(recipe, metric):
         (["hpo.metric=mean_absolute_error"], "minimize"),
         (["hpo.metric=f1"], "maximize"),
         (["hpo.metric=loss", "hpo.direction=maximize"], "maximize"),
-        (["recipe=language"], "minimize"),
-        (["recipe=language", "hpo.metric=accuracy"], "maximize"),
+        (["recipe=focus"], "minimize"),
+        (["recipe=focus", "hpo.metric=accuracy"], "maximize"),
         (["recipe=digits", "hpo.metric=loss"], "minimize"),
     ],
 )

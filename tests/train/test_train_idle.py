@@ -150,7 +150,7 @@ def test_a_report_lists_what_the_recipe_reads_alone(recipe):
     name = "recipe.name='program.py:make'" if recipe == "workload" else "run.seed=0"
     settings = configure.load([f"recipe={recipe}", name, "training.optimization.use_torch_compile=true"])
     found = idle.only_read(settings)
-    others = {"digits", "language", "pictures", "diffusion", "focus", "model"}
+    others = {"digits", "pictures", "diffusion", "focus", "model"}
     assert others & set(found) == {one.split(".")[0] for one in RECIPES[recipe][0]} & others
     assert "hpo" not in found
     assert found["compile"]["preset"] == "default"

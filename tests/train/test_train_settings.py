@@ -71,7 +71,7 @@ def test_later_lines_win_and_choices_lie_below_values():
     assert found.training.eval_batch_size == 128, "the recipe chooses training=digits"
     assert set(found.hpo.space["training"]) == {"learning_rate", "weight_decay", "warmup_fraction"}
     assert configure.load(["hpo=fast", "recipe=digits"]).hpo.trial["training"]["num_epochs"] == 10
-    assert configure.load(["recipe=digits", "training=language"]).training.num_epochs == 6
+    assert configure.load(["recipe=digits", "training=diffusion"]).training.num_epochs == 40
     assert configure.load().training.num_epochs == 1, "nothing may stay behind"
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "criteria": (("data", "model", "training.freeze_embeddings"), ()),
     "digits": (("data.sample_size", "data.validation_fraction", "model.dropout", "digits"), ()),
-    "language": (("data.sample_size", "data.validation_fraction", "model.dropout", "language"), ()),
     "diffusion": (("data.sample_size", "data.validation_fraction", "pictures", "diffusion"), ("run.strategy",)),
     "focus": (
         ("data.validation_fraction", "focus"),

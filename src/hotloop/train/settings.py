@@ -13,7 +13,6 @@ from hotloop.train.recipe_settings import (  # noqa: TC001 - pydantic reads the 
     DiffusionSettings,
     DigitsSettings,
     FocusSettings,
-    LanguageSettings,
     PicturesSettings,
 )
 from hotloop.train.schema import Group
@@ -318,7 +317,6 @@ class Settings(Group):
     data: DataSettings
     model: ModelSettings
     digits: DigitsSettings
-    language: LanguageSettings
     pictures: PicturesSettings
     diffusion: DiffusionSettings
     focus: FocusSettings

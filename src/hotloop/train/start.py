@@ -34,7 +34,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "a validation was kept as the best by the former": (GOAL,),
     "it would learn from other data, or from another share of them": ("data", "pictures", "kfold", "run.seed"),
     "another model would be trained": (
-        "model", "digits", "language", "diffusion", "focus", "training.freeze_embeddings", "program",
+        "model", "digits", "diffusion", "focus", "training.freeze_embeddings", "program",
     ),
     "each device has a share of the batches of its own": ("run.devices",),
     "the checkpoint has the state of the former": (

@@ -18,7 +18,6 @@ from hotloop.recipes.focus import texts
 from hotloop.recipes.focus.context import BLOCK, Frame
 from hotloop.recipes.focus.program import Controller, Data
 from hotloop.recipes.focus.telling import paces, ways
-from hotloop.recipes.language import Tokens
 from hotloop.step import Workload
 from hotloop.train import configure, environment
 from hotloop.train.export import Made
@@ -122,14 +121,14 @@ def made(settings: Settings, weights: dict[str, Any]) -> Made:
     return Made(workload.models())
 
 
-def windows(settings: Settings, sides: texts.Sides) -> tuple[Tokens, Data]:
+def windows(settings: Settings, sides: texts.Sides) -> tuple[texts.Tokens, Data]:
     """Make texts of both sides, each with the block behind it; of the held-out ones a sample.
 
     Raises:
         DataError: too few documents of a side are long enough.
     """
     chosen, generator = settings.focus, torch.Generator().manual_seed(settings.run.seed)
-    tokens = Tokens("\n\n".join(one.text for one in sides.train), chosen.vocabulary)
+    tokens = texts.Tokens("\n\n".join(one.text for one in sides.train), chosen.vocabulary)
     ahead = (chosen.protected + 1) * BLOCK
     length = (chosen.blocks - chosen.protected) // chosen.documents * BLOCK + ahead
     both = [

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 METRICS: Mapping[str, tuple[str, ...]] = {
     "criteria": ("loss", "accuracy", "f1", "precision", "recall", "auc"),
     "digits": ("loss", "accuracy"),
-    "language": ("loss", "perplexity", "bits_per_byte"),
     "diffusion": ("loss",),
     "focus": ("loss", "loss_recency", "loss_random"),
 }

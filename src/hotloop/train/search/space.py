@@ -32,7 +32,6 @@ CHANGES_CODE = (
     "model.max_length",
     "model.buckets",
     "digits",
-    "language",
     "pictures",
     "diffusion",
     "focus",
