@@ -143,7 +143,7 @@ def test_written_settings_are_read_back_as_they_were(tmp_path):
         ("compile.components.model.trainin=none", "did you mean compile.components.model.training"),
         ("data=cvs", "data=cvs: no such choice; did you mean csv"),
         ("recipe=digit", "recipe=digit: no such choice; did you mean digits? (a program of your own: recipe=FILE.py:f"),
-        ("recipe=x", "expected one of criteria, diffusion, digits, focus, language (a program of your own"),
+        ("recipe=x", "expected one of criteria, diffusion, digits, focus (a program of your own"),
         ("run=x", "run=x: no such choice; expected one of default"),
         ("training.num_epochs=abc", "training.num_epochs='abc': expected an integer of at least 1"),
         ("training.num_epochs=1.5", "training.num_epochs=1.5: expected an integer"),
