@@ -77,10 +77,6 @@ def test_settings_that_are_read_and_defaults_are_not_refused(settings):
     [
         ([], []),
         (["diffusion.output=false"], []),
-        (
-            ["diffusion.output=false", "diffusion.samples=2"],
-            ["diffusion.samples=2 has no effect while diffusion.output=false and diffusion.sample_every=null"],
-        ),
         (["diffusion.output=false", "diffusion.sample_every=5", "diffusion.samples=2"], []),
         (
             ["compile.preset=inductor"],
@@ -97,14 +93,6 @@ def test_settings_that_are_read_and_defaults_are_not_refused(settings):
         ([ON, ENCODES], []),
         ([ON, ENCODES, "diffusion.output=false", "diffusion.cache=false"], []),
         (["compile.preset=inductor", "training.optimization.use_torch_compile=true"], []),
-        (
-            ["data.validation_fraction=0.3", "kfold.n_splits=3"],
-            ["data.validation_fraction=0.3 has no effect while kfold."],
-        ),
-        (
-            ["run.tracking=x", "run.project=y"],
-            ["run.tracking='x', run.project='y' have no effect while run.logger=none"],
-        ),
         (
             [AUTO, "compile.preset=inductor", "compile.components.unet.training=triton", "compile.dynamic=true"],
             [
@@ -127,13 +115,6 @@ def test_what_is_only_switched_off_may_stay_and_is_said(settings, said):
     told = idle.remarks(found)
     assert len(told) == len(said)
     assert all(line.startswith(beginning) for line, beginning in zip(told, said, strict=True))
-
-
-def test_several_devices_have_a_sentinel_and_no_layout():
-    named = ["recipe=workload", "recipe.name='a.py:make'", AUTO, "compile.layout=as-given", "compile.sentinel=0"]
-    assert idle.remarks(configure.load(named)) == []
-    (said,) = idle.remarks(configure.load([*named, "run.devices=2"]))
-    assert said.startswith("compile.layout='as-given' has no effect while run.devices=2: ")
 
 
 def test_a_search_may_vary_what_makes_a_setting_count_and_not_what_does_nothing():
@@ -161,7 +142,7 @@ def test_a_report_leaves_out_what_does_nothing_beside_others():
     found = idle.only_read(configure.load([*DIFFUSION, "diffusion.model=sd15", "diffusion.output=false"]))
     assert "compile" not in found
     assert not {"buckets", "path"} & set(found["pictures"])
-    assert not {"width", "autoencoder_steps", "lora_alpha", "samples"} & set(found["diffusion"])
+    assert not {"width", "autoencoder_steps", "lora_alpha"} & set(found["diffusion"])
     assert found["diffusion"]["lora_rank"] is None
 
 

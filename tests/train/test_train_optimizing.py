@@ -84,12 +84,9 @@ def test_every_optimizer_of_torch_that_steps_by_gradients_alone_may_be_named():
     )
     named = {one.__name__ for one in kinds} - {"LBFGS", "SparseAdam"}
     assert named <= set(typing.get_args(Optimizer))
-    for name, why in (("LBFGS", "by a closure"), ("SparseAdam", "by sparse gradients")):
-        for written in (name, name.lower()):
-            with pytest.raises(ConfigError, match=rf"training\.optimizer='{written}': .*{why}.* write a program"):
-                settings(optimizer=written)
-    with pytest.raises(ConfigError, match=r"training\.optimizer='sgd': expected .*: did you mean SGD\?$"):
-        settings(optimizer="sgd")
+    for name in ("LBFGS", "SparseAdam", "sgd"):
+        with pytest.raises(ConfigError, match=rf"training\.optimizer='{name}': expected .* or SGD$"):
+            settings(optimizer=name)
 
 
 @pytest.mark.parametrize("name", typing.get_args(Optimizer))

@@ -338,6 +338,8 @@ def _describe(kind: Any, limits: Mapping[str, Any]) -> str:
 
 def _range(limits: Mapping[str, Any]) -> str:
     low, high = limits.get("low"), limits.get("high")
+    if None not in (low, high) and not limits.get("open_low") and not limits.get("open_high"):
+        return f" from {low} to {high}"
     above = "" if low is None else f" above {low}" if limits.get("open_low") else f" of at least {low}"
     below = "" if high is None else f" below {high}" if limits.get("open_high") else f" of at most {high}"
     return " and".join(one for one in (above, below) if one)
