@@ -231,7 +231,7 @@ def test_adapters_are_what_a_checkpoint_of_lora_holds_and_what_diffusers_loads(t
     judged = RECIPE.evaluate(configure.from_dict(best["settings"]), checkpoint.weights(best))
     assert judged == pytest.approx(outcome.best, rel=1e-6)
     with pytest.raises(
-        ConfigError, match=r"diffusion cannot change .*lora_rank=2 to 4\): what is trained, or what it is"
+        ConfigError, match=r"diffusion\.lora_rank cannot change .*lora_rank=2 to 4\): another model would be trained"
     ):
         start.prepare([f"run.resume={tmp_path / 'run'}", "diffusion.lora_rank=4"])
     other = configure.from_dict(best["settings"], ["diffusion.lora_rank=4"])
@@ -342,7 +342,7 @@ def test_auto_owns_the_step_and_compiles_the_unet_alone(train):
             r"compile\.components\.unett: no such component; expected one of unet, text_encoder, text_encoder_2, vae, loss",
         ),
         (["pictures.size=20"], r"pictures\.size=20 is no multiple of pictures\.step=8.*: 16 and 24 are"),
-        (["model.name=x"], r"recipe=diffusion has no model\.name: it has"),
+        (["model.name=x"], r"recipe=diffusion has no model\.name: "),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_by_name(train, settings, said):
@@ -452,11 +452,12 @@ def test_a_resumed_run_takes_its_pictures_from_elsewhere_as_long_as_they_are_the
     more = ["diffusion.samples=2", "diffusion.gradient_checkpointing=true", "training.max_steps=2"]
     assert RECIPE.train(start.prepare([*again, *more])).step == 2
     with pytest.raises(
-        ConfigError, match=r"pictures cannot change .*pictures\.size=8 to 16\): it would learn from other"
+        ConfigError, match=r"pictures\.size cannot change .*pictures\.size=8 to 16\): it would learn from other"
     ):
         start.prepare([*again, "pictures.size=16"])
     with pytest.raises(
-        ConfigError, match=r"diffusion cannot change .*noise_offset=0\.0 to 0\.1\): what is trained, or"
+        ConfigError,
+        match=r"diffusion\.noise_offset cannot change .*noise_offset=0\.0 to 0\.1\): another model would be trained",
     ):
         start.prepare([*again, "diffusion.noise_offset=0.1", "diffusion.samples=3"])
     (moved / "00.txt").write_text("another caption")

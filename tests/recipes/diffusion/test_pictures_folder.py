@@ -169,7 +169,7 @@ def test_an_interrupt_does_not_wait_for_all_the_others(tmp_path, monkeypatch):
 
     def slowly(root, one, min_size):
         looked_at.append(one)
-        assert one.image.name == "00.png" or over.wait(300)
+        assert one.name == "00.png" or over.wait(300)
         return examine(root, one, min_size)
 
     def interrupt(done, total):

@@ -131,7 +131,7 @@ def test_a_part_that_is_torn_is_made_anew_with_a_word(digits, cache, tmp_path):
 
 
 def test_what_a_failed_write_left_is_gone_and_the_place_is_untouched(digits, cache, tmp_path, monkeypatch):
-    def full(tensors, path, metadata):
+    def full(tensors, path):
         path.write_bytes(b"half")
         raise OSError("No space left on device")
 
