@@ -7,10 +7,6 @@ import torch
 from step_programs import GRAPH, PROVING, Classifier, batches, plain_step, sentences
 from torch.nn import functional as F
 
-from hotloop.measure import Limits
-from hotloop.step.capture.optimizers import rounded_updates
-from hotloop.step.prove.outcomes import compare_kinds
-
 RATE = 2**-6
 
 KINDS = {
@@ -303,38 +299,3 @@ def test_a_parameter_with_gaps_is_stepped_outside(both, kind):
 
     run = both.equal(program)
     assert run.outside == ("optimizer",)
-
-
-@pytest.mark.parametrize("beta", [0.999, 0.99999])
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 50])
-@pytest.mark.parametrize("wrong_rate", [0.0, 1e-2])
-def test_a_bias_that_began_at_zero_has_room_for_a_rounded_beta(beta, steps, wrong_rate):
-    """A GPU's fused Adam weighs the new gradient by 1 - float32(beta2), which is seen in a parameter of all updates.
-
-    The bias is trained late, in a group of an older parameter.
-    """
-    torch.manual_seed(0)
-    older, bias = torch.nn.Parameter(torch.zeros(64)), torch.nn.Parameter(torch.zeros(64))
-    optimizer = torch.optim.Adam([older, bias], lr=1e-3, betas=(0.9, beta))
-    older.grad = torch.ones(64)
-    for _ in range(200):
-        optimizer.step()
-    for number in range(steps):
-        before, state = bias.detach().clone(), {key: value.clone() for key, value in optimizer.state[bias].items()}
-        bias.grad = torch.randn(64) * 2.0 ** min(number, 4)
-        optimizer.step()
-    first = torch.lerp(state.get("exp_avg", torch.zeros(64)), bias.grad, 0.1)
-    weight = 1 - torch.tensor(beta).item()
-    second = state.get("exp_avg_sq", torch.zeros(64)) * beta + weight * bias.grad**2
-    rate = 1e-3 * (1 + wrong_rate) / (1 - 0.9**steps)
-    recorded = before - rate * first / ((second / (1 - beta**steps)).sqrt() + 1e-8)
-    ours, theirs = {"parameter bias": bias.detach()}, {"parameter bias": recorded}
-    off = {f"parameter {name}": off for name, off in rounded_updates({"bias": bias}, [optimizer]).items()}
-    found = compare_kinds(ours, theirs, {}, Limits.rounding(), None, updates_off=off)
-    assert found["parameter"].agrees is (wrong_rate == 0), found
-
-
-def test_a_parameter_of_usual_size_has_no_more_room_than_before():
-    weight = torch.nn.Parameter(torch.ones(64))
-    off = rounded_updates({"weight": weight}, [torch.optim.AdamW([weight], lr=1e-3)])
-    assert off["weight"] < 0.01 * Limits.rounding().ulps("float32")

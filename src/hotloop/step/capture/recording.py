@@ -23,7 +23,7 @@ from hotloop.step.audit.averaged_model import answered
 from hotloop.step.calls.call_key import Regions
 from hotloop.step.capture.in_and_out import Inputs, Results
 from hotloop.step.capture.invariants import Change, Frozen
-from hotloop.step.capture.optimizers import Recorded, furthest_rounded, move_step_counts
+from hotloop.step.capture.optimizers import Recorded, move_step_counts
 from hotloop.step.capture.outside import AS_FOUND, OutsideCall, OutsideHooks, bind
 from hotloop.step.guard.compare import Watch
 from hotloop.step.state.holdings import Memory
@@ -282,19 +282,6 @@ def _inside(program: Program, seen: AuditFindings, outside: set[str]) -> dict[st
     """Return the optimizers whose steps a recording holds, by name."""
     optimizers = program.holdings.optimizers.items()
     return {name: optimizer for name, optimizer in optimizers if name in seen.stepped and name not in outside}
-
-
-@contextlib.contextmanager
-def recorded_kernels(program: Program, seen: AuditFindings, outside: set[str]) -> Iterator[None]:
-    """Let optimizers step in the block by the kernels that a recording of the step has, as far from eager as these are.
-
-    A learning rate is rounded to float32 in a recording, here to the float32 that is further from it.
-    """
-    prepare(program, seen, outside)
-    with contextlib.ExitStack() as stack:
-        for optimizer in _inside(program, seen, outside).values():
-            stack.enter_context(Recorded(optimizer, program.device, furthest_rounded).on_device())
-        yield
 
 
 def capture(  # noqa: PLR0913 - what is recorded, by what, and how
