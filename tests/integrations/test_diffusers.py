@@ -191,24 +191,6 @@ def test_a_model_that_is_offloaded_is_left_alone_and_said(caplog):
         compile(parts, "aot_eager", inference={"uent": "none"})
 
 
-@pytest.mark.campaign
-def test_a_model_that_is_offloaded_layer_by_layer_after_its_compile_runs_eager_and_says_so_once(caplog):
-    unet = small_unet()
-    parts = compile(Parts(unet=unet), "aot_eager")
-    gradients(unet)
-    before = hotloop.status(parts).components["unet"]
-    apply_group_offloading(unet, torch.device("cpu"), torch.device("cpu"), offload_type="leaf_level")
-    with hotloop.watch() as events, caplog.at_level("WARNING", "hotloop"):
-        ours = [gradients(unet) for _ in range(3)][-1]
-    (event,) = events
-    assert isinstance(event, ev.NoEffect)
-    assert event.problem == "offloaded_late"
-    assert [one.getMessage().count("were offloaded after") for one in caplog.records] == [1]
-    found = hotloop.status(parts).components["unet"]
-    assert (found.compiles, found.state, found.running) == (before.compiles, "eager", "none")
-    assert [(cause.reason, cause.hint) for cause in found.causes] == [(event.reason, event.hint)]
-    with hotloop.compiling.control.paused([unet]):
-        torch.testing.assert_close(ours, gradients(unet))
 
 
 @pytest.mark.campaign

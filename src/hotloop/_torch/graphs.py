@@ -9,13 +9,10 @@ import os
 import pathlib
 import re
 import sysconfig
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
@@ -60,32 +57,6 @@ def aliases(values: list[Any]) -> tuple[int, ...]:
         memory = value.untyped_storage()._cdata if strided else None  # noqa: SLF001 - in the ledger
         places.append(-1 if memory is None else seen.setdefault(memory, position))
     return tuple(places)
-
-
-def example_of(node: fx.Node) -> Any:
-    """Return the example of a node's result, mostly a fake tensor; None where it has none."""
-    return node.meta.get("example_value", node.meta.get("val"))
-
-
-def memory_of(node: fx.Node) -> frozenset[int] | None:
-    """Return the pieces of memory that a node's result lies in; None where they are unknown."""
-    example = example_of(node)
-    if example is None and node.op in {"call_module", "placeholder"}:
-        return None
-    tensors = list(_tensors(example))
-    if any(tensor.layout != torch.strided for tensor in tensors):
-        return None
-    return frozenset(tensor.untyped_storage()._cdata for tensor in tensors)  # noqa: SLF001 - in the ledger
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
 
 
 def user_line(graph: fx.GraphModule) -> tuple[str, int] | None:

@@ -42,7 +42,7 @@ ProcessGroup._get_sequence_number_for_group
 ProcessGroup._get_backend Options._timeout
     collectives may wait longer while a process compiles; afterwards their timeout is restored
 torch.distributed.distributed_c10d:_get_default_store
-    where a process says why it ends, what a vote came to, and that it is about to compile
+    where a process says why it ends, and what a vote came to
 DistributedDataParallel._join_config DistributedDataParallel._comm_hooks DistributedDataParallel._get_ddp_logging_data
     a step whose wrapper has a communication hook, or is in Join, is not captured
 DistributedDataParallel._set_ddp_runtime_logging_sample_rate
@@ -73,8 +73,6 @@ Function._torchdynamo_orig_callable
     tells what torch.compile() made of a function: it has no wrapper with `_orig_mod` as a module has
 Module._call_impl
     the module's call with its hooks, as eager runs it; traced from a root function of our own
-torch._inductor.async_compile:AsyncCompile
-    the processes in which Triton compiles, and whether they have jobs: those that hang are ended
 torch._dynamo
     looked for before anything is compiled: not every build has it
 Node._dynamo_source GraphModule._param_name_to_source
@@ -105,10 +103,6 @@ torch._dynamo.eval_frame:_TorchDynamoContext
     the code that calls each compiled function: what a step compiles itself is heard, and compared uncompiled
 torch._dynamo.eval_frame:_set_stance torch._dynamo.eval_frame:_stance
     a thread runs a step uncompiled while others run their compiled code
-torch._dynamo.eval_frame:reset_code
-    lets a function be traced again that was given up because the user's own code raised
-torch._dynamo.exc:UncapturedHigherOrderOpError
-    raised as a compile begins that would give no graph, and passed on by dynamo: the call runs eager instead
 torch._dynamo.exc:RestartAnalysis torch._dynamo.exc:SkipFrame
     dynamo's own signals, which pass through a backend and are no failures
 torch._dynamo.exc:TorchDynamoException torch._dynamo.exc:Unsupported torch._dynamo.exc:UserError
@@ -129,8 +123,6 @@ torch:_TorchCompileInductorWrapper
 torch._inductor.compile_fx torch._inductor.compile_fx:compile_fx torch._inductor.compile_fx:compile_fx_inner
 torch.compiler:config
     Inductor with cache entries of our own: its cache mixes up backwards that write over different tensors
-torch._inductor.codecache:CppCodeCache torch._inductor.codecache:CppPythonBindingsCodeCache
-    forget libraries that failed on a broken precompiled header, so that they are compiled again without it
 torch._inductor.codecache:_precompile_header torch._inductor:codecache
     build the precompiled header where a kernel is compiled, and not where its library is there already
 torch._inductor.runtime.cache_dir_utils:default_cache_dir

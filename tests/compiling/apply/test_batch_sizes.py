@@ -4,7 +4,7 @@ from collections import UserDict
 
 import pytest
 import torch
-from compiling_models import Net, against_eager, one, rows, total, train
+from compiling_models import Net, against_eager, one, rows, train
 from torch import nn
 
 import hotloop
@@ -62,38 +62,11 @@ def test_a_short_last_batch_leaves_the_full_ones_on_their_static_graph(graphs):
     assert (one(model).compiles, one(model).recompiles) == (2, 1)
 
 
-def test_two_graphs_a_grad_mode(graphs):
-    model = hotloop.compile(Plain(), "aot_eager")
-    for size in (32, 7, 32):
-        model(rows(size))
-        with torch.no_grad():
-            model(rows(2 * size))
-    assert sorted(graphs.made) == [7, 14, 32, 64]
-
-
-def test_unfreezing_after_a_short_batch_compiles_the_full_one_static_again(graphs):
-    model = hotloop.compile(Plain(), "aot_eager")
-    model.layer.bias.requires_grad_(False)
-    for size in (32, 7, 32):
-        total(model(rows(size))).backward()
-    model.layer.bias.requires_grad_(True)
-    total(model(rows(32))).backward()
-    assert graphs.made == [32, 7, 32]
-    assert model.layer.bias.grad is not None
-
-
 def test_further_sizes_share_one_graph_for_any_size(graphs):
     model = hotloop.compile(Plain(), "aot_eager")
     train(model, [rows(size, seed=size) for size in (32, 7, 9, 11, 13, 32, 7)])
     assert graphs.made == [32, 7, None]
     assert graphs.ran[-2:] == [(0, 32), (1, 7)]
-
-
-def test_a_trial_call_with_two_rows_does_not_cost_the_full_batches_their_graph(graphs):
-    model = hotloop.compile(Plain(), "aot_eager")
-    train(model, [rows(size, seed=size) for size in (2, 32, 7, 32)])
-    assert graphs.made == [2, 32, None]
-    assert [number for number, size in graphs.ran if size == 32] == [1, 1]
 
 
 def test_lengths_that_vary_go_dynamic_as_torch_does(graphs):

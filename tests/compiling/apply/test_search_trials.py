@@ -133,28 +133,3 @@ def test_each_dropout_value_compiles_once_and_the_twentieth_trial_is_compiled(ki
     for value in (*values, *values[:3]):
         trial(kind(value), 4, 1e-3, 0.0)
     assert len(graphs.made) == len(values)
-
-
-def test_a_trial_with_a_short_last_batch_leaves_the_next_ones_static(graphs):
-    for last in (3, 5, 7):
-        model = hotloop.compile(network(), "aot_eager")
-        for size in (32, 32, last, 32):
-            total(model(rows(size))).backward()
-        assert one(model).state == "compiled"
-    assert graphs.made == [32, 3, 5, 7]
-
-
-def test_what_only_rates_name_makes_no_two_modules_unlike(graphs):
-    """A Lightning module notes its learning rate as an attribute: that alone must not compile anything anew."""
-
-    class Noted(nn.Module):
-        def __init__(self, rate):
-            super().__init__()
-            self.layer, self.rate = nn.Linear(8, 8), rate
-
-        def forward(self, x):
-            return self.layer(x).relu()
-
-    for rate in (1e-3, 1e-2, 1e-1):
-        by_hand(Noted(rate), 4, rate, 0.0)
-    assert graphs.made == [4]

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop._torch import cudagraphs
 from hotloop.compiling.apply import Cut
 from hotloop.compiling.control.lane import Lane, MarkingLane, lane
 from hotloop.config import component_config
@@ -95,15 +94,3 @@ def test_options_that_turn_cuda_graphs_on_count_as_well_as_modes():
     config = component_config("default", options={"triton.cudagraphs": True})
     assert config.training.cudagraphs
     assert not component_config("triton", options={"triton.cudagraphs": False}).training.cudagraphs
-
-
-def test_without_a_gpu_a_preset_with_cuda_graphs_marks_nothing_and_copies_nothing():
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    model = hotloop.compile(Net(), PRESET, ladder=("aot_eager", "none"))
-    before = cudagraphs.marked()
-    with torch.no_grad():
-        model(x(0))
-    assert cudagraphs.marked() == before
-    one = hotloop.status(model).components["model"]
-    assert (one.running, one.outputs_copied) == ("aot_eager", 0), "a ladder that is given is asked for, rung by rung"

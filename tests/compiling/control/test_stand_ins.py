@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import signal
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hotloop
-from hotloop.compiling.control import before, call
+from hotloop.compiling.control import before, lane
 
 
 class Sized(nn.Module):
@@ -163,25 +161,12 @@ def test_a_call_that_fails_after_graphs_have_run_is_put_back_and_runs_eagerly(pr
     assert part.frames_compiled >= fails
 
 
-def test_a_call_without_gradients_that_fails_leaves_training_compiled():
-    model = Late()
-    hotloop.compile(model, "aot_eager")
-    for fails in (False, True, False):
-        model.fails = fails
-        with torch.no_grad():
-            model(torch.randn(3, 4))
-    model(torch.randn(3, 4))
-    modes = hotloop.status(model).components["model"].modes
-    assert modes["training"]["frames_compiled"] == 2
-    assert modes["training"]["frames_eager"] == 0
-
-
 class Writes(Late):
     """Changes what cannot be put back, before it fails."""
 
     def __init__(self, write):
         super().__init__()
-        self.write, self.plain, self.large = write, torch.zeros(4), dict.fromkeys(range(20_000))
+        self.write, self.plain = write, torch.zeros(4)
 
     @torch._dynamo.disable
     def written(self, x):
@@ -198,7 +183,6 @@ class Writes(Late):
         lambda model, x: model.first.weight.detach().add_(1),
         lambda model, x: x.mul_(2),
         lambda model, x: model.plain.add_(1),
-        lambda model, x: model.large.update({x: 1}),
         lambda model, x: model.last(x).sum().backward(),
     ],
 )
@@ -262,73 +246,17 @@ def test_a_call_that_was_given_an_iterator_is_not_repeated():
     assert next(rest) == 2
 
 
-def test_a_backward_of_an_earlier_call_runs_after_a_call_was_put_back():
-    results = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model = Late()
-        if compiled:
-            hotloop.compile(model, "aot_eager")
-        first = model(torch.randn(3, 4))
-        model.fails = True
-        second = model(torch.randn(3, 4))
-        (first + second).sum().backward()
-        results.append(model.first.weight.grad)
-    torch.testing.assert_close(*results, rtol=0, atol=0)
-
-
-def test_a_function_is_not_repeated_whether_or_not_a_graph_has_run():
-    def function(x, fails, first):
-        x = x * 2 if first else x
-        size = torch._shape_as_tensor(x)[1:2]
-        torch._dynamo.graph_break()
-        return x * torch.prod(size) if fails else x * 3
-
-    for first in (False, True):
-        ours, x = hotloop.compile(function, "aot_eager"), torch.ones(2, 4)
-        ours(x, fails=False, first=first)
-        with pytest.raises(TypeError, match=r"prod\(\)"):
-            ours(x, fails=True, first=first)
-
-
-@pytest.mark.campaign
-def test_only_calls_that_may_fail_so_are_noted(monkeypatch):
-    """A call of code in one graph is noted only where its root is about to be traced."""
-    noted = []
-    monkeypatch.setattr(call, "Before", lambda *found: noted.append(found) or before.Before(*found))
-    whole, parts = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), Late()
-    for model, expected in ((whole, [1, 0, 0, 1, 0]), (parts, [1, 1, 1, 1, 1])):
-        hotloop.compile(model, "aot_eager")
-        counts = []
-        for size in (2, 2, 2, 3, 3):
-            noted.clear()
-            model(torch.randn(size, 4))
-            counts.append(len(noted))
-        assert counts == expected
-
-
-def test_what_failed_on_a_stand_in_in_training_runs_eagerly_without_gradients_too():
-    model, x = Sized(), torch.randn(2, 3, 4, 5)
-    hotloop.compile(model, preset="aot_eager")
-    model(x)
-    with torch.no_grad():
-        torch.testing.assert_close(model(x[..., :3]), model.net(x[..., :3]) * 12)
-
-
 def test_a_module_whose_buffers_have_no_values_yet_is_called_as_eager():
     model = nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(4, 2))
     hotloop.compile(model, "aot_eager")
     assert model(torch.randn(3, 4)).shape == (3, 2)
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError("CUDA out of memory")]
-)
-def test_without_memory_for_copies_of_the_buffers_the_call_goes_on(monkeypatch, error):
+def test_without_memory_for_copies_of_the_buffers_the_call_goes_on(monkeypatch):
     def full(*found):
-        raise error
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(call, "Before", full)
+    monkeypatch.setattr(lane, "Before", full)
     model = Late()
     hotloop.compile(model, "aot_eager")
     for _ in range(2):
@@ -337,7 +265,7 @@ def test_without_memory_for_copies_of_the_buffers_the_call_goes_on(monkeypatch, 
     model.fails = True
     with pytest.raises(TypeError, match=r"prod\(\)") as caught:
         model(torch.randn(3, 4))
-    assert f"what it found was not kept ({type(error).__name__}: {error})" in caught.value.__notes__[0]
+    assert "what it found was not kept (OutOfMemoryError: CUDA out of memory)" in caught.value.__notes__[0]
 
 
 def test_nothing_is_copied_into_a_capture_whatever_the_step_is_told_of_it(monkeypatch):
@@ -351,62 +279,6 @@ def test_nothing_is_copied_into_a_capture_whatever_the_step_is_told_of_it(monkey
     monkeypatch.setattr(before, "copies", lambda _: pytest.fail("a copy became a part of the capture"))
     with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
         before.Before(model)
-
-
-@pytest.fixture
-def traced():
-    """Run a function, with an interrupt at its nth bytecode in ours; return whether it was raised."""
-    own = signal.getsignal(signal.SIGUSR1)
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    def run(function, at):
-        bytecodes = 0
-
-        def trace(frame, event, _argument):
-            nonlocal bytecodes
-            if "hotloop" not in frame.f_code.co_filename:
-                return None
-            frame.f_trace_opcodes = True
-            if event == "opcode":
-                bytecodes += 1
-                if bytecodes == at:
-                    signal.raise_signal(signal.SIGUSR1)
-            return trace
-
-        signal.signal(signal.SIGUSR1, interrupt)
-        sys._getframe().f_trace_opcodes = True  # Python 3.12 counts no bytecode elsewhere without it
-        sys.settrace(trace)
-        try:
-            function()
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(None)
-        return False
-
-    yield run
-    signal.signal(signal.SIGUSR1, own)
-
-
-@pytest.mark.campaign
-def test_an_interrupt_while_a_call_is_put_back_waits_until_it_is(traced):
-    def whole(model):
-        return model.calls, model.seen == [1], model.mean.item(), torch.get_rng_state().sum().item()
-
-    model, at, raised = Tracks(wrong=False), 0, True
-    model.seen.append(1)
-    while raised:
-        at += 1
-        found, first = before.Before(model), whole(model)
-        model.calls, model.seen, _ = 7, [], model.mean.add_(1)
-        torch.rand(3)
-        second = whole(model)
-        raised = traced(found.restore, at)
-        assert whole(model) in (first, second)
-        found.restore()
-    assert at > 300
 
 
 class Meter:

@@ -22,8 +22,7 @@ from hotloop._torch.dynamo import RaisedError
 from hotloop._torch.graphs import copy_graph, first_failure, is_user_file, user_line
 from hotloop._torch.settings import backward_with_forward
 from hotloop.compiling.apply.regions import Cut, split
-from hotloop.compiling.fallback import headers, step_marks
-from hotloop.compiling.fallback.absent import absent_of
+from hotloop.compiling.fallback import step_marks
 from hotloop.compiling.fallback.causes import Failure, failure_of
 from hotloop.compiling.fallback.emulation import emulation_of
 from hotloop.compiling.fallback.rungs import Ladder
@@ -47,17 +46,14 @@ class LadderBackend:
         rungs: the requested preset first, ``none`` last.
         cut: where graphs are cut into pieces; by default they are compiled whole.
         strict: raise `CompileFailedError` where a rung fails.
-        strict_lifetime: hand out the memory of CUDA graphs itself, not copies of it.
     """
 
-    def __init__(
-        self, rungs: tuple[Preset, ...], *, cut: Cut | None = None, strict: bool = False, strict_lifetime: bool = False
-    ) -> None:
-        self.rungs, self.cut, self.strict, self.strict_lifetime = rungs, cut or Cut(), strict, strict_lifetime
+    def __init__(self, rungs: tuple[Preset, ...], *, cut: Cut | None = None, strict: bool = False) -> None:
+        self.rungs, self.cut, self.strict = rungs, cut or Cut(), strict
         self.__name__ = f"hotloop_{rungs[0].name}"
         names = tuple(rung.name for rung in rungs)
         emulation = next((found for rung in rungs if (found := emulation_of(rung)) is not None), None)
-        self._key = (tuple(rung.key for rung in rungs), names, self.cut, strict, strict_lifetime, emulation)
+        self._key = (tuple(rung.key for rung in rungs), names, self.cut, strict, emulation)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LadderBackend) and self._key == other._key
@@ -71,8 +67,7 @@ class LadderBackend:
         run = self._by_blocks(graph, inputs, used) if self.cut.blocks else None
         if run is None:
             run = self._compile(graph, inputs, "whole", used)
-        copies = not self.strict_lifetime and any(rung.cudagraphs for rung in used)
-        return step_marks.Outputs(run, lambda: active.tally) if copies else run
+        return step_marks.Outputs(run) if any(rung.cudagraphs for rung in used) else run
 
     def reset(self) -> None:
         """Forget the CUDA graphs that were recorded: ``torch.compiler.reset`` calls this on each backend."""
@@ -91,7 +86,7 @@ class LadderBackend:
         if not isinstance(joined, str):
             return joined
         if joined:
-            _log.warning("%s: compiled whole, not by blocks: %s", active.tally.label, joined)
+            _log.warning("%s: compiled whole, not by blocks: %s", active.tally.component, joined)
         return None
 
     def _compile(self, graph: fx.GraphModule, inputs: list[Any], region: str, used: list[Preset]) -> Callable[..., Any]:
@@ -103,7 +98,7 @@ class LadderBackend:
             candidate = copy_graph(pristine) if failed or rung.backend == "eager" else graph
             collector.hung()  # what hung before is no reason of what fails from here on
             try:
-                run = _compile_on(rung, candidate, inputs, pristine)
+                run = _compile_on(rung, candidate, inputs)
             except Exception as error:
                 if RaisedError(error).is_signal:
                     raise
@@ -115,7 +110,7 @@ class LadderBackend:
                 continue
             info = GraphInfo(self.rungs[0].name, rung.name, region, self._fallback(failed, rung, ladder))
             used.append(rung)
-            around = _Around(copy=not self.strict_lifetime) if rung.cudagraphs else None
+            around = _Around() if rung.cudagraphs else None
             return _Runner(info, run, pristine, around).run
         raise AssertionError("a ladder ends in none, which runs the graph as it is")
 
@@ -133,31 +128,23 @@ class LadderBackend:
         return None if rung.name == requested.name else ladder.stepped_down(requested, rung)
 
 
-def _compile_on(rung: Preset, graph: fx.GraphModule, inputs: list[Any], pristine: fx.GraphModule) -> Callable[..., Any]:
-    """Compile a graph on one rung; once more where it failed on a header that a killed compiler had left."""
+def _compile_on(rung: Preset, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """Compile a graph on one rung."""
     if rung.backend == "eager":  # the last rung must not depend on any setting of torch's
         return backends.eager(graph, inputs)
     with backward_with_forward(), drawing_apart():
-        compiler: backends.Compiler
         if (emulation := emulation_of(rung)) is not None:
-            compiler = emulation.backend
-        elif rung.backend == "inductor":
-            compiler = backends.inductor(rung.mode, rung.options, rung.dynamic)
-        else:
-            compiler = backends.aot_eager()
-        try:
-            return compiler(graph, inputs)
-        except Exception as error:
-            if RaisedError(error).is_signal or not headers.removed(error):
-                raise
-        return compiler(copy_graph(pristine), inputs)
+            return emulation.backend(graph, inputs)
+        if rung.backend == "inductor":
+            return backends.inductor(rung.mode, rung.options, rung.dynamic)(graph, inputs)
+        return backends.aot_eager()(graph, inputs)
 
 
 class _Around:
     """Surrounds each run of a graph under CUDA graphs, forward and backward, so that its outputs last."""
 
-    def __init__(self, *, copy: bool) -> None:
-        self._copy, self._tally = copy, NOBODY
+    def __init__(self) -> None:
+        self._tally = NOBODY
 
     def forward(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return the graph as a function that notes each of its runs."""
@@ -179,7 +166,7 @@ class _Around:
 
     def before(self, node: Any) -> None:
         """See `hotloop._torch.autograd.Around`."""
-        step_marks.steps.runs_backward(node, self._tally.label)
+        step_marks.steps.runs_backward(node, self._tally.component)
 
     def after(self, node: Any, gradients: tuple[Any, ...], *, kept: bool) -> tuple[Any, ...]:
         """See `hotloop._torch.autograd.Around`."""
@@ -189,7 +176,7 @@ class _Around:
             self._tally.cudagraphs_skipped[
                 "a backward that keeps its graph (retain_graph=True) runs outside of CUDA graphs"
             ] += 1
-        return step_marks.owned_gradients(node, gradients, self._tally) if self._copy else gradients
+        return step_marks.owned_gradients(node, gradients, self._tally)
 
 
 class _Runner:
@@ -199,13 +186,12 @@ class _Runner:
         self, info: GraphInfo, compiled: Callable[..., Any], pristine: fx.GraphModule, around: _Around | None = None
     ) -> None:
         self._info, self._pristine, self._around = info, pristine, around
-        self._absent = absent_of(pristine) if info.running != "none" else None
         self.run = self._make(info, compiled if around is None else around.forward(compiled))
 
     def _make(self, info: GraphInfo, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function that runs the graph; its locals spare each call some attribute lookups."""
         tries = 0 if info.running == "none" else _BACKWARD_TRIES
-        local, explain, guard, absent = active, self._explain, self._guard, self._absent
+        local, explain, guard = active, self._explain, self._guard
         tally = local.tally
 
         def backward_failed(error: Exception) -> Exception:
@@ -226,8 +212,6 @@ class _Runner:
                 raise raised from cause
             if tries:
                 tries = guard(outputs, list(zip(before, nodes_of(args), strict=True)), tries, backward_failed)
-            if absent is not None and torch.is_grad_enabled():
-                absent.watch(args, outputs)
             return outputs
 
         return run
@@ -294,7 +278,7 @@ class _Runner:
         collector.emit(event, tally)
         at = f" (graph at {event.location})" if file else ""
         return CompiledRunError(
-            f"compiled code of component {tally.label!r} failed in its {phase}{at} under preset "
+            f"compiled code of component {tally.component!r} failed in its {phase}{at} under preset "
             f"{self._info.running}: {reason}. A part of the step may have run, so it was not repeated. To go on: "
             f"{event.remedy}; rerun with HOTLOOP_DISABLE=1 to see whether eager fails as well.",
             tally.component,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from hotloop._torch.collectives import AGREED, collectives_begun, groups, patience, store, timeout_of
+from hotloop._torch.collectives import collectives_begun, groups, patience, store, timeout_of
 from hotloop._torch.wrappers import has_rebuilt
 from hotloop.errors import ConfigError, StepLostError, describe
 from hotloop.step.obstacle import CandidateFailedError
@@ -334,7 +334,7 @@ class Peers:
 
     def patient(self) -> contextlib.AbstractContextManager[None]:
         """Let the run's collectives, and votes, wait for a process that compiles, while the block runs."""
-        return patience.held(AGREED)
+        return patience.held("a loop")
 
     @property
     def _unanswered(self) -> str:
