@@ -191,8 +191,6 @@ def test_a_model_that_is_offloaded_is_left_alone_and_said(caplog):
         compile(parts, "aot_eager", inference={"uent": "none"})
 
 
-
-
 @pytest.mark.campaign
 def test_a_model_that_is_offloaded_as_a_whole_after_its_compile_still_runs_compiled():
     unet = small_unet()
