@@ -67,29 +67,6 @@ def user_line(graph: fx.GraphModule) -> tuple[str, int] | None:
     return None
 
 
-def first_failure(graph: fx.GraphModule, inputs: list[Any]) -> tuple[Exception, tuple[str, int] | None] | None:
-    """Run a graph node by node; return its exception and the user's line of the node that raised it, or None."""
-    runner = _Steps(graph)
-    try:
-        runner.run(*inputs)
-    except Exception as error:  # noqa: BLE001 - whatever eager raises is the answer
-        return error, last_user_frame(runner.trace)
-    return None
-
-
-class _Steps(fx.Interpreter):
-    """Interpreter that remembers the stack trace of the current node."""
-
-    def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__(graph)
-        self.extra_traceback = False  # torch's own would change the message
-        self.trace = ""
-
-    def run_node(self, n: fx.Node) -> Any:
-        self.trace = n.meta.get("stack_trace") or ""
-        return super().run_node(n)
-
-
 def last_user_frame(text: str) -> tuple[str, int] | None:
     """Return the innermost frame outside torch's own files from a formatted stack."""
     formatted = re.findall(r'File "([^"]+)", line (\d+)', text)

@@ -1,7 +1,5 @@
 """Batches of several sizes: a short last batch never takes the full batches to slower, dynamic code."""
 
-from collections import UserDict
-
 import pytest
 import torch
 from compiling_models import Net, against_eager, one, rows, train
@@ -49,11 +47,6 @@ class Plain(nn.Module):
         return self.layer(x).relu()
 
 
-class Mapped(Plain):
-    def forward(self, batch):
-        return super().forward(batch["x"])
-
-
 def test_a_short_last_batch_leaves_the_full_ones_on_their_static_graph(graphs):
     model = hotloop.compile(Plain(), "aot_eager")
     train(model, [rows(size, seed=seed) for seed, size in enumerate((32, 32, 7, 32, 32, 7, 32))])
@@ -74,24 +67,6 @@ def test_lengths_that_vary_go_dynamic_as_torch_does(graphs):
     for length in (16, 24, 20, 18):
         model(torch.randn(4, length, 8))
     assert graphs.made == [4, None]
-
-
-def test_a_short_batch_of_varying_lengths_leaves_full_batches_their_graph(graphs):
-    model = hotloop.compile(Plain(), "aot_eager")
-    for size, length in ((4, 16), (4, 24), (3, 20), (4, 18)):
-        model(torch.randn(size, length, 8))
-    assert [number for number, size in graphs.ran if size == 4] == [0, 1, 1]
-
-
-@pytest.mark.parametrize("call", ["mapping", "keyword", "userdict"])
-def test_the_size_is_found_wherever_the_first_tensor_is(graphs, call):
-    model = hotloop.compile(Plain() if call == "keyword" else Mapped(), "aot_eager")
-    for size in (32, 7, 32):
-        if call == "keyword":
-            model(x=rows(size))
-        else:
-            model({"x": rows(size)} if call == "mapping" else UserDict(x=rows(size)))
-    assert graphs.made == [32, 7]
 
 
 def test_the_second_trial_finds_the_code_of_both_sizes(graphs):

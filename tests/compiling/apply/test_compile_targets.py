@@ -100,16 +100,6 @@ def test_a_pipeline_compiles_its_denoiser_and_names_the_others(denoiser):
     assert hotloop.status(pipe).components[denoiser].state == "eager"
 
 
-def test_a_pipeline_without_a_denoiser_compiles_what_is_named():
-    pipe = Pipeline(encoder=Net(), decoder=Net())
-    with pytest.raises(ConfigError, match=r"the parts are: encoder, decoder; name what to compile, preset=\{'encoder'"):
-        hotloop.compile(pipe, "aot_eager")
-    hotloop.compile(pipe, {"decoder": "aot_eager"})
-    assert {name: one.requested for name, one in hotloop.status(pipe).components.items()} == {
-        "encoder": "none", "decoder": "aot_eager"
-    }  # fmt: skip
-
-
 def test_a_part_that_torch_compile_wrapped_is_refused_where_it_is_to_be_compiled():
     pipe = Pipeline(unet=torch.compile(Net(), backend="aot_eager"), vae=Net())
     with pytest.raises(ConfigError, match=r"'unet' was wrapped by torch\.compile.*pipeline\.unet\._orig_mod"):
@@ -140,17 +130,6 @@ def test_a_plain_function_comes_back_as_a_new_one():
     assert hotloop.compile(compiled, "aot_eager").__wrapped__ is loss_function
     assert pickle.loads(pickle.dumps(compiled)) is loss_function
     assert hotloop.status(loss_function).components["loss_function"].state == "eager"
-
-
-class Calls:
-    def __init__(self, factor):
-        self.factor = factor
-
-    def __call__(self, a, b):
-        return (a * b).sum() * self.factor
-
-    def method(self, a, b):
-        return (a - b).sum() * self.factor
 
 
 def test_a_method_of_a_model_that_is_called_instead_of_forward():

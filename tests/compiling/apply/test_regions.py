@@ -62,13 +62,6 @@ def test_each_block_trains_its_own_parameters():
     assert not any(torch.equal(moved[0], other) for other in moved[1:])
 
 
-def test_batchnorm_buffers_inside_blocks_move_each_on_its_own(counter):
-    block = part(lambda s, x: torch.relu(s.norm(s.inner(x))))
-    status = against_eager(Stack(block(), block(), block()), [rows(seed=s) for s in range(3)], regions="blocks")
-    assert status.state == "compiled"
-    assert counter.calls == 3
-
-
 def test_blocks_of_one_class_that_differ_are_compiled_each(counter):
     class Wide(nn.Module):
         def __init__(self, width, p):
@@ -82,25 +75,6 @@ def test_blocks_of_one_class_that_differ_are_compiled_each(counter):
     status = against_eager(model, [rows(seed=s) for s in range(2)], regions="blocks")
     assert status.state == "compiled"
     assert counter.calls == 2 + 3
-
-
-def test_a_shared_block_called_twice_with_work_between(counter):
-    class Albert(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks, self.norm = nn.ModuleList([Block(), Block()]), nn.LayerNorm(8)
-
-        def forward(self, x):
-            for _ in range(2):
-                for block in self.blocks:
-                    x = block(x)
-                x = self.norm(x)
-            return x
-
-    status = against_eager(Albert(), [rows().view(1, 4, 8)] * 2, regions="blocks")
-    assert status.state == "compiled"
-    assert counter.calls == 3  # the first block's input is a leaf: another program than the other three
-    assert status.frames_compiled == 2 * 6
 
 
 @pytest.mark.parametrize("where", ["inside", "around"])

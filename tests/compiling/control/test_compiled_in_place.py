@@ -117,46 +117,6 @@ def test_state_dict_saves_and_loads_as_weights_only(case):
     kind().load_state_dict(torch.load(buffer, weights_only=True), strict=True)
 
 
-class OwnState(Net):
-    """A module with a __getstate__ of its own, which does not know torch's slot for compiled calls."""
-
-    def __getstate__(self):
-        return self.__dict__.copy()
-
-
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_a_module_with_its_own_getstate_copies_to_a_module_of_its_own(how):
-    model = compiled(OwnState, rows())
-    copied = how(model)
-    with torch.no_grad():
-        copied.last.weight.zero_()
-        copied.last.bias.zero_()
-    assert copied.eval()(rows()).abs().max() == 0, "the copy runs the original's parameters"
-    assert one(copied).state == "eager"
-
-
-def test_forward_hooks_run_and_may_replace_what_passes():
-    model, seen = compiled(Net, rows()), []
-    handles = [
-        model.register_forward_pre_hook(lambda m, args: (seen.append("pre"), (args[0] + 1,))[1]),
-        model.register_forward_hook(lambda m, args, out: (seen.append("post"), out * 2)[1]),
-        model.norm.register_forward_hook(lambda m, args, out: seen.append("inner")),
-    ]
-    reference = copy.deepcopy(model)
-    torch.manual_seed(1)
-    out = model(rows())
-    mine, seen[:] = list(seen), []
-    torch.manual_seed(1)
-    assert_same(out, reference(rows()))
-    assert mine == seen == ["pre", "inner", "post"]
-    assert one(model).state == "compiled"
-    for handle in handles:
-        handle.remove()
-    seen.clear()
-    model(rows())
-    assert seen == []
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_full_backward_hooks_on_the_module_run(when):
     model, grads = Net(p=0.0), []

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hotloop
-from hotloop.compiling.control import before, lane
+from hotloop.compiling.control import before
 
 
 class Sized(nn.Module):
@@ -235,37 +235,10 @@ def test_what_a_call_changed_in_its_arguments_is_put_back(inference):
     assert caches[0].length == 8
 
 
-def test_a_call_that_was_given_an_iterator_is_not_repeated():
-    model, rest = Cached(), iter(range(10))
-    hotloop.compile(model, "aot_eager")
-    model(torch.randn(2, 4), (Cache(),), rest)
-    model.fails = True
-    with pytest.raises(TypeError, match=r"prod\(\)") as caught:
-        model(torch.randn(2, 4), (Cache(),), rest)
-    assert "an argument is an iterator" in caught.value.__notes__[0]
-    assert next(rest) == 2
-
-
 def test_a_module_whose_buffers_have_no_values_yet_is_called_as_eager():
     model = nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(4, 2))
     hotloop.compile(model, "aot_eager")
     assert model(torch.randn(3, 4)).shape == (3, 2)
-
-
-def test_without_memory_for_copies_of_the_buffers_the_call_goes_on(monkeypatch):
-    def full(*found):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(lane, "Before", full)
-    model = Late()
-    hotloop.compile(model, "aot_eager")
-    for _ in range(2):
-        assert model(torch.randn(3, 4)).shape == (3, 4)
-    assert hotloop.status(model).components["model"].compiles
-    model.fails = True
-    with pytest.raises(TypeError, match=r"prod\(\)") as caught:
-        model(torch.randn(3, 4))
-    assert "what it found was not kept (OutOfMemoryError: CUDA out of memory)" in caught.value.__notes__[0]
 
 
 def test_nothing_is_copied_into_a_capture_whatever_the_step_is_told_of_it(monkeypatch):

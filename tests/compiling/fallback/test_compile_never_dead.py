@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from compiling_models import Block, Broken, Counter, Net, against_eager, aot, one, real_aot_eager, rows, train
+from compiling_models import Broken, Counter, Net, against_eager, aot, one, real_aot_eager, rows, train
 from torch import nn
 
 import hotloop
@@ -110,45 +110,6 @@ def test_recompile_for_a_second_shape(plant, where):
     assert len(seen) == 3
     # Batches of the first size keep their code, whatever comes of the others.
     assert (status.frames_compiled, status.frames_eager) == (2, 2)
-
-
-def test_a_failure_in_the_second_graph_does_not_rerun_the_first(plant):
-    ran = []
-    counter = Counter(fail=lambda nth, graph: nth == 2, inner=real_aot_eager())
-    plant(counter)
-    model = Broken()
-    model.one.register_forward_hook(lambda *a: ran.append(1))
-    hotloop.compile(model, "aot_eager")
-    torch.manual_seed(0)
-    model(rows())
-    assert model.one.norm.num_batches_tracked.item() == 1
-    assert model.two.norm.num_batches_tracked.item() == 1
-    assert len(ran) == 1
-    position = torch.get_rng_state()
-    torch.manual_seed(0)
-    hotloop.uncompile(model)(rows())
-    assert torch.equal(position, torch.get_rng_state())
-
-
-def test_one_block_of_many_can_fail_alone(plant):
-    class Stack(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList([Block(), Block()])
-            self.head = nn.Linear(8, 8)
-
-        def forward(self, x):
-            for block in self.blocks:
-                x = block(x)
-            return self.head(x).tanh()
-
-    plant(
-        Counter(fail=lambda nth, graph: any("tanh" in str(n.target) for n in graph.graph.nodes), inner=real_aot_eager())
-    )
-    status = against_eager(Stack(), [rows().view(1, 4, 8)] * 2, regions="blocks")
-    assert (status.state, status.fallbacks) == ("partial", 1)
-    assert status.frames_compiled == 4
-    assert status.frames_eager == 2
 
 
 @pytest.mark.parametrize("model", [Net, Broken])

@@ -54,28 +54,6 @@ def test_out_of_memory_is_left_as_it_is(plant, phase):
     assert caught.value.__cause__ is None
 
 
-class Hooked(Net):
-    """Asks for a gradient on its way: a hook inside the graph, which needs gradients to be registered."""
-
-    def __init__(self, write):
-        super().__init__()
-        self.write = write
-
-    def forward(self, x):
-        x = x.mul_(2) if self.write else x * 2
-        x.register_hook(lambda grad: grad * 2)
-        return super().forward(x)
-
-
-@pytest.mark.parametrize("write", [False, True])
-def test_a_graph_with_a_hook_is_not_taken_for_the_users_own_error(plant, write):
-    plant(aot(forward=dies_as_kernel()))
-    model = hotloop.compile(Hooked(write), "aot_eager")
-    x = rows().requires_grad_() * 1.0  # no leaf: writing into it is allowed
-    with pytest.raises(CompiledRunError, match="kernel died"):
-        total(model(x)).backward()
-
-
 class Doubler(torch.autograd.Function):
     """A function of the user's own whose backward refuses large gradients."""
 

@@ -94,20 +94,6 @@ def test_an_output_that_is_an_input_or_a_view_of_one_stays_one(emulation):
     assert hotloop.status(model).components["model"].outputs_copied == 2
 
 
-def test_outputs_that_share_memory_share_it_afterwards(emulation):
-    class Twice(Net):
-        def forward(self, x):
-            out = super().forward(x)
-            return out, out.view(-1), out
-
-    model, _ = both(Twice)
-    with torch.no_grad():
-        one, flat, again = model(x(0))
-        one.zero_()
-    assert again is one
-    assert flat.abs().sum() == 0
-
-
 def test_copies_stay_in_the_autograd_graph_and_keep_shape_and_strides():
     tensors = [torch.randn(3, 4, requires_grad=True).t() * 2, torch.randn(5)[::2], torch.arange(3)]
     copies = copied_together(tensors)
@@ -211,26 +197,6 @@ def test_a_forward_without_backward_holds_steps_up_for_a_while_only_and_its_late
     assert marks[-1] < marks[0]
     with pytest.raises(StaleOutputError, match="marked between a forward and its backward"):
         lost.backward()
-
-
-def test_dropped_forwards_hold_nothing_up(emulation):
-    model, _ = both()
-    for seed in range(3):
-        model(x(seed))
-    assert cudagraphs.marked() == -1  # torch cannot know that they were dropped, so neither is a step marked
-    model(x(0)).sum().backward()
-    model(x(0))
-    assert cudagraphs.marked() == -2
-
-
-def test_a_kept_graph_may_be_gone_through_again(emulation):
-    model, twin = both()
-    for each in (model, twin):
-        loss = each(x(0)).square().sum()
-        loss.backward(retain_graph=True)
-        each(x(1)).sum().backward()  # the first graph is still needed
-        loss.backward()
-    assert same(grads(model), grads(twin))
 
 
 def test_a_backward_that_keeps_its_graph_runs_outside_of_cuda_graphs_and_is_told(emulation):

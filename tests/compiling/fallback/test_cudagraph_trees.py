@@ -104,54 +104,6 @@ def test_a_reset_of_torch_frees_the_graphs_of_components_too(trees, monkeypatch)
     assert asked == [True]
 
 
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        (
-            "CUDAGraphTreeManager",
-            (
-                "current_node",
-                "current_gen",
-                "running_forwards_with_pending_backwards",
-                "id_to_mode",
-                "get_roots",
-                "set_to_running_backward",
-            ),
-        ),
-        (
-            "CUDAGraphNode",
-            (
-                "children",
-                "remove_node_cached_tensors",
-                "outputs_weakrefs",
-                "tensor_weakrefs",
-                "stack_traces",
-                "wrapped_function",
-                "_path_from_root",
-                "_is_cuda_graph_recorded_tensor",
-            ),
-        ),
-        (
-            "CUDAWarmupNode",
-            (
-                "outputs_weakrefs",
-                "tensor_weakrefs",
-                "stack_traces",
-                "wrapped_function",
-                "_path_from_root",
-                "_is_cuda_graph_recorded_tensor",
-            ),
-        ),
-        ("TreeManagerContainer", ("tree_manager",)),
-    ],
-)
-def test_what_is_read_of_torchs_trees_is_there(trees, kind, names):
-    cls = getattr(trees, kind)
-    source = inspect.getsource(cls)
-    for name in names:
-        assert hasattr(cls, name) or f"self.{name}" in source, name
-
-
 def test_the_rule_of_generations_is_the_one_that_was_copied(trees):
     """Where torch changes it, the emulation has to follow."""
     manager = trees.CUDAGraphTreeManager

@@ -10,7 +10,6 @@ import sys
 import pytest
 import torch
 from compiling_models import Net, Tied, broken_lowering, lowered_anew, one, rows, tokens, train
-from torch import nn
 
 import hotloop
 
@@ -97,26 +96,6 @@ def test_a_compiler_that_is_not_there_is_known_before_the_first_step(monkeypatch
     train(model, STEPS).assert_equal(reference)
     with pytest.raises(hotloop.errors.PresetUnavailableError, match="/nonexistent/g"):
         hotloop.compile(Net(), "default", strict=True)
-
-
-@pytest.mark.campaign
-def test_an_index_out_of_range_keeps_its_class_and_names_the_line(no_cache):
-    class Lookup(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(4, 4)
-
-        def forward(self, ids):
-            return self.embed(ids).sum()
-
-    model = hotloop.compile(Lookup(), "default")
-    assert torch.isfinite(model(torch.tensor([1, 2])))
-    with pytest.raises((IndexError, RuntimeError), match="out of") as caught:
-        model(torch.tensor([1, 9]))
-    assert not isinstance(caught.value, hotloop.errors.HotloopError)
-    assert any("self.embed(ids)" in note for note in caught.value.__notes__)
-    assert torch.isfinite(model(torch.tensor([3, 2])))
-    assert one(model).state == "compiled"
 
 
 @pytest.mark.campaign

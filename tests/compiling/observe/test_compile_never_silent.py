@@ -4,7 +4,6 @@ import copy
 import inspect
 import json
 import logging
-import threading
 
 import pytest
 import torch
@@ -119,14 +118,6 @@ def test_a_call_that_reaches_no_graph(caplog):
     assert "model:" in caplog.text
 
 
-def test_a_container_whose_work_is_done_by_children_that_dynamo_skips():
-    model = nn.Sequential(Reaches(), Reaches())
-    status = against_eager(model, [rows()] * 2)
-    assert status.state == "eager"
-    assert status.causes
-    assert status.frames_eager == 2
-
-
 class Items(nn.Module):
     def __init__(self):
         super().__init__()
@@ -183,36 +174,6 @@ def test_the_status_says_how_often_and_where_code_was_compiled_anew():
     assert (cause["file"], cause["line"]) == (__file__, line)
     assert cause["source"] == "return super().forward(x) * self.factor"
     assert "keep it as a tensor" in cause["hint"]
-
-
-def test_a_frame_that_torch_skips_is_named(monkeypatch):
-    from torch._dynamo.variables.tensor import TensorVariable
-
-    real = TensorVariable.call_method
-
-    def bug(self, tx, name, *args, **kwargs):
-        if name == "sigmoid":
-            raise RuntimeError("cannot trace sigmoid")
-        return real(self, tx, name, *args, **kwargs)
-
-    monkeypatch.setattr(TensorVariable, "call_method", bug)
-
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lead, self.net = nn.Linear(8, 8), Net()
-
-        def forward(self, x):
-            x = torch.tanh(self.lead(x))
-            torch._dynamo.graph_break()
-            return self.net(x)
-
-    with hotloop.watch() as events:
-        status = against_eager(Outer(), [rows()] * 3)
-    assert status.state == "partial"
-    assert status.frames_compiled > 0
-    skipped = [e for e in events if isinstance(e, ev.FrameEager)]
-    assert any(e.file.endswith("compiling_models.py") and "cannot trace sigmoid" in e.reason for e in skipped)
 
 
 def test_recompiles_are_named_once_a_reason(caplog):
@@ -296,34 +257,3 @@ def test_plain_torch_compile_is_not_put_on_our_log(caplog):
     hotloop.compile(Net(), "aot_eager")
     torch.compile(Items(), backend="aot_eager")(rows())
     assert not caplog.records or not [r for r in caplog.records if r.name == "hotloop"]
-
-
-@pytest.mark.campaign
-def test_threads_are_counted_each_for_its_own_component():
-    models = {name: Net(width=width) for name, width in (("a", 5), ("b", 6), ("c", 7))}
-    parts = hotloop.compile(dict(models), "aot_eager")
-    failures = []
-
-    def work(name):
-        try:
-            for size in (2, 3, 4, 2, 3, 4):
-                total(parts[name](rows(size))).backward()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(name,)) for name in parts]
-    with hotloop.watch() as events:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures
-    for name, status in hotloop.status(parts).components.items():
-        assert status.state == "compiled"
-        assert status.frames_compiled + status.frames_eager == 6
-        assert status.frames_eager == 0 or torch.__version__ < (2, 13), (
-            "torch 2.11 refuses it while another thread traces"
-        )
-        assert status.modes["training"]["calls"] == 6
-        mine = [e for e in events if isinstance(e, ev.Compiled) and e.component == name]
-        assert status.compiles == len(mine) == 3, name

@@ -78,20 +78,6 @@ def test_two_components_that_share_code_are_counted_apart(counter):
     assert counter.calls == 1
 
 
-def test_a_shared_graph_that_fell_back_tells_the_second_its_cause(counter):
-    counter.fail = lambda nth, graph: True
-    first, second = hotloop.compile({"first": Net(), "second": Net()}, "aot_eager").values()
-    with hotloop.watch() as events:
-        first(rows())
-        second(rows())
-    assert counter.calls == 1
-    assert len([e for e in events if isinstance(e, ev.Fallback)]) == 1
-    for model in (first, second):
-        status = one(model)
-        assert (status.state, status.running, status.fallbacks, status.frames_eager) == ("eager", "none", 1, 1)
-        assert any("planted" in cause.reason and cause.file and cause.hint for cause in status.causes), status.causes
-
-
 @pytest.mark.campaign
 def test_instances_of_one_class_with_different_widths_share_no_limit():
     for width in range(4, 16):

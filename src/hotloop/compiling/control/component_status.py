@@ -81,7 +81,9 @@ class ComponentStatus:
             reason = f"it runs inside component {outer.name!r}, and is compiled with it"
             cause = Cause(reason, "inside", hint=f"see the status of {outer.name!r}")
             return dataclasses.replace(cls.of(outer, name), requested=config.training.name, causes=(cause,))
-        graphs = sum((collections.Counter(tally.graphs) for tally in tallies), collections.Counter())
+        graphs: collections.Counter[GraphInfo] = collections.Counter()
+        for tally in tallies:
+            graphs.update(tally.graphs)
         state, running = _state(component, graphs)
         modes = {tally.mode: tally.to_dict() for tally in tallies}
         totals: dict[str, Any] = {count: sum(getattr(tally, count) for tally in tallies) for count in _SUMS}

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch import cudagraphs
-from hotloop._torch.autograd import keeps_graph_probe
 from hotloop._torch.cudagraphs import GraphOutput, MemoryReference
 from hotloop._torch.dispatch import name_of, observing, tensors_in, user_place
 from hotloop._torch.settings import captures
@@ -222,7 +221,6 @@ class _Graph:
     def __init__(self, emulation: Emulation, traced: TracedGraph) -> None:
         self._emulation, self._traced = emulation, traced
         self._component = active.tally.component
-        self._keeps_graph = keeps_graph_probe()
 
     def run(self, args: list[Any]) -> Any:
         """Run the graph as torch calls it: with a list of inputs that it empties."""
@@ -237,22 +235,12 @@ class _Graph:
         if watched:
             emulation.check(tensors_in(inputs), f"the {traced.kind}{self._whose()}")
             captured = not self._writes_inputs(inputs)
-            self._refuse_to_keep()
         given = {cudagraphs.storage_key(value) for value in inputs if isinstance(value, torch.Tensor)}
         given |= traced.constants()
         outputs = traced.call(inputs)
         if watched:
             emulation.ran(traced.kind, self._made(outputs, given) if captured else None)
         return outputs
-
-    def _refuse_to_keep(self) -> None:
-        """Refuse a backward that keeps its graph, as torch does once it has recorded a backward that did not."""
-        if self._traced.kind == "backward" and self._keeps_graph():
-            raise StaleOutputError(
-                f"the backward{self._whose()} keeps its graph (retain_graph=True), which a CUDA graph that was "
-                "recorded without cannot replay: torch raises an internal error there. Compute what needs it in one "
-                "backward, or leave CUDA graphs off for this module"
-            )
 
     def _made(self, outputs: Any, given: set[int]) -> list[tuple[GraphOutput, torch.Tensor]]:
         """Return the outputs in memory that no input has, one for each piece of memory."""

@@ -1,13 +1,12 @@
 """The backend that walks the ladder: each graph, its backward included, takes the first rung that compiles it.
 
 It compiles before anything executes, so stepping down needs no undo. A failure while compiled code runs cannot be
-undone from here: eager is asked whether the error is the user's own; if it is not, `CompiledRunError` says so.
+undone from here: `CompiledRunError` says so.
 """
 
 from __future__ import annotations
 
 import functools
-import linecache
 import logging
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,10 +15,10 @@ from torch import fx
 
 from hotloop import events as ev
 from hotloop._torch import backends, cudagraphs
-from hotloop._torch.autograd import guard_backward, nodes_of
+from hotloop._torch.autograd import guard_backward
 from hotloop._torch.dispatch import drawing_apart
 from hotloop._torch.dynamo import RaisedError
-from hotloop._torch.graphs import copy_graph, first_failure, is_user_file, user_line
+from hotloop._torch.graphs import copy_graph, is_user_file, user_line
 from hotloop._torch.settings import backward_with_forward
 from hotloop.compiling.apply.regions import Cut, split
 from hotloop.compiling.fallback import step_marks
@@ -111,7 +110,7 @@ class LadderBackend:
             info = GraphInfo(self.rungs[0].name, rung.name, region, self._fallback(failed, rung, ladder))
             used.append(rung)
             around = _Around() if rung.cudagraphs else None
-            return _Runner(info, run, pristine, around).run
+            return _runner(info, run, pristine, around)
         raise AssertionError("a ladder ends in none, which runs the graph as it is")
 
     def _fallback(self, failed: list[tuple[Preset, Failure]], rung: Preset, ladder: Ladder) -> ev.Fallback | None:
@@ -179,110 +178,57 @@ class _Around:
         return step_marks.owned_gradients(node, gradients, self._tally)
 
 
-class _Runner:
-    """Runs one compiled graph, counts it for the active component, and explains failures while it runs."""
+def _runner(
+    info: GraphInfo, compiled: Callable[..., Any], pristine: fx.GraphModule, around: _Around | None
+) -> Callable[..., Any]:
+    """Return the function that runs a compiled graph, counts it for the active component, and explains failures."""
+    tries = 0 if info.running == "none" else _BACKWARD_TRIES
+    local = active
+    tally = local.tally
+    forward = compiled if around is None else around.forward(compiled)
 
-    def __init__(
-        self, info: GraphInfo, compiled: Callable[..., Any], pristine: fx.GraphModule, around: _Around | None = None
-    ) -> None:
-        self._info, self._pristine, self._around = info, pristine, around
-        self.run = self._make(info, compiled if around is None else around.forward(compiled))
-
-    def _make(self, info: GraphInfo, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that runs the graph; its locals spare each call some attribute lookups."""
-        tries = 0 if info.running == "none" else _BACKWARD_TRIES
-        local, explain, guard = active, self._explain, self._guard
-        tally = local.tally
-
-        def backward_failed(error: Exception) -> Exception:
-            return self._run_failed(error, "backward", tally)  # of the component that ran the graph last
-
-        def run(*args: Any) -> Any:
-            nonlocal tries, tally
-            tally = local.tally
-            tally.executed += 1
-            tally.graphs[info] += 1
-            before = nodes_of(args) if tries else []
-            try:
-                outputs = compiled(*args)
-            except Exception as error:
-                raised, cause = explain(error, args)
-                if raised is error:
-                    raise
-                raise raised from cause
-            if tries:
-                tries = guard(outputs, list(zip(before, nodes_of(args), strict=True)), tries, backward_failed)
-            return outputs
-
-        return run
-
-    def _guard(
-        self, outputs: Any, written: list[tuple[Any, Any]], tries: int, explain: Callable[[Exception], Exception]
-    ) -> int:
-        """Put the guard around the graph's backward, and return in how many more calls it is to be looked for."""
-        if not torch.is_grad_enabled():
-            return tries
-        return 0 if guard_backward(outputs, explain, self._around, written) else tries - 1
-
-    def _explain(self, error: Exception, args: tuple[Any, ...]) -> tuple[Exception, BaseException | None]:
-        """Return the exception to raise for a failed forward (the error, eager's own, or ours), and its cause."""
-        if _passes(error):
-            return error, None
-        try:
-            eager_error = self._ask_eager(args)
-        except RuntimeError as unasked:  # no memory for copies, or the GPU is lost: the failure itself is told
-            eager_error = None
-            error.add_note(f"hotloop: eager could not be asked whether it fails as well: {describe(unasked)}")
-        if eager_error is not None:
-            return eager_error, None
-        if self._info.running == "none":
-            return error, None
-        return self._run_failed(error, "forward", active.tally), error
-
-    def _ask_eager(self, args: tuple[Any, ...]) -> Exception | None:
-        """Run the graph eagerly on copies of its inputs; return the exception, with a note of the user's line."""
-        copies = []
-        for arg in args:
-            if not isinstance(arg, torch.Tensor):
-                copies.append(arg)
-            elif arg.is_leaf:
-                copies.append(arg.detach().clone().requires_grad_(arg.requires_grad))
-            else:  # autograd allows it what it refuses a leaf (a write in place), so the copy is no leaf either
-                with torch.enable_grad():
-                    copies.append(arg.detach().requires_grad_().clone())
-        # In the grad mode that the graph ran in: with another, a graph that registers hooks would fail by our doing.
-        with torch.set_grad_enabled(torch.is_grad_enabled()), torch.random.fork_rng():
-            failure = first_failure(self._pristine, copies)
-        if failure is None:
-            return None
-        eager_error, place = failure
-        if place is not None:
-            file, line = place
-            eager_error.add_note(f"raised in compiled code, for {file}:{line}: {linecache.getline(file, line).strip()}")
-        return eager_error.with_traceback(None)
-
-    def _run_failed(self, error: Exception, phase: Literal["forward", "backward"], tally: Tally) -> Exception:
-        """Return `CompiledRunError` for an error that is no other's, and emit its event; else the error itself."""
-        if _passes(error):
+    def explain(error: Exception, phase: Literal["forward", "backward"]) -> Exception:
+        if info.running == "none" or _passes(error):
             return error
-        file, line = user_line(self._pristine) or (None, None)
-        reason = describe(error)
-        event = ev.RunFailed(
-            component=tally.component or None,
-            phase=phase,
-            preset=self._info.running,
-            reason=reason,
-            file=file,
-            line=line,
-        )
-        collector.emit(event, tally)
-        at = f" (graph at {event.location})" if file else ""
-        return CompiledRunError(
-            f"compiled code of component {tally.component!r} failed in its {phase}{at} under preset "
-            f"{self._info.running}: {reason}. A part of the step may have run, so it was not repeated. To go on: "
-            f"{event.remedy}; rerun with HOTLOOP_DISABLE=1 to see whether eager fails as well.",
-            tally.component,
-        )
+        return _run_failed(error, phase, info.running, pristine, tally)  # of the component that ran the graph last
+
+    def run(*args: Any) -> Any:
+        nonlocal tries, tally
+        tally = local.tally
+        tally.executed += 1
+        tally.graphs[info] += 1
+        try:
+            outputs = forward(*args)
+        except Exception as error:
+            raised = explain(error, "forward")
+            if raised is error:
+                raise
+            raise raised from error
+        if tries and torch.is_grad_enabled():
+            found = guard_backward(outputs, lambda error: explain(error, "backward"), around)
+            tries = 0 if found else tries - 1
+        return outputs
+
+    return run
+
+
+def _run_failed(
+    error: Exception, phase: Literal["forward", "backward"], preset: str, pristine: fx.GraphModule, tally: Tally
+) -> Exception:
+    """Return the `CompiledRunError` for a graph that failed as it ran, and emit its event."""
+    file, line = user_line(pristine) or (None, None)
+    reason = describe(error)
+    event = ev.RunFailed(
+        component=tally.component or None, phase=phase, preset=preset, reason=reason, file=file, line=line
+    )
+    collector.emit(event, tally)
+    at = f" (graph at {event.location})" if file else ""
+    return CompiledRunError(
+        f"compiled code of component {tally.component!r} failed in its {phase}{at} under preset "
+        f"{preset}: {reason}. A part of the step may have run, so it was not repeated. To go on: "
+        f"{event.remedy}; rerun with HOTLOOP_DISABLE=1 to see whether eager fails as well.",
+        tally.component,
+    )
 
 
 def _passes(error: Exception) -> bool:
