@@ -122,7 +122,7 @@ def test_a_capture_that_is_passed_over_fails():
 
 def test_outputs_that_are_not_copied_are_found(monkeypatch):
     """The purpose of the harness: if the copies at the boundary were broken, held outputs would change."""
-    monkeypatch.setattr(step_marks, "Outputs", lambda run, tally_of: run)
+    monkeypatch.setattr(step_marks, "Outputs", lambda run: run)
     found = hotloop.harness(programs.keeps)
     assert {kind for kind, _ in failures(found)} == {"held"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lifetime_cases import CASES, table
+from lifetime_cases import CASES
 from lifetime_programs import HandsOn, Net, World, Writes
 from torch import nn
 
@@ -213,50 +213,3 @@ def test_every_preset_with_cuda_graphs_runs_in_the_emulation(preset):
         model(torch.ones(2, 8))[0].sum().backward()
         assert hotloop.status(model).components["model"].running == preset
         assert emulation.runs == 2
-
-
-def test_the_table_in_the_docs_is_the_table_of_the_tests():
-    assert len(CASES) >= 15
-    page = Path(__file__).parents[2] / "docs" / "evidence" / "cudagraph-programs.md"
-    assert table() in page.read_text(encoding="utf-8")
-
-
-class Judge(torch.nn.Linear):
-    """The second network of a program."""
-
-
-def marks_before_each_call_of_the_second(compiled):
-    """A published program with two networks does so."""
-    first, second = compiled(torch.nn.Linear(4, 4)), compiled(Judge(4, 1))
-    made = first(torch.randn(2, 4))
-    losses = []
-    for _ in range(3):
-        torch.compiler.cudagraph_mark_step_begin()  # before each call # <-
-        losses.append(second(made.detach()).sum())
-    sum(losses).backward()
-    return made
-
-
-def test_who_marked_between_a_forward_and_its_backward_is_said_once_and_the_network_by_its_class():
-    with cudagraph_emulation(), pytest.raises(StaleOutputError) as found:
-        marks_before_each_call_of_the_second(lambda module: hotloop.compile(module, "reduce-overhead"))
-    place = line_of("# before each call")
-    assert str(found.value).count(place) == 1
-    assert "component 'model (Judge)'" in str(found.value)
-
-
-def test_who_marked_is_said_of_plain_compile_as_well():
-    with cudagraph_emulation() as emulation, pytest.raises(StaleOutputError) as found:
-        marks_before_each_call_of_the_second(lambda module: torch.compile(module, backend=emulation.backend))
-    place = line_of("# before each call")
-    assert f"a step was marked at {place}" in str(found.value)
-
-
-def test_marks_of_hotloops_own_are_nobodys():
-    with cudagraph_emulation():
-        model = hotloop.compile(torch.nn.Linear(4, 1), "reduce-overhead")
-        before = cudagraphs.marked()
-        for _ in range(3):
-            model(torch.randn(2, 4)).sum().backward()
-        assert cudagraphs.marked() < before
-        assert cudagraphs.marked_since(0) == []

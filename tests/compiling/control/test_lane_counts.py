@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop.compiling.apply import Cut
-from hotloop.compiling.control.lane import Lane, MarkingLane, lane
 from hotloop.config import component_config
 from hotloop.report import components as shown
 from hotloop.testing import cudagraph_emulation
@@ -75,19 +73,6 @@ def test_hostile_counts_in_a_record_do_no_harm():
     entry["cudagraphs_skipped"] = ["<script>\n" * 200, 3]
     facts = shown.components({"model": entry})[0].facts
     assert all("\n" not in fact and len(fact) < 300 for fact in facts)
-
-
-def test_presets_without_cuda_graphs_get_nothing_of_this():
-    model = hotloop.compile(Net(), "aot_eager")
-    kept = [model(x(seed)) for seed in range(2)]
-    kept[0].sum().backward()
-    assert type(model._compiled_call_impl._training) is Lane
-    status = hotloop.status(model).components["model"]
-    assert status.outputs_copied == 0
-    assert "shapes" not in status.modes["training"]
-    for preset, kind in (("default", Lane), ("inductor", Lane), ("triton", MarkingLane), ("max-autotune", MarkingLane)):
-        config = component_config(preset)
-        assert type(lane("model", "training", config.training, config, Cut())) is kind
 
 
 def test_options_that_turn_cuda_graphs_on_count_as_well_as_modes():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import hotloop
 from hotloop.compiling.control import before
@@ -123,42 +122,6 @@ class Late(nn.Module):
         if self.fails:
             x = x * torch.prod(size)
         return self.last(torch.relu(x))
-
-
-def trained(model, *, fails, steps=14, region=False):
-    """Train, fail at a step, evaluate other sizes without gradients; return all that is left."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    torch.manual_seed(1)
-    outputs = []
-    for step in range(steps):
-        model.fails = step == fails
-        x = torch.randn(8, 4, requires_grad=True)
-        output = checkpoint(model, x, use_reentrant=False) if region else model(x)
-        output.square().sum().backward()
-        outputs += [output.detach(), x.grad]
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            outputs += [model(torch.randn(5, 4))] if step == fails else []
-    counted = () if region else (model.calls, model.sizes)  # a recomputation ends early, and counts otherwise
-    return outputs, model.state_dict(), torch.get_rng_state(), counted
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("region", [False, True])
-@pytest.mark.parametrize("fails", [0, 1, 12])
-@pytest.mark.parametrize("preset", ["aot_eager", pytest.param("default", marks=pytest.mark.inductor)])
-@pytest.mark.some_of(3)
-def test_a_call_that_fails_after_graphs_have_run_is_put_back_and_runs_eagerly(preset, fails, region):
-    eager = Late(p=0.3 if preset == "aot_eager" else 0.0)  # Inductor draws other numbers
-    ours = copy.deepcopy(eager)
-    hotloop.compile(ours, preset)
-    theirs = trained(eager, fails=fails, region=region)
-    limit = 1e-4 if preset == "default" else 0
-    torch.testing.assert_close(trained(ours, fails=fails, region=region), theirs, rtol=limit, atol=limit)
-    part = hotloop.status(ours).components["model"]
-    assert "torch.prod(size)" in next(cause.source for cause in part.causes if cause.stage == "trace")
-    assert part.frames_compiled >= fails
 
 
 class Writes(Late):

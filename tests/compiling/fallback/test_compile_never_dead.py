@@ -208,22 +208,6 @@ def test_recompile_limit(settings):
     assert any("recompile limit" in cause.reason for cause in status.causes)
 
 
-def test_torchs_own_flag_to_fail_at_the_limit_is_the_users_to_set():
-    class Growing(nn.Module):
-        k = 2
-
-        def forward(self, x):
-            return x * self.k
-
-    model = hotloop.compile(Growing(), "aot_eager")
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        with pytest.raises(Exception, match="fail_on_recompile_limit_hit"):
-            for step in range(40):
-                model.k = step + 2
-                model(rows())
-        assert torch._dynamo.config.suppress_errors is False
-
-
 @pytest.mark.campaign
 def test_the_state_a_module_counts_in_python_moves_once_a_call():
     model = Counting()

@@ -109,14 +109,6 @@ def test_backward_twice_is_the_users_error_and_says_what_eager_says():
     assert messages == [RuntimeError, RuntimeError]
 
 
-def test_double_backward_says_that_compiled_code_has_none():
-    model = hotloop.compile(Net(p=0.0), "aot_eager")
-    x = rows().requires_grad_()
-    (grad,) = torch.autograd.grad(total(model(x)), [x], create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
-        total(grad).backward()
-
-
 def test_checkpoint_errors_of_the_users_own_are_theirs():
     """A recomputation that differs from its forward is told as torch tells it."""
 

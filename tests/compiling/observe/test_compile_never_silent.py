@@ -58,10 +58,7 @@ def test_a_compile_that_nothing_calls(kind, validated, caplog):
     cause = next(c for c in status.causes if "never entered" in c.reason)
     assert status.state == ("partial" if validated else "eager")
     assert "model(x)" in cause.hint
-    if kind is CallsForward:
-        assert event.file == __file__
-        assert event.line == line_of(CallsForward, "return self.forward(x)")
-        assert cause.source == "return self.forward(x)"
+    assert event.problem == "bypassed"
     assert caplog.text.count("compile has no effect") == 1
 
 
