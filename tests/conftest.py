@@ -131,6 +131,6 @@ def _fresh_compiler():
 
         roots.forget_roots()
     if "hotloop.step" in sys.modules:
-        from hotloop.step.policy import process_history
+        from hotloop.step.policy import history
 
-        process_history.forget()
+        history.forget()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hotloop.cache.child_process import BackgroundCompile, BackgroundUnavailableError, Done, Failed
     from hotloop.cache.compiled import shared_compiles
     from hotloop.cache.costs import CostStore, TierCosts
-    from hotloop.cache.keys import Key, key_of
+    from hotloop.cache.keys import key_of
     from hotloop.cache.share import shared_cache
 
 _HOMES = {
@@ -21,7 +21,6 @@ _HOMES = {
     "CostStore": "costs",
     "Done": "child_process",
     "Failed": "child_process",
-    "Key": "keys",
     "TierCosts": "costs",
     "key_of": "keys",
     "shared_cache": "share",
@@ -34,7 +33,6 @@ __all__ = [
     "CostStore",
     "Done",
     "Failed",
-    "Key",
     "TierCosts",
     "key_of",
     "shared_cache",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from hotloop.events import Event
-    from hotloop.measure import Difference
     from hotloop.measure.limits import ComputeDtype
     from hotloop.step.compiled import Compiled
     from hotloop.step.engine import Engine
@@ -55,12 +54,6 @@ class Reports(Protocol):
 
     def proof_saves(self, seconds: float, against: str) -> None:
         """Note what a tier that is being proven saves against another: seconds a step, over all calls of the loop."""
-
-    def proof_takes(self, seconds: float) -> None:
-        """Note what the rest of the proof that is under way is expected to take."""
-
-    def spread_before(self, step: str) -> dict[str, Difference] | None:
-        """Return the noise of a step in earlier runs of this program, to be added to; None where it is not kept."""
 
     def declined_kinds(self) -> list[str]:
         """List why kinds of calls are not captured, each reason once."""

@@ -14,7 +14,7 @@ from hotloop.measure import Timing
 from hotloop.step import compiled, tiers
 from hotloop.step.loop.transitions import Transitions
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.policy import auto, background_tiers, process_history, states
+from hotloop.step.policy import auto, background_tiers, history, states
 from hotloop.step.policy.policy import SetTier
 from hotloop.step.state import memory_limit
 
@@ -339,7 +339,7 @@ def test_earlier_costs_are_used_and_kept(monkeypatch, tmp_path):
         first = train("auto", 60, quick, total=5_000_000)
         assert first[2].status().tier == "eager+graph"
         assert list(tmp_path.glob("*.json"))
-        process_history.forget()  # as in another process
+        history.forget()  # as in another process
         second = train("auto", 60, quick, total=5_000_000)
     assert any("as in earlier runs" in line for line in reasons(second[2]))
 
@@ -383,7 +383,7 @@ def test_what_a_child_compiles_is_offered_with_what_is_left_of_it(monkeypatch, s
     loop, _ = stepping()
     with_factory(loop)
     background = loop.policy.background
-    background.program.child = process_history.Child(None, "full", 1_000.0, None)
+    background.program.child = history.Child(None, "full", 1_000.0, None)
     monkeypatch.setattr(time, "monotonic", lambda: 1_000.0 + spent)
     (offer,) = background.options("full", Facts(device="cpu", eager_seconds=0.1), None)
     assert offer.background_seconds == left
@@ -436,33 +436,21 @@ def spending(monkeypatch, *seconds):
     monkeypatch.setattr(states.Preparing, "spent", property(spent))
 
 
-@pytest.mark.parametrize(
-    "seconds", [(1.02, 1.05, 1.1), (0.3, 1.3, 2.2)], ids=["by little", "by one dear step and more"]
-)
-def test_a_preparation_that_would_cost_more_than_may_be_lost_is_given_up(seconds, monkeypatch):
-    """400 steps of 10 ms: 1.08 s may be lost. Past that it may take once more what it was expected to."""
-    spending(monkeypatch, 0.0, *seconds)
+def test_a_preparation_that_would_cost_more_than_may_be_lost_is_given_up(monkeypatch):
+    """400 steps of 10 ms: 1.08 s may be lost."""
+    spending(monkeypatch, 0.0, 1.02, 1.05, 1.1)
     with hotloop.testing.captured_step_emulation():
         ours = train("auto", 40, total=400)
     status = ours[2].status()
     assert status.tier == "eager"
-    assert any(line.startswith(f"eager+graph given up: it took {seconds[-1]:.2f} s") for line in status.decisions)
+    assert any(line.startswith("eager+graph given up: it took 1.10 s") for line in status.decisions)
     assert not any("eager+graph would" in line for line in status.decisions[1:])
     assert all(one.recording is None for one in ours[2]._runners[0].capturing._kinds["eager"].values())
     assert_same(ours, train("eager", 40))
 
 
-def test_one_dear_step_of_a_preparation_is_lost_already_and_no_reason_to_give_it_up(monkeypatch):
-    """A kernel that is loaded from a cold disk takes seconds, once: to give up would lose them for nothing."""
-    spending(monkeypatch, 0.0, 2.3, 2.35, 2.4)
-    with hotloop.testing.captured_step_emulation():
-        ours = train("auto", 40, total=400)
-    assert ours[2].status().tier == "eager+graph"
-    assert_same(ours, train("eager", 40))
-
-
 def test_once_a_recording_was_replayed_what_it_saves_allows_for_the_rest(monkeypatch):
-    spending(monkeypatch, 0.0, 0.3, 0.6, 1.2, 2.4)
+    spending(monkeypatch, 0.0, 0.3, 0.6, 0.8, 1.0, 2.4)
     proof_saves = auto.Auto.proof_saves
     monkeypatch.setattr(auto.Auto, "proof_saves", lambda self, *_: proof_saves(self, 0.008, "eager"))
     with hotloop.testing.captured_step_emulation():

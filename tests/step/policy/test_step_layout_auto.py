@@ -243,15 +243,3 @@ def test_what_the_tier_in_force_saves_already_is_no_gain_of_a_recording():
         for _ in range(2):  # the graph's own, against the layout without it, of which no step was timed
             policy.proof_saves(0.001, "channels_last")
             assert sum(policy.state.savings.values()) == pytest.approx(0.007)
-
-
-def test_a_proof_whose_rest_costs_more_than_may_be_lost_ends_at_once():
-    """What was spent is lost; what the proof would go on to cost is not, yet."""
-    preparing = states.Preparing(Tier("channels_last", graph=True), 0.030, limit_seconds=4.0, more_seconds=4.0)
-    preparing._decided_at, preparing._extra = None, 2.4
-    preparing.rest = 1.5
-    assert not preparing.too_expensive(700)
-    preparing.rest = 5.0
-    assert preparing.too_expensive(700)
-    preparing.savings["eager"] = 0.016
-    assert not preparing.too_expensive(700)

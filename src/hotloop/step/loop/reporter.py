@@ -12,7 +12,6 @@ from hotloop.step.prove.outcomes import STEPS as PROOF_STEPS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hotloop.measure import Difference
     from hotloop.step.context import DecoratedStep
     from hotloop.step.loop.account import Account
     from hotloop.step.loop.runner import StepRunner
@@ -88,14 +87,6 @@ class Reporter:
     def proof_saves(self, seconds: float, against: str) -> None:
         """Note what a tier that is being proven saves against another: seconds a step, over all calls of the loop."""
         self.transitions.policy.proof_saves(seconds, against)
-
-    def proof_takes(self, seconds: float) -> None:
-        """Note what the rest of the proof that is under way is expected to take."""
-        self.transitions.policy.proof_takes(seconds)
-
-    def spread_before(self, step: str) -> dict[str, Difference] | None:
-        """Return the noise of a step in earlier runs of this program, to be added to; None where it is not kept."""
-        return self.transitions.policy.spread_before(step)
 
     def declined_kinds(self) -> list[str]:
         """List why kinds of calls are not captured, each reason once."""

@@ -21,7 +21,6 @@ from hotloop.decide import EAGER_STEPS
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.candidates import Candidates
-from hotloop.step.policy.history import History
 from hotloop.step.policy.policy import Release, SetTier, TryTier
 from hotloop.step.policy.states import Idle, Preparing, Settled, Trying, Waiting
 from hotloop.step.ranks.threads import WAITS, another_trains
@@ -31,7 +30,7 @@ from hotloop.step.tiers import GRAPH, NAMED, parse
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hotloop.decide import Speeds, Standing, Turn
+    from hotloop.decide import Standing, Turn
     from hotloop.measure import Timing
     from hotloop.step.context import Context
     from hotloop.step.policy.policy import Action, Ran
@@ -48,14 +47,6 @@ _RUN_LONGER = "tell the loop of a longer run (total_steps=), or name the tier: r
 _JOINED = "within Join([...]) processes call their steps as often as they have batches"
 _BASES = "eager", "regional", "full"
 _CAPTURED = "eager+graph"
-
-
-class AgreedHistory(History):
-    """What this run alone found out: what a process remembers or stored of earlier runs differs from the others'."""
-
-    def note_trial(self, name: str, speeds: Speeds, prepare_seconds: float, *, faster: bool) -> None:  # noqa: ARG002
-        """Note that this run has timed a tier."""
-        self.timed_here.add(name)
 
 
 class AgreedCandidates(Candidates):
@@ -113,7 +104,6 @@ class AgreedAuto(Auto):
         self._peers: Peers = context.peers
         self._peers.chooses, self._peers.captures = True, False
         self.background.unavailable = "several processes compile in the foreground, all at once"
-        self.history = AgreedHistory(context)
         self._agreed_candidates = AgreedCandidates(context, self.speeds, self.history, self.background)
         self.candidates = self._agreed_candidates
         self._calls = 0
@@ -230,7 +220,7 @@ class AgreedAuto(Auto):
         return self._recent_seconds
 
     def _standing(self) -> Standing:
-        ours: Any = {"recent_seconds": self._slow_seconds, "carried_seconds": 0.0, "runs": 1.0, **self._costs}
+        ours: Any = {"recent_seconds": self._slow_seconds, "runs": 1.0, **self._costs}
         return dataclasses.replace(super()._standing(), **ours)
 
     def _next_turn(self, state: Trying) -> list[Action]:
@@ -293,8 +283,6 @@ class AgreedAuto(Auto):
         if name not in self._peers.wishes.by_name:
             self._peers.wishes.by_name[name] = obstacle
             self._peers.tell(str(obstacle))
-
-    failed = declined
 
     def watch_step(self) -> contextlib.AbstractContextManager[Any]:
         """Watch what a preparation or a turn costs; nothing is noted for a compile in the background."""

@@ -10,12 +10,12 @@ import torch
 
 from hotloop.cache import BackgroundCompile, BackgroundUnavailableError, Done
 from hotloop.decide import expect
-from hotloop.step.policy import process_history
-from hotloop.step.policy.process_history import Child, ProgramHistory
+from hotloop.step.policy.history import Child, stop_left_children
 
 if TYPE_CHECKING:
     from hotloop.decide import Facts, Option
     from hotloop.step.context import Context
+    from hotloop.step.policy.history import History, ProgramHistory
     from hotloop.step.tiers import Tier
 
 _LIMIT_SECONDS = 1800.0
@@ -30,28 +30,25 @@ class Background:
     """The child process of a loop, at most one at a time, where a factory makes the program anew for it.
 
     Attributes:
-        program: what the runs of this program found out; it holds the child and what children have compiled.
-        failed: the tier that the last child could not compile, and why.
+        failed: the name of the tier that the last child could not compile.
         unavailable: why no child can compile for this program.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, history: History) -> None:
+        self._context, self._history = context, history
         self._peak_bytes = 0
-        self.program = ProgramHistory()
-        self.failed: tuple[str, str] | None = None
+        self.failed: str | None = None
         self.unavailable = "" if context.workload else "the loop has no workload="
+
+    @property
+    def program(self) -> ProgramHistory:
+        """What the runs of this program found out; it holds the child and what children have compiled."""
+        return self._history.program
 
     @property
     def tier(self) -> str | None:
         """The name of the tier that the child compiles for just now; None where there is no child."""
         return self.program.child.tier if self.program.child is not None else None
-
-    def take_over(self, program: ProgramHistory) -> None:
-        """Go on from what earlier runs of the same program left: what is compiled, and a child at work."""
-        self.program = program
-        if program.child is not None:
-            program.child.left, program.child.expected = False, None  # it was late for another run
 
     def note_peak(self) -> None:
         """Note the GPU memory that eager steps need; later peaks may be those of proofs."""
@@ -99,7 +96,7 @@ class Background:
         """
         assert self._context.workload is not None
         limit = _LIMIT_SECONDS if limit_seconds is None else max(60.0, min(_LIMIT_SECONDS, limit_seconds))
-        process_history.stop_left_children()
+        stop_left_children()
         try:
             process = BackgroundCompile.start(
                 self._context.workload,
@@ -127,7 +124,7 @@ class Background:
         if not isinstance(outcome, Done) and outcome.unable:
             self._refuse(outcome.reason)
         elif not isinstance(outcome, Done):
-            self.failed = name, outcome.reason
+            self.failed = name
             self._context.reports.say_once(f"{name}: the background compile failed: {outcome.reason}")
         else:
             # A cold compile, less what Inductor itself took, is tracing: a swap with a full cache takes as long.
