@@ -240,7 +240,7 @@ def test_what_was_compiled_before_the_fit_stays_compiled_after_it():
 
     fit(Sgd, hot, wrap=wrap)
     assert hotloop.status(models[0]).components["model"].running == "aot_eager"
-    assert "compiled in place before fit" in hot.record.document["decisions"][0]["reason"]
+    assert "compiled already (by hotloop)" in hot.record.document["decisions"][0]["reason"]
 
 
 class TakesItOut(pl.Callback):

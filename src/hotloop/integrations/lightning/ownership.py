@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 _CLOSURE_FIRST = re.compile(
-    r"(?:self\._cuda_graph_capture_health_check\(\)\n"
+    r"(?:self\.\w+_health_check\(\)\n"
     r"|loss(?:: [^\n]*)? = None\n"
     r"|if (?![^\n]*closure)[^\n]*:\n {4}raise [^\n]*\n)*"
     r"if closure is not None:\n {4}(?:with torch\.enable_grad\(\):\n {8})?loss = closure\(\)\n"
