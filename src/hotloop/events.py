@@ -200,6 +200,23 @@ class CaptureDropped(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StepsStale(Event):
+    """A change was noticed late: the steps from ``first_step`` to ``last_step`` may have used an old value.
+
+    ``operation`` is the first one that differed, with the user's line that runs it.
+    """
+
+    kind: ClassVar[str] = "steps_stale"
+    step: int
+    function: str
+    first_step: int
+    last_step: int
+    operation: str
+    file: str | None
+    line: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TierProven(Event):
     """A tier agreed with its reference on ``steps`` real steps; ``worst`` is the tensor nearest to its limit."""
 

@@ -6,6 +6,7 @@ holds one against the other.
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import functools
@@ -95,12 +96,12 @@ class _Steps:
 
     def step(self, function):
         count, name = self._run._calls, function.__name__
-        python = []
-        ran = python.append  # a bound method of a list: what it appends to is no state that the step could read
+        python = array.array("b")  # whose content is no plain value of the step's
+        ran = python.append
 
         @functools.wraps(function)
         def counted(*args, **kwargs):
-            ran(None)
+            ran(0)
             return function(*args, **kwargs)
 
         if self.owner is None:

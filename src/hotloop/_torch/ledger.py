@@ -178,14 +178,12 @@ Generator._cdata
     identifies torch's own generators, which an operation names by another object each time
 torch._C:_len_torch_function_stack torch._C:_get_function_stack_at torch._C._autograd:_top_saved_tensors_default_hooks
     which TorchFunctionModes (torch.device as a context) and saved-tensor hooks (save_on_cpu) surround a step
-Distribution._validate_args Distribution._validate_sample
+Distribution._validate_args
     torch.distributions' checks of arguments and samples, which read a value on the host only to raise
 GradScaler._maybe_opt_step
     where a GradScaler asks the host whether to skip the step of an optimizer that is not fused
 Step._wrapped_by_lr_sched
     tells an optimizer's step that a scheduler counts from one that somebody wrapped to learn whether it runs
-torch.nn.utils.clip_grad:_get_total_norm
-    the norm that clip_grad_norm_ takes: called without error_if_nonfinite, which reads it on the host
 torch:_check_tensor_all_with
     torch's check of a condition on a tensor, which transformers calls
 ScriptFunction._torchdynamo_inline

@@ -16,6 +16,7 @@ from hotloop.events import (
     CaptureDropped,
     Event,
     SentinelDisagreed,
+    StepsStale,
     StepUndone,
     TierChanged,
     TierDeclined,
@@ -31,7 +32,16 @@ if TYPE_CHECKING:
     from hotloop.step import Loop, LoopStatus
     from hotloop.train.settings import Settings
 
-_WRITTEN_BY_THE_LOOP = (Captured, CaptureDropped, SentinelDisagreed, StepUndone, TierChanged, TierDeclined, TierProven)
+_WRITTEN_BY_THE_LOOP = (
+    Captured,
+    CaptureDropped,
+    SentinelDisagreed,
+    StepsStale,
+    StepUndone,
+    TierChanged,
+    TierDeclined,
+    TierProven,
+)
 _FIGURES = re.compile(r"[\d.,]+")
 
 

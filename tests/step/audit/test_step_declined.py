@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from torch.utils import dlpack
 
 import hotloop
-from hotloop.step.guard.compare import Watch
 from hotloop.testing import captured_step_emulation
 
 
@@ -385,29 +384,6 @@ def test_a_graph_that_a_step_keeps_is_said_to_be_kept(both):
         return train_step
 
     both.declines(declining(make), reason="or has asked to keep", hint="return loss.detach()")
-
-
-def test_what_cannot_be_looked_at_is_said_with_its_cause(both, monkeypatch):
-    """A shelf that is closed, say, raises when it is asked for what it holds."""
-    real, weights = Watch._look, [1.0]
-
-    def look(*args, **settings):
-        if weights[0] == 2.0:
-            raise ValueError("invalid operation on closed shelf")
-        return real(*args, **settings)
-
-    monkeypatch.setattr(Watch, "_look", look)
-
-    def outside(number):
-        weights[0] = 2.0 if number >= 9 else 1.0
-
-    step = using(lambda logits, y: F.cross_entropy(logits, y) * weights[0])
-    run = both.alike(declining(step, steps=24, outside=outside))
-    (told,) = run.declined
-    assert told.reason == (
-        "what the step reads in Python cannot be looked at (ValueError: invalid operation on closed shelf)"
-    )
-    assert "where the step does not reach it" in told.hint
 
 
 class Answers:

@@ -23,7 +23,7 @@ from hotloop.compiling.control import Note, method_of
 from hotloop.integrations.lightning.shadows import Shadows, own_method
 from hotloop.integrations.several import first_speaks
 from hotloop.step import Loop
-from hotloop.step.guard.fingerprint import Unwatchable
+from hotloop.step.watch.plain import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _NO_STEP = object()
 """Stands for the loss where the Trainer refuses what a training_step returned: its closure raises its own error."""
-_WRITES = Unwatchable("a logger writes when it is called, and a replay calls nothing: log through self.log")
+_WRITES = Refused("a logger writes when it is called, and a replay calls nothing: log through self.log")
 
 
 class _TrainerView:

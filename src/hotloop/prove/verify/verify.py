@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from hotloop import presets
-from hotloop._torch.own_compiles import OwnCompiles, uncompiled
+from hotloop._torch.own_compiles import uncompiled
 from hotloop._torch.products import products_in_tf32
 from hotloop._torch.upcast import Draw, recording_draws
 from hotloop.compiling.control import compile as compile_in_place
@@ -25,10 +25,8 @@ from hotloop.prove.verify import culprit
 from hotloop.prove.verify.culprit import Culprit
 from hotloop.prove.verify.verdict import StepVerdict, Verdict, worst_of
 from hotloop.prove.workloads import same_random_numbers, survey_training
-from hotloop.step.audit.listener import CompilesHeard
 from hotloop.step.audit.values import GRADIENTS_OF_ARGUMENTS
 from hotloop.step.capture.engines import traced_path
-from hotloop.step.capture.optimizers import counted_rounding
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.obstacle import CandidateFailedError
@@ -144,7 +142,6 @@ class _Verification:
             )
         self.program = Program(workload.step, holdings, device_of(holdings), lambda: False)
         self._batches = workload.endless()
-        self._own_compiles = OwnCompiles()
         self._draws: list[Draw] = []
         self._draws_random = False
         self._spread: dict[str, Difference] = {}
@@ -226,17 +223,12 @@ class _Verification:
         def another() -> Any:
             return self._step(self._next())()
 
-        heard = CompilesHeard()
-        seen = survey_training(holdings, device, inputs, self._step(call), another, listener=heard)
-        self._own_compiles = heard.own_compiles
+        seen = survey_training(holdings, device, inputs, self._step(call), another)
         self._draws_random = seen.random_operations > 0
         holdings.found += seen.written_found
         holdings.gradients_altered = seen.altered
         compute = compute_dtype(seen.matrix_dtypes, device)
         self._limits = Limits.compiled(compute)
-        if self._own_compiles.functions:
-            scalars = counted_rounding(holdings.optimizers.values())
-            self._limits = dataclasses.replace(self._limits, scalars=scalars)
         run = self._step(self._next())
 
         def noted() -> Any:
@@ -370,12 +362,6 @@ class _Verification:
                 settings=self._settings,
                 seconds=seconds,
             )
-            if self._own_compiles.functions:
-                with self._path():
-                    alone = tests.disagrees_now()
-                if alone:
-                    how = f"it disagrees where only this is compiled, by the program itself: {self._own_compiles}"
-                    return Culprit((), how, 1, tests.spent)
         except CandidateFailedError as error:
             return Culprit((), f"no search: a step failed: {describe(error.__cause__ or error)}", 0, 0.0)
         return culprit.search(self.compiled.models, tests)

@@ -22,7 +22,7 @@ from hotloop._torch.hooks import calls_hooks
 from hotloop._torch.places import span_of
 from hotloop._torch.sharded import is_spread, shard_of
 from hotloop.step.audit.averaged_model import return_counts
-from hotloop.step.guard.compare import frozen_settings
+from hotloop.step.watch.optimizers import frozen_settings
 
 if TYPE_CHECKING:
     from hotloop.step.context import Context

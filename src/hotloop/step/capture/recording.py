@@ -25,7 +25,6 @@ from hotloop.step.capture.in_and_out import Inputs, Results
 from hotloop.step.capture.invariants import Change, Frozen
 from hotloop.step.capture.optimizers import Recorded, move_step_counts
 from hotloop.step.capture.outside import AS_FOUND, OutsideCall, OutsideHooks, bind
-from hotloop.step.guard.compare import Watch
 from hotloop.step.state.holdings import Memory
 from hotloop.step.state.snapshot import ForwardSyncs
 from hotloop.step.state.trial_run import alone, copied
@@ -81,8 +80,6 @@ class CapturedStep:
         self._end_memory = Memory([])
         self._on_host = seen.on_host
         self._constants = HostConstants(seen.constant_bytes) if seen.constants else None
-        self._watch: Watch | None = None
-        self._reads_of_python = seen.read.reads if seen.read is not None else None
         self._overflows: list[tuple[Any, torch.Tensor]] = []
         """Optimizers of Accelerate's that note whether a GradScaler skipped their step, and the scaler's finding."""
         self._parts_done, self._syncs = 0, ForwardSyncs(program.holdings)
@@ -175,10 +172,9 @@ class CapturedStep:
                 return Change("its memory, in which something lies that outlives a step beside it,")
             if (change := self._frozen.changed()) is not None:
                 return change
-            name = self._watch.changed() if self._watch is not None else ""
-            return Change(name) if name else None
         except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
-            return Change(f"what the step reads, which cannot be looked at ({describe(error)}),")
+            return Change(f"what the step holds, which cannot be looked at ({describe(error)}),")
+        return None
 
     def _finds_recorded_gradients(self) -> bool:
         """Return whether the gradients that the step reads, if any, are the tensors that it was recorded with."""
@@ -218,8 +214,6 @@ class CapturedStep:
         self._results = Results(result, program, inputs.leaves, gradients, self._on_host)
         self._end_memory = Memory(made)
         _recorded_gradients.update(filter(None, map(_memory_of, made)))
-        if self._reads_of_python is not None:
-            self._watch = Watch(self._reads_of_python, self.recorded)
 
     def record(self, recording: Recording, run: Callable[[], Any], executes: Callable[[], None]) -> Any:
         """Run the step while it is recorded; ``executes`` is called before what was recorded is executed."""
@@ -235,11 +229,10 @@ class CapturedStep:
         return result
 
     @contextlib.contextmanager
-    def replacing(self, seen: AuditFindings) -> Iterator[None]:
+    def replacing(self) -> Iterator[None]:
         """Replace what the step calls and no recording can hold."""
         nothing, constants = contextlib.nullcontext(), self._constants
-        checks = checks_left_out() if seen.checks else nothing
-        with unscripted(), checks, constants.copied_from() if constants else nothing:
+        with unscripted(), checks_left_out(), constants.copied_from() if constants else nothing:
             yield
 
     @contextlib.contextmanager
@@ -325,7 +318,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
         ready.recorded(None)
 
     try:
-        with answered(program.holdings.modules), captured.replacing(seen):
+        with answered(program.holdings.modules), captured.replacing():
             result = captured.record(
                 engine.begin(program.device, streams, reports_capturing=reports_capturing),
                 lambda: program.step(*static_args, **static_kwargs),

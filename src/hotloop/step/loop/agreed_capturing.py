@@ -19,7 +19,6 @@ import torch
 
 from hotloop._torch.wrappers import reset_reducer, why_not_recorded
 from hotloop.errors import StepLostError, describe
-from hotloop.step.guard.fingerprint import SCALARS
 from hotloop.step.loop.agreed_compiling import GIVE_UP, HINT, PAD, elsewhere
 from hotloop.step.loop.agreed_plan import Doing, Plan
 from hotloop.step.loop.capturing import Capturing
@@ -27,6 +26,7 @@ from hotloop.step.loop.kind_states import Audited, Captured, Declined, New, Prov
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.ranks.votes import AS_MANY, SETTLE, About
 from hotloop.step.tiers import parse
+from hotloop.step.watch.plain import SCALARS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,7 +162,7 @@ class AgreedCapturing(Capturing):
         assert kind is not None
         if doing is Doing.DECLINED and kind.declined is None:
             super().decline(kind, self._elsewhere())
-        if doing <= Doing.CODE or doing is furthest:
+        if doing <= Doing.LOOK or doing is furthest:
             return doing
         self._anew(kind)
         return Doing.ONCE if kind.declined is not None else Doing.AUDIT
@@ -203,7 +203,9 @@ class AgreedCapturing(Capturing):
 
     def _act(self, doing: Doing, kind: CallKind, call: StepCall, tier: Tier) -> Any:
         state = kind.state
-        if doing is Doing.AUDIT:
+        if doing is Doing.LOOK and kind.audit is not None:
+            return self.look(kind, kind.audit, call, tier)
+        if doing in {Doing.AUDIT, Doing.LOOK}:
             kind.forget()
             return self.audit(kind, call)
         if doing is Doing.WARM_UP:

@@ -9,6 +9,7 @@ from hotloop.step.loop.kind_states import Audited, Captured, Warmed
 from hotloop.step.obstacle import Obstacle
 
 if TYPE_CHECKING:
+    from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.loop.kind_states import CallKind, StepCall
     from hotloop.step.prove.graph_proofs import Recorded
     from hotloop.step.tiers import Tier
@@ -27,11 +28,13 @@ class Doing(enum.IntEnum):
     """Run it without a graph: there is a reason to wait."""
     CODE = 3
     """Go on with the proof of compiled code."""
-    AUDIT = 4
-    WARM_UP = 5
-    CAPTURE = 6
-    PROVE = 7
-    REPLAY = 8
+    LOOK = 4
+    """Run it eagerly, and compare its operations with those that were recorded."""
+    AUDIT = 5
+    WARM_UP = 6
+    CAPTURE = 7
+    PROVE = 8
+    REPLAY = 9
 
 
 class Plan:
@@ -47,9 +50,19 @@ class Plan:
         """Say that the call runs without a graph."""
         return Doing.ONCE if kind.declined is None else Doing.DECLINED
 
+    def look_due(self) -> bool:
+        """Return False: all processes count to a check together."""
+        return False
+
+    values_due = look_due
+
     def check_due(self) -> bool:
         """Return False: all processes count to a check together."""
         return False
+
+    def look(self, _kind: CallKind, _audit: AuditFindings, _call: StepCall, _tier: Tier) -> Doing:
+        """Say that the call's operations are compared."""
+        return Doing.LOOK
 
     def audit(self, _kind: CallKind, _call: StepCall) -> Doing:
         """Say that the call is observed."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
 from hotloop._torch.wrappers import why_hooked
 from hotloop.compiling.control import between_steps
 from hotloop.interrupts import uninterrupted
+from hotloop.step.audit.auditor import changes_state
 from hotloop.step.calls.call_key import Aliasing, UnstableArguments, key_of
-from hotloop.step.capture.invariants import Invariants
+from hotloop.step.capture.invariants import Change, Invariants
 from hotloop.step.engine import collector_paused
 from hotloop.step.loop.kind_states import REPLACES, Audited, CallKind, Captured, Declined, New, Proven, Warmed
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from hotloop.measure import Signature
     from hotloop.step.audit.auditor import StepAuditor
     from hotloop.step.audit.findings import AuditFindings
-    from hotloop.step.capture.invariants import Change
     from hotloop.step.capture.optimizers import RecordedOptimizers
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.context import DecoratedStep
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
     from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.rescue import Rescue
     from hotloop.step.tiers import Tier
+    from hotloop.step.watch.stream import Difference
 
+VALUES_EVERY = 4
+"""Of so many looks at a step's operations one is followed by a comparison of values."""
 KINDS = 8
 """Recordings of one step, at most: each holds memory."""
 _COMES_BACK = 4
@@ -53,6 +57,7 @@ _LEFT_OTHERWISE = Obstacle(
     "otherwise than it found it, which a replay does not",
     "set it back at the end of the step, or between two calls",
 )
+_CHANGES = "keep it constant, pass it as a tensor argument, or change it less often"
 
 
 class Capturing:
@@ -89,6 +94,7 @@ class Capturing:
         self.uncaptured, self._compare = uncaptured, compare
         self._kinds: dict[str, dict[Hashable, CallKind]] = collections.defaultdict(dict)
         """By base, since a recording holds the code that it was made of; then by key."""
+        self._looks, self._owes_values = 0, False
         self._fresh = UnstableArguments(step.argument)
         self._unshared: Obstacle | None = None
         """What a program did with sharded parameters that no recording can follow."""
@@ -223,13 +229,6 @@ class Capturing:
         places = {(audit.obstacles[0].reason, audit.obstacles[0].file, audit.obstacles[0].line) for audit in audits}
         return first if len(places) == 1 and first.file is not None else None
 
-    def decline_moved(self, kind: CallKind, call: StepCall) -> bool:
-        """Decline a kind of call that reads in Python what somebody changes from step to step; return whether so."""
-        obstacle = next(iter(self.auditor.moved_outside(*call.arguments)), None)
-        if obstacle is not None:
-            self.decline(kind, obstacle)
-        return obstacle is not None
-
     def argument_in_state(self, kind: CallKind, recording: CapturedStep, call: StepCall) -> bool:
         """Return whether an argument is part of what the step changes, and was not when the step was recorded."""
         place = recording.of_its_own(call.leaves)
@@ -243,11 +242,74 @@ class Capturing:
         )
         return True
 
+    def look_due(self) -> bool:
+        """Count a step; return whether to look at its operations in place of a replay.
+
+        Operations say nothing of a kernel that is wrong: then values are compared in the step after it.
+        """
+        if not self.check_due():
+            return False
+        self._looks += 1
+        self._owes_values = self._context.progress.tier.other_kernels or self._looks % VALUES_EVERY == 0
+        return True
+
+    def values_due(self) -> bool:
+        """Return whether to compare values, once the operations were compared."""
+        owes, self._owes_values = self._owes_values, False
+        return owes
+
     def check_due(self) -> bool:
         """Count a step; return whether the sentinel is to check it, with the random streams to itself."""
         return self._sentinel is not None and self._sentinel.due() and not another_trains(self._context)
 
     # -- what a state has done -------------------------------------------------------------------------------------
+
+    @uninterrupted
+    def look(self, kind: CallKind, audit: AuditFindings, call: StepCall, tier: Tier) -> Any:
+        """Run the call eagerly, and compare its operations with those of its audit: a value may have changed them."""
+        watch, step, began = audit.watch, self._step, time.perf_counter()
+        assert watch is not None
+        changed = watch.changed()
+        watch.release()
+        step.doing, step.ran = "sentinel", tier.name
+        result, stream = self.auditor.run_compared(
+            call.run, call.arguments, audit, reports_capturing=kind.path.reports_capturing
+        )
+        if kind.recording is not None:
+            kind.recording.keep_gradients()
+        self._looked(time.perf_counter() - began, tier)
+        difference, moved = stream.difference, [name for name in watch.changed() if name not in changed]
+        if difference is not None:
+            self._drop_stale(kind, difference, changed)
+        elif moved:
+            self.decline(kind, changes_state(moved[0]))
+        else:
+            watch.forget_changed()
+            if isinstance(kind.state, Proven):
+                kind.state.right_at, kind.state.replayed = self._context.progress.steps + 1, False
+        return result
+
+    def _looked(self, seconds: float, tier: Tier) -> None:
+        """Plan the next look."""
+        usual = self._context.reports.seconds_of(tier.name)
+        if self._sentinel is not None:
+            self._sentinel.schedule.checked(max(0.0, seconds - (usual or 0.0)), usual, recorded=True)
+
+    def _drop_stale(self, kind: CallKind, difference: Difference, changed: list[str]) -> None:
+        """Drop the recording of a step that does other things now; say so where it was replayed meanwhile."""
+        state, done, name = kind.state, self._context.progress.steps, self._step.name
+        if not changed and isinstance(state, Proven) and state.replayed:
+            place = {"operation": difference.operation, "file": difference.file, "line": difference.line}
+            event = ev.StepsStale(
+                step=done,
+                function=name,
+                first_step=state.right_at + 1,
+                last_step=done,
+                **place,  # type: ignore[arg-type]
+            )
+            self._context.reports.emit(event)
+        because = f"{changed[0]} has changed: " if changed else ""
+        self.drop(kind, Change(f"{because}{difference}", hint=_CHANGES))
 
     def audit(self, kind: CallKind, call: StepCall) -> Any:
         """Run the call eagerly and observe it."""
@@ -287,8 +349,8 @@ class Capturing:
         except CandidateFailedError as error:
             failed = self._rescue.candidate_failed(error, tier)
         else:
-            if obstacle is None:
-                self.auditor.note(audit)
+            if obstacle is None and audit.watch is not None:
+                audit.watch.look()  # counts of averages have moved to the device
             if obstacle is not None:
                 self.decline(kind, obstacle)
             elif isinstance(state, Captured):
@@ -319,9 +381,8 @@ class Capturing:
                 state = kind.state = Captured(recorded, recorded.recording)
                 if self._sentinel is not None:
                     self._sentinel.schedule.begin()
-            changed = self.auditor.changed_inside()
-            if changed:
-                self.decline(kind, changed[0])
+            if changed := recorded.audit.changed():
+                self.decline(kind, changes_state(changed[0]))
             else:
                 # Without the result, whose graph would tie a later capture to the stream of this step.
                 state.outcomes.append(dataclasses.replace(outcome, result=None))
@@ -338,7 +399,7 @@ class Capturing:
         elif verdict is Verdict.WRONG:
             self._decline_path(kind, wrong_recording(joined))
         elif verdict is Verdict.PROVEN:
-            kind.state = Proven(state.recorded, state.recording)
+            kind.state = Proven(state.recorded, state.recording, self._context.progress.steps + 1)
             if self._sentinel is None and self._context.peers is None:  # else they are compared further on
                 state.recording.forget_gradients(self._code.unseen(tier.base))
             self._tell_proven(tier, joined)
@@ -413,11 +474,11 @@ class Capturing:
 
     def drop(self, kind: CallKind, change: Change) -> None:
         """Forget a recording that no longer fits the program; decline the kind where that happens too often."""
-        step, what = self._context.progress.steps, change.what
+        step, what, recorded = self._context.progress.steps, change.what, kind.recording is not None
         reasons = kind.drop(step, what)
-        self.auditor.look_again()
         self._rescue.look_again()
-        self._context.reports.emit(ev.CaptureDropped(step=step, function=self._step.name, reason=what))
+        if recorded:
+            self._context.reports.emit(ev.CaptureDropped(step=step, function=self._step.name, reason=what))
         if not reasons:
             return
         if change.optimizer is None:

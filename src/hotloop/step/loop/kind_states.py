@@ -60,11 +60,14 @@ class Capturing(Protocol):
     def common_obstacle(self) -> Obstacle | None:
         """Return the line that keeps every kind of call of this step from being captured, once that is known."""
 
-    def decline_moved(self, kind: CallKind, call: StepCall) -> bool:
-        """Decline a kind of call that reads in Python what somebody changes from step to step; return whether so."""
-
     def argument_in_state(self, kind: CallKind, recording: CapturedStep, call: StepCall) -> bool:
         """Return whether an argument is part of what the step changes, and was not when the step was recorded."""
+
+    def look(self, kind: CallKind, audit: AuditFindings, call: StepCall, tier: Tier) -> Any:
+        """Run the call eagerly, and compare its operations with those of its audit."""
+
+    def look_due(self) -> bool:
+        """Count a replay; return whether to look at the step's operations in place of it."""
 
     def check_due(self) -> bool:
         """Count a step; return whether the sentinel is to check it."""
@@ -115,17 +118,14 @@ class Audited:
         """Decline the kind for what the audit found, or warm the step up."""
         if not capturing.may_begin(kind):
             return capturing.uncaptured(kind, call, tier)
-        # Code that is compiled is guarded on the checks, so nothing is left out of it.
-        obstacles = self.audit.obstacles or (self.audit.checks if tier.compiles else [])
+        obstacles = self.audit.obstacles
         if obstacles and kind.takes_other_path():
             return capturing.audit(kind, call)
         if obstacles:
             capturing.decline(kind, obstacles[0])
-        if obstacles or capturing.decline_moved(kind, call):
             return capturing.uncaptured(kind, call, tier)
-        if not capturing.auditor.is_of_now(self.audit):
-            kind.forget()
-            return capturing.audit(kind, call)
+        if self.audit.changed():
+            return capturing.look(kind, self.audit, call, tier)
         return capturing.warm_up(kind, self, call, tier)
 
 
@@ -141,11 +141,10 @@ class Warmed:
         if not self.invariants.holds():
             kind.forget()
             return kind.state.run(kind, call, tier, capturing)
-        if capturing.must_wait() or capturing.decline_moved(kind, call):
+        if capturing.must_wait():
             return capturing.uncaptured(kind, call, tier)
-        if not capturing.auditor.is_of_now(self.recorded.audit):
-            kind.forget()
-            return capturing.audit(kind, call)
+        if self.recorded.audit.changed():
+            return capturing.look(kind, self.recorded.audit, call, tier)
         return capturing.prove(kind, self, call, tier)
 
 
@@ -165,12 +164,10 @@ class Captured:
         if (change := self.recording.changed()) is not None:
             capturing.drop(kind, change)
             return kind.state.run(kind, call, tier, capturing)
-        if (
-            capturing.must_wait()
-            or capturing.argument_in_state(kind, self.recording, call)
-            or capturing.decline_moved(kind, call)
-        ):
+        if capturing.must_wait() or capturing.argument_in_state(kind, self.recording, call):
             return capturing.uncaptured(kind, call, tier)
+        if self.recorded.audit.changed():
+            return capturing.look(kind, self.recorded.audit, call, tier)
         if self.measures:
             return capturing.warm_up(kind, self, call, tier)
         return capturing.prove(kind, self, call, tier)
@@ -182,6 +179,10 @@ class Proven:
 
     recorded: Recorded
     recording: CapturedStep
+    right_at: int = 0
+    """The step of the run after which the recording was last known to be right."""
+    replayed: bool = False
+    """Whether it was replayed since."""
 
     def again(self) -> Captured:
         """Return the state in which the noise is measured anew, and the recording proven."""
@@ -195,8 +196,11 @@ class Proven:
             return kind.state.run(kind, call, tier, capturing)
         if capturing.argument_in_state(kind, self.recording, call):
             return capturing.uncaptured(kind, call, tier)
-        if capturing.check_due():
+        if capturing.values_due():
             return capturing.check(kind, self.recorded, call, tier)
+        if self.recorded.audit.changed() or capturing.look_due():
+            return capturing.look(kind, self.recorded.audit, call, tier)
+        self.replayed = True
         return capturing.replay(self.recorded, call, tier)
 
 

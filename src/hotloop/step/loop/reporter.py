@@ -142,7 +142,8 @@ def line_of(event: ev.Event, *, asked: bool) -> tuple[int, str]:
     Where the user ``asked`` for the tier by name, anything else that runs is against their wish.
     """
     phrase = _PHRASES.get(type(event))
-    against = isinstance(event, ev.StepUndone) or (asked and isinstance(event, ev.TierDeclined | ev.TierChanged))
+    against = isinstance(event, ev.StepUndone | ev.StepsStale)
+    against |= asked and isinstance(event, ev.TierDeclined | ev.TierChanged)
     against |= isinstance(event, ev.SentinelDisagreed) and event.certain
     return (logging.WARNING if against else logging.INFO), phrase(event) if phrase is not None else ""
 
@@ -173,6 +174,10 @@ _PHRASES: dict[type[ev.Event], Callable[[Any], str]] = {
         f"{event.function}: step {event.step + 1} in {event.tier} does not agree with eager: {event.reason}"
     ),
     ev.CaptureDropped: lambda event: f"{event.function}: to be captured anew, since something changed: {event.reason}",
+    ev.StepsStale: lambda event: (
+        f"{event.function}: a change was noticed late: steps {event.first_step:,} to {event.last_step:,} may have used "
+        f"an old value. What differs: {event.operation}{f' at {event.location}' if event.file else ''}"
+    ),
     ev.TierChanged: lambda event: (
         f"from step {event.step + 1} on {event.to_tier}, before {event.from_tier}: {event.reason}"
     ),

@@ -12,7 +12,7 @@ import torch
 from hotloop._torch.autograd import was_freed
 from hotloop.errors import StepLostError
 from hotloop.measure import StepClock, flatten, unflatten
-from hotloop.step.audit.listener import described
+from hotloop.step.audit.findings import described
 from hotloop.step.policy.policy import Ran
 from hotloop.step.state.trial_run import wait_for
 

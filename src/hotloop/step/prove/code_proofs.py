@@ -193,7 +193,6 @@ class CodeProofs:
     def prove_again(self, base: str, why: str) -> None:
         """Treat proven code as code that was not proven, and audit the step anew."""
         self.forget(base)
-        self._auditor.look_again()  # there may be other modules and parameters
         self._rescue.look_again()
         line = f"{self._step.name}: {base} is proven again: {why}"
         self._context.reports.decided(line, {"action": "prove again", "tier": base})
@@ -229,7 +228,7 @@ class CodeProofs:
         limits = Limits.compiled(context.compute_dtype())
         obstacle: Obstacle | None = None
         step.doing = "proof"
-        self._auditor.moved_outside(*call)  # what changed since the last step is none of this one's doing
+        self._auditor.look_again()  # what changed since the last step is none of this one's doing
         try:
             self._install(tier)
             wide = self._in_more_bits(tier, call)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
     from hotloop.step.state.program import Call
     from hotloop.step.tiers import Tier
 
-_LEFT_OUT = (
-    "That only decides whether to raise, so a recording leaves it out; proofs and the steps that the sentinel checks "
-    "do it"
-)
 _APART = (
     "write dropout between layers as modules: nn.LSTM(...), nn.Dropout(p), nn.LSTM(...), each of one layer, instead of "
     "nn.LSTM(..., num_layers=n, dropout=p)"
@@ -313,8 +308,6 @@ class GraphProofs:
             ready=self._ready,
         )
         recorded.recording = recording
-        if checks := "; ".join(map(str, recorded.audit.checks)):
-            self._context.reports.say_once(f"{self._step.name}: {checks}. {_LEFT_OUT}", logging.WARNING)
         self._replay_seconds = recording.first_seconds
         self._context.reports.emit(
             ev.Captured(

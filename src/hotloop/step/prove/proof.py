@@ -26,7 +26,6 @@ from hotloop.errors import describe
 from hotloop.interrupts import interruptible
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
-from hotloop.step.audit.listener import draws_noted
 from hotloop.step.capture.optimizers import Recorded, repeatable, step_again
 from hotloop.step.capture.recording import gradients_of
 from hotloop.step.obstacle import CandidateFailedError
@@ -85,8 +84,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
 
     with program.holdings.still():
         same_gradients, start, at_start = copied(saved, ready)
-    with draws_noted(program.rng_usage):
-        result, at_step = _unless_memory_ends(reference, at_start)
+    result, at_step = _unless_memory_ends(reference, at_start)
     moved = tuple(program.rng_usage.own(RandomState([program.device]).moved_since(after)))
     comparisons, failed = {}, ""
     try:
