@@ -67,22 +67,40 @@ class Policy:
         start: the tier that the loop begins with.
         in_force: the tier that was decided; the coming step may run in another, as a turn of a trial.
         chooses: whether the tier is chosen by measurement, rather than asked for.
-        preparing: whether a tier is on its way to its first proven step.
-        quiet: whether nothing is under way, so that not every step needs to be timed.
-        idle_start: whether the coming step must begin on an idle device, so that its launches can be timed.
-        eager_seconds: of a step of the models as given, at the speed that the machine has now; None if unknown.
-        undecided: why steps still run as the models were given; empty once something was decided.
         saved_seconds: what the steps so far saved, as far as the policy knows it by trials.
     """
 
-    chooses = preparing = quiet = idle_start = False
-    eager_seconds: float | None = None
-    undecided = ""
+    chooses = False
     saved_seconds = 0.0
 
     def __init__(self, context: Context, asked: str, tier: Tier) -> None:
         self.context, self.asked = context, asked
         self.start = self.in_force = tier
+
+    @property
+    def preparing(self) -> bool:
+        """Return whether a tier is on its way to its first proven step."""
+        return False
+
+    @property
+    def quiet(self) -> bool:
+        """Return whether nothing is under way, so that not every step needs to be timed."""
+        return False
+
+    @property
+    def idle_start(self) -> bool:
+        """Return whether the coming step must begin on an idle device, so that its launches can be timed."""
+        return False
+
+    @property
+    def eager_seconds(self) -> float | None:
+        """Return the seconds of a step of the models as given, at the speed that the machine has now."""
+        return None
+
+    @property
+    def undecided(self) -> str:
+        """Say why steps still run as the models were given; empty once something was decided."""
+        return ""
 
     def before_step(self, step: Callable[..., Any], args: Any, kwargs: Any) -> list[Action]:  # noqa: ARG002
         """Decide what the coming step runs in; mostly that is no question."""
