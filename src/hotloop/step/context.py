@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hotloop.step.compiled import Compiled
     from hotloop.step.engine import Engine
     from hotloop.step.obstacle import Obstacle
-    from hotloop.step.ranks.votes import Peers
+    from hotloop.step.ranks.peers import Alone, Peers
     from hotloop.step.state.holdings import Holdings, Parts
     from hotloop.step.state.memory_limit import Room
     from hotloop.step.state.program import Program, WriteWatch
@@ -46,7 +46,9 @@ class Reports(Protocol):
     def gave_up(self, tier: str, why: str) -> None:
         """Note that the policy gave a tier up before it was proven."""
 
-    def timed_beside(self, tier: Tier, run: Callable[[], Any]) -> Any:
+    vetoes: dict[str, Obstacle]
+
+    def timed_beside(self, tier: Tier, run: Callable[[], Any], call: Hashable = None) -> Any:
         """Run the reference of a proof, and count its time as a step of the tier that it runs in."""
 
     def seconds_of(self, tier: str) -> float | None:
@@ -61,8 +63,11 @@ class Reports(Protocol):
     def proven(self, step: DecoratedStep, tier: Tier, *, worst: str, copied_bytes: int, on_host: bool) -> None:
         """Report that a tier agreed with its reference in enough steps."""
 
-    def kind_declined(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
-        """Report that one kind of call cannot be captured; other kinds may still be."""
+    def kind_declined(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle, *, every: bool) -> None:
+        """Report a kind of call that cannot be captured; ``every`` kind that comes back cannot."""
+
+    def left(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
+        """Report a tier that is left for good."""
 
     def failed(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
         """Report that the code of a tier failed or was wrong: from the next step on another tier runs."""
@@ -102,7 +107,7 @@ class Context:
         engine: records steps; None where nothing can be captured.
         compiled: what is compiled of the models, and what is in force of it.
         base_tier: the tier of the models as the user gave them: ``eager`` or ``as-given``.
-        peers: the other processes of the run; None where this is the only one.
+        peers: the processes of the run.
         writes: tells whether an optimizer has begun to write in the step that runs.
         progress: steps done, the tier in force.
         reports: where events, decisions, lines and verdicts go.
@@ -119,7 +124,7 @@ class Context:
     engine: Engine | None
     compiled: Compiled
     base_tier: Tier
-    peers: Peers | None
+    peers: Alone | Peers
     writes: WriteWatch
     progress: Progress
     reports: Reports

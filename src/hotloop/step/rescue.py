@@ -46,7 +46,7 @@ class Rescue:
         optimizers = context.holdings.optimizers.values()
         sizes = [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
         context.writes.begun = False
-        self._begun = context.peers.begun() if context.peers is not None else 0
+        self._begun = context.peers.begun()
         if self._start is None or sizes != self._sizes:
             self._start, self._sizes = None, sizes
             self._start = Snapshot(self._step.program, everything=False, gradients=gradients and tensors)
@@ -92,7 +92,7 @@ class Rescue:
         self._check_alive(error, tier)
         peers = self._context.peers
         launched = tier.graph and self._context.device.type == "cuda"  # NCCL wants all to launch it, or none
-        if peers is not None and (launched or peers.begun() != self._begun):
+        if not peers.alone and (launched or peers.begun() != self._begun):
             raise peers.lost(error, f"in tier {tier.name}, step {self._context.progress.steps + 1}", ours=ours)
         start = self._start
         if start is not None and start.complete:  # otherwise the step failed before it began
@@ -129,7 +129,7 @@ class Rescue:
         if isinstance(error, StepLostError):  # another process has ended
             raise error
         self._check_alive(error, tier)
-        if peers is not None and failed.began:  # the other processes wait in its collectives, or behind them
+        if not peers.alone and failed.began:  # the other processes wait in its collectives, or behind them
             ours = is_compiled_codes(error) or isinstance(error, torch.OutOfMemoryError) or not failed.undone
             raise peers.lost(error, f"in a proof of tier {tier.name}", ours=ours)
         if not failed.undone:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import hotloop
 from hotloop.errors import ConfigError
 from hotloop.step.loop import capturing
-from hotloop.step.loop.kind_states import REPLACES
+from hotloop.step.loop.kinds import REPLACES
 
 
 def adamw(model):

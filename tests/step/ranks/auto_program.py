@@ -33,7 +33,7 @@ from hotloop.step.policy.agreed_auto import AgreedAuto, AgreedCandidates
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.candidates import Candidates
 from hotloop.step.policy.states import Preparing
-from hotloop.step.prove.agreed_sentinel import AgreedSentinel
+from hotloop.step.prove.schedule import Schedule
 from hotloop.step.state import trial_run
 from hotloop.testing.captured import Tape, TapeRecording
 
@@ -274,26 +274,20 @@ def resumed():
 @contextlib.contextmanager
 def checked(distance=(10, 14)):
     """Let each process ask for a check after so many replays, whatever it costs."""
-    real = AgreedSentinel.step_ends
-
-    def ends(self, **how):
-        real(self, **how)
-        return distance[RANK % 2]
-
-    with mock.patch.object(AgreedSentinel, "step_ends", ends):
+    with checked_after(distance[RANK % 2]):
         yield
 
 
 @contextlib.contextmanager
 def checked_after(replays):
     """Let a check come after exactly so many replays."""
-    real = AgreedSentinel.proven
+    counted = {}
 
-    def proven(self, distance, **how):
-        real(self, distance, **how)
-        self._left = replays
+    def due(self, _step):
+        counted[self] = counted.get(self, 0) + 1
+        return counted[self] % replays == 0
 
-    with mock.patch.object(AgreedSentinel, "proven", proven):
+    with mock.patch.object(Schedule, "due", due):
         yield
 
 
@@ -331,14 +325,13 @@ def no_memory_for_a_check():
             raise torch.OutOfMemoryError("planted")
         return real(program)
 
-    checks_begun, due = [], AgreedSentinel.due
+    checks_begun, real_checked = [], Schedule.checked
 
-    def noted(self):
-        begun = due(self)
-        checks_begun.append(begun)
-        return begun
+    def noted(self, *cost, **how):
+        checks_begun.append(1)
+        return real_checked(self, *cost, **how)
 
-    with checked_after(20), mock.patch.object(AgreedSentinel, "due", noted):
+    with checked_after(20), mock.patch.object(Schedule, "checked", noted):
         return chosen(run="eager+graph", planted=on_rank_1(trial_run, "Snapshot", snapshot))
 
 

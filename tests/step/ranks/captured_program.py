@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 import hotloop
 from hotloop.errors import ConfigError, StepLostError
 from hotloop.step.capture.in_and_out import Inputs
-from hotloop.step.ranks import votes
+from hotloop.step.ranks import peers as votes
 from hotloop.step.state import trial_run
 from hotloop.testing import captured_step_emulation
 from hotloop.testing.captured import Tape, TapeRecording

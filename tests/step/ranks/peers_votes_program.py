@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop.step.prove import proof
-from hotloop.step.ranks import votes
+from hotloop.step.ranks import peers as votes
 from hotloop.step.state import trial_run
 
 VOTE_SECONDS = 3.0

@@ -343,8 +343,7 @@ class StepAuditor:
         return bool(trained or buffers)
 
     def _begun(self) -> int:
-        peers = self._context.peers
-        return peers.begun() if peers is not None else 0
+        return self._context.peers.begun()
 
     @contextlib.contextmanager
     def _uncompiled(self) -> Iterator[None]:

@@ -49,21 +49,23 @@ class Shapes:
         """Whether over a quarter of the latest steps had new shapes: torch then makes one code of them all."""
         return len(self._latest) == _LATEST and sum(self._latest) > _LATEST / 4
 
-    def may_compile(self, base: str, inputs: Signature) -> bool:
+    def count(self, base: str, inputs: Signature) -> None:
+        """Count a call in a tier with compiled code."""
+        self._latest.append(inputs not in self._compiled[base])
+
+    def wanted(self, base: str, inputs: Signature) -> bool:
         """Return whether compiled code should see these shapes; shapes that are new to it are compiled once more."""
         known = self._compiled[base]
-        unseen = inputs not in known
-        self._latest.append(unseen)
-        if not unseen:
-            return True
         recurs = self.census.counts.get(inputs, 0) >= RECURS
         # ``update=last``: models are called with the same shapes, and nothing is compiled anew.
-        may = not known or self.many or recurs or any(map(inputs.but_for_flags, known))
-        if may:
-            if len(known) == _KNOWN:  # a value or an object that is new in each call
-                known.clear()
-            known.add(inputs)
-        return may
+        return not known or inputs in known or self.many or recurs or any(map(inputs.but_for_flags, known))
+
+    def saw(self, base: str, inputs: Signature) -> None:
+        """Note that compiled code has seen these shapes."""
+        known = self._compiled[base]
+        if len(known) == _KNOWN:  # a value or an object that is new in each call
+            known.clear()
+        known.add(inputs)
 
     def advice(self) -> str:
         """Return, once, which argument to put in buckets if its sizes keep changing; empty otherwise."""

@@ -22,6 +22,7 @@ from hotloop.step.compiled import Compiled
 from hotloop.step.context import Context, Progress
 from hotloop.step.loop import arguments
 from hotloop.step.loop.account import Account, LoopView
+from hotloop.step.loop.clock import Timed
 from hotloop.step.loop.reporter import Reporter
 from hotloop.step.loop.runner import StepRunner
 from hotloop.step.loop.stepping import Stepping
@@ -29,13 +30,14 @@ from hotloop.step.loop.transitions import Transitions
 from hotloop.step.loop.unclosed import finish_when_gone, settled_if_not_made
 from hotloop.step.naming import named, optimizers_of
 from hotloop.step.policy.initial import policy_for
+from hotloop.step.policy.policy import Ran
 from hotloop.step.prove.schedule import SHARE
 from hotloop.step.ranks import threads
-from hotloop.step.ranks.votes import peers_of_this_run
+from hotloop.step.ranks.peers import peers_of_this_run
 from hotloop.step.state.holdings import Holdings, Parts
 from hotloop.step.state.memory_limit import Room
 from hotloop.step.state.program import WriteWatch
-from hotloop.step.tiers import Tier
+from hotloop.step.tiers import Tier, tier_of_setting
 
 if TYPE_CHECKING:
     import types
@@ -131,7 +133,8 @@ class Loop:
         finish_when_gone(self, self.account)
         self._runners: list[StepRunner] = []
         with settled_if_not_made(self.account):
-            reporter = Reporter(self.account, parts, self._runners)
+            peers, beside = peers_of_this_run(), Timed[Ran](device)
+            asked = tier_of_setting(run) is not None
             self.context = Context(
                 holdings=holdings,
                 parts=parts,
@@ -139,10 +142,10 @@ class Loop:
                 engine=engine,
                 compiled=compiled,
                 base_tier=base,
-                peers=peers_of_this_run(),
+                peers=peers,
                 writes=WriteWatch(optimizers.values()),
                 progress=progress,
-                reports=reporter,
+                reports=Reporter(self.account, beside, asked=asked, alone=peers.alone),
                 room=Room(engine),
                 layout=arguments.check_layout(layout),
                 total_steps=None if total_steps is None else int(total_steps),
@@ -152,8 +155,8 @@ class Loop:
             arguments.warn_of_strangers(holdings)
             self._optimizers = RecordedOptimizers(self.context)
             policy = policy_for(self.context, run, self._sentinel_share)
-            self.transitions = reporter.transitions = Transitions(self.context, policy, self._optimizers, self._runners)
-            self.stepping = reporter.stepping = Stepping(self.context, self.transitions, self.account)
+            self.transitions = Transitions(self.context, policy, self._optimizers, self._runners)
+            self.stepping = Stepping(self.context, self.transitions, self.account, beside)
             self.closed = False
             self.stepping.bypassed = not policy.chooses and policy.start == Tier("eager")
             if not self.bypassed:
@@ -267,8 +270,7 @@ class Loop:
             for hook in self._optimizers.hooks:
                 last.callback(hook.remove)
             last.callback(context.writes.close)
-            if context.peers is not None:
-                last.callback(context.peers.close)
+            last.callback(context.peers.close)
             last.callback(context.compiled.remove)
             last.callback(self.transitions.forget_recordings)
             guarded = self.stepping.disable_on_error

@@ -16,12 +16,12 @@ from hotloop.step import layout
 from hotloop.step.policy.agreed_auto import AgreedAuto
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.policy import Fixed, Policy
+from hotloop.step.ranks.peers import Peers
 from hotloop.step.tiers import CHANNELS_LAST, Tier, tier_of_setting
 
 if TYPE_CHECKING:
     from hotloop.presets import Preset
     from hotloop.step.context import Context
-    from hotloop.step.ranks.votes import Peers
 
 _log = logging.getLogger("hotloop")
 _GIVEN_OUT = "and a proof cannot exchange them: hotloop.compile the model instead"
@@ -69,9 +69,9 @@ def policy_for(context: Context, run: str | Preset, sentinel: float) -> Policy:
     chooses = tier is None
     tier = _unless_sharded(context, tier)
     peers = context.peers
-    if peers is not None and tier is None:
+    if isinstance(peers, Peers) and tier is None:
         return _auto_of_several(context, peers, sentinel)
-    if peers is not None and tier is not None:
+    if isinstance(peers, Peers) and tier is not None:
         tier = _agreed(context, tier, peers.size, chooses=chooses)
         if tier.compiles or tier.graph:  # else nothing is agreed on, and a single process may have a loop
             peers.meet(tier, "", sentinel)
@@ -134,7 +134,7 @@ def _check_layout_of_auto(context: Context) -> None:
             f"or set run={CHANNELS_LAST!r}"
         )
     why = layout.why_not(context.parts.modules())
-    if not why and context.peers is not None:
+    if not why and not context.peers.alone:
         why = f"{_several(context.peers.size)}, and {_PROVEN_ALONE}"
     if why:
         context.reports.decided(f"{asked}: {why}: auto chooses among the other tiers", {})

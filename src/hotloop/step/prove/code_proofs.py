@@ -16,9 +16,8 @@ from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import STEPS, Outcome, Verdict, over_steps
 from hotloop.step.prove.unseen import Unseen
-from hotloop.step.ranks.together import Together
 from hotloop.step.state.rng_usage import other_threads
-from hotloop.step.state.trial_run import alone, wait_for
+from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -73,7 +72,7 @@ class CodeProofs:
         rescue: undoes a proof that failed.
 
     Attributes:
-        compiled_anew: with other processes, by base, why this process has to prove its code again, until all do.
+        distrusted: by base, why its code has to be proven again, until all processes do so.
     """
 
     def __init__(self, step: DecoratedStep, runs: ReferenceRuns, auditor: StepAuditor, rescue: Rescue) -> None:
@@ -88,13 +87,13 @@ class CodeProofs:
         """The base in force, and the number of its compiles before the step, or at the end of a proof."""
         self._in_step = False
         """A step is running, or has raised."""
-        self.compiled_anew: dict[str, str] = {}
+        self.distrusted: dict[str, str] = {}
         self._unseen: dict[str, Unseen] = {}
         """By base, the gradients that were zero throughout the proof of its code."""
         self._looked: Mapping[str, torch.Tensor] | None = None
         """If the gradients of the step are to be looked at, those that its optimizers have read in a replay."""
         self._tell: Callable[[], None] | None = None
-        """Reports that code is proven, once it is so in all of several processes."""
+        """Reports that code is proven, once it is so in all processes."""
 
     def proven(self, base: str) -> bool:
         """Return whether code compiled as a base asks has agreed with eager often enough."""
@@ -109,7 +108,7 @@ class CodeProofs:
         return max(1, STEPS - len(self._outcomes[base]))
 
     def _note_proven(self, tier: Tier, verdict: Outcome) -> None:
-        """Report that code is proven here; with other processes, once it is so in all of them."""
+        """Keep what to report once code is proven in all processes."""
         self._tell = functools.partial(
             self._context.reports.proven,
             self._step,
@@ -118,8 +117,6 @@ class CodeProofs:
             copied_bytes=verdict.nbytes,
             on_host=verdict.on_host,
         )
-        if self._context.peers is None:
-            self.tell_proven()
 
     def tell_proven(self) -> None:
         """Report the code that was proven since the last report."""
@@ -150,14 +147,7 @@ class CodeProofs:
         self._in_step = False
         compiled = self._context.compiled
         if base == compiled.base and self.proven(base) and compiled.compiles() > known:
-            self._distrust(base, f"step {self._context.progress.steps + 1} has compiled code anew")
-
-    def _distrust(self, base: str, why: str) -> None:
-        """Prove code again from the next step on; several processes from the call on in which all know of it."""
-        if self._context.peers is not None:
-            self.compiled_anew[base] = why
-        else:
-            self.prove_again(base, why)
+            self.distrusted[base] = f"step {self._context.progress.steps + 1} has compiled code anew"
 
     def run(self, run: Callable[[], Any], tier: Tier) -> Any:
         """Run proven code without a graph."""
@@ -188,7 +178,7 @@ class CodeProofs:
             unseen.look_after(looked)
         if unseen.appeared():
             now = self._context.progress.steps + 1
-            self._distrust(base, f"step {now} had a gradient that was too small whenever the code was compared")
+            self.distrusted[base] = f"step {now} had a gradient that was too small whenever the code was compared"
 
     def prove_again(self, base: str, why: str) -> None:
         """Treat proven code as code that was not proven, and audit the step anew."""
@@ -210,7 +200,7 @@ class CodeProofs:
         The optimizer's step is not compiled, so its outcome is not compared here. The proof of a graph compares it.
         """
         step, context, began = self._step, self._context, time.perf_counter()
-        ready = alone if context.peers is None else Together(context.peers)
+        ready = context.peers.ready
         candidate, seconds = self._runs.call(call), list[float]()
 
         def timed() -> Any:
@@ -223,7 +213,7 @@ class CodeProofs:
 
         def eager() -> Any:
             with self._runs.as_given():
-                return context.reports.timed_beside(context.base_tier, timed)
+                return context.reports.timed_beside(context.base_tier, timed, step.call)
 
         limits = Limits.compiled(context.compute_dtype())
         obstacle: Obstacle | None = None
@@ -264,7 +254,7 @@ class CodeProofs:
 
     def _in_more_bits(self, tier: Tier, call: Call) -> dict[str, torch.Tensor | None] | None:
         """Run the step in more bits where that decides; note where it does not run so."""
-        if tier.channels_last and self._context.compute_dtype() in _SIXTEEN_BITS and self._context.peers is None:
+        if tier.channels_last and self._context.compute_dtype() in _SIXTEEN_BITS and self._context.peers.alone:
             self._closer.setdefault(tier.base, True)
         if not self._closer.get(tier.base):
             return None
@@ -308,7 +298,7 @@ class CodeProofs:
         outcomes.append(dataclasses.replace(outcome, result=None))
         del outcomes[:-STEPS]
         # With other processes, none may run a step more often than the others, whose collectives would wait.
-        joined, verdict = judge(outcomes, closer=context.peers is None and base not in self._closer)
+        joined, verdict = judge(outcomes, closer=context.peers.alone and base not in self._closer)
         if not joined.agrees:  # until further steps have decided, only eager's outcomes stay
             self._agree.discard(base)
         if verdict is Verdict.CLOSER:

@@ -15,9 +15,8 @@ from hotloop.step.obstacle import Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.code_proofs import remedy_of
 from hotloop.step.prove.outcomes import STEPS, Verdict, over_steps, verdict
-from hotloop.step.ranks.together import Together
 from hotloop.step.state.streams import Streams
-from hotloop.step.state.trial_run import alone, wait_for
+from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -162,7 +161,7 @@ class GraphProofs:
     def __init__(self, step: DecoratedStep, runs: ReferenceRuns, optimizers: RecordedOptimizers) -> None:
         self._step, self._context, self._program = step, step.context, step.program
         self._runs, self._optimizers = runs, optimizers
-        self._ready = alone if step.context.peers is None else Together(step.context.peers)
+        self._ready = step.context.peers.ready
         self._clock = StepClock(self._program.device)
         self.seconds: float | None = None
         self._replay_seconds: float | None = None
@@ -225,7 +224,9 @@ class GraphProofs:
         self._clock.take()  # of replays that the sentinel has compared
         run = functools.partial(self._program.step, *call[0], **call[1])
         on_side = functools.partial(self.reference, recorded.path, run)
-        reference = functools.partial(self._context.reports.timed_beside, tier.without_graph(), on_side)
+        reference = functools.partial(
+            self._context.reports.timed_beside, tier.without_graph(), on_side, self._step.call
+        )
         self._step.doing = "capture" if recorded.recording is None else "proof"
         if recorded.recording is None:
             prepare(self._program, recorded.audit, self._optimizers.outside_of(recorded.audit.stepped))

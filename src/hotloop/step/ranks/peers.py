@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from hotloop._torch.collectives import collectives_begun, groups, patience, store, timeout_of
+from hotloop._torch.collectives import collectives_begun, groups, store, timeout_of
 from hotloop._torch.wrappers import has_rebuilt
 from hotloop.errors import ConfigError, StepLostError, describe
 from hotloop.step.obstacle import CandidateFailedError
-from hotloop.step.ranks.wishes import Wishes
+from hotloop.step.state.trial_run import Alone as AloneReady
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from torch.nn.parallel import DistributedDataParallel
 
+    from hotloop.step.state.trial_run import Ready
     from hotloop.step.tiers import Tier
 
 VOTE_SECONDS = 300.0
@@ -41,6 +42,7 @@ _SLOW = "Timed out waiting"
 """What gloo says of a collective that nobody else began in time."""
 _ENDS = ("Connection closed by peer", "Connection reset by peer", "NCCL communicator was aborted", _SLOW)
 """What a collective raises when another process has gone."""
+_ANOTHER = "another process has no memory for its copies, cannot capture the step, or fails in it"
 _meetings = itertools.count()
 """Numbers the meetings: all processes meet equally often, so a number is the same in all of them."""
 _LOOK_SECONDS = 2.0
@@ -62,21 +64,11 @@ _APART = "the processes are at different places of a step: "
 _OTHER_STEPS = "the processes have not called the same decorated steps as often as each other"
 
 
-class Vote(enum.IntEnum):
-    """What one process says of an agreed step; the lowest of all is done by all."""
-
-    NEVER = 0
-    NOT_NOW = 1
-    YES = 2
-
-
 class About(enum.IntEnum):
     """What a vote is about. All but those in `_BETWEEN` are taken within a step."""
 
     CALL = 0
     """What to do with the coming call."""
-    CODE = 1
-    """Whether to prove compiled code in the coming call, or to go on with it."""
     COPIES = 2
     """Whether the copies were made that a run needs."""
     RECORDED = 3
@@ -100,8 +92,106 @@ class About(enum.IntEnum):
 SETTLE = 11
 """Calls of a step under DDP before it is captured, as torch's notes on CUDA graphs ask: a wrapper times its first ten
 by events, and rebuilds its buckets after the first. In several processes those that reduce gradients count."""
-_BETWEEN = (About.CALL, About.CODE, About.FIGURES, About.TURN, About.SETTINGS)
+_BETWEEN = (About.CALL, About.FIGURES, About.TURN, About.SETTINGS)
 """Votes before a call: nothing of the step has run."""
+
+
+class Alone:
+    """The only process of a run: what it would do is done."""
+
+    alone, rank, size = True, 0, 1
+    unanswered, elsewhere = "", False
+    calls = 0
+    usual: int | None = None
+
+    def __init__(self) -> None:
+        self.ready: Ready = AloneReady()
+        self.reduced: collections.Counter[str] = collections.Counter()
+
+    def called(self, step: str, *, reduces: bool) -> None:
+        """Count nothing: nobody else does."""
+
+    def lowest(self, _about: About, *numbers: int) -> tuple[int, ...] | None:
+        """Return the numbers as they are."""
+        return numbers
+
+    def slowest(self, _about: About, *figures: float | None) -> tuple[float | None, ...] | None:
+        """Return the figures as they are."""
+        return figures
+
+    def rebuilds(self, _wrappers: Iterable[DistributedDataParallel], *, reduces: bool) -> bool:  # noqa: ARG002
+        """Return False: nobody waits while a wrapper rebuilds its buckets."""
+        return False
+
+    def begun(self) -> int:
+        """Return 0: collectives of one process wait for nobody."""
+        return 0
+
+    def run_begins(self, usual: int | None = None) -> None:
+        """Note nothing."""
+
+    def made(self) -> int:
+        """Return 0, as `begun`."""
+        return 0
+
+    def made_all(self) -> bool:
+        """Return True, as `begun`."""
+        return True
+
+    def tell(self, why: str) -> None:
+        """Tell nobody."""
+
+    def told(self) -> str:
+        """Return that nobody has told anything."""
+        return ""
+
+    def lost(self, error: Exception, where: str, *, ours: bool) -> Exception:  # noqa: ARG002
+        """Return the error itself."""
+        return error
+
+    def close(self) -> None:
+        """Leave nothing."""
+
+
+class Together:
+    """What `state.trial_run.Alone` decides for one process, decided by all: each vote is taken by all, in one order."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    def copies(self, error: Exception | None) -> None:
+        """Begin a run in all processes, or in none; ``error`` is what kept this one from making its copies.
+
+        Raises:
+            CandidateFailedError: no process begins.
+        """
+        self._all(About.COPIES, error)
+        self._peers.run_begins(self._peers.usual)
+
+    def recorded(self, error: Exception | None) -> None:
+        """Execute what was recorded in all processes, or in none; ``error`` is what kept this one from recording it.
+
+        Raises:
+            CandidateFailedError: no process executes it.
+        """
+        self._all(About.RECORDED, error)
+
+    def ran(self, error: Exception | None) -> None:
+        """Go on after a run, or have all undo theirs; ``error`` is what this process's run has raised.
+
+        Raises:
+            CandidateFailedError: all undo it. Or, with ``began``, this process did not come to the collectives that the
+                others wait in, so that nobody can go on.
+        """
+        if error is not None and not self._peers.made_all():
+            raise CandidateFailedError from error
+        self._all(About.RAN, error)
+
+    def _all(self, about: About, error: Exception | None) -> None:
+        found = self._peers.lowest(about, error is None)
+        if found is None or not found[0]:
+            self._peers.elsewhere = error is None
+            raise CandidateFailedError(began=False) from (error or RuntimeError(self._peers.unanswered or _ANOTHER))
 
 
 class Peers:
@@ -110,29 +200,24 @@ class Peers:
     Attributes:
         calls: how many calls of all steps of the loop were agreed on, those that raised included.
         unanswered: why there are no votes any more, where a process did not take part in one.
-        graphs_left: why all have left the tier with a graph that was asked for; empty while it is in force, or on its
-            way.
         reduced: by step, how many calls began with a wrapper that reduces gradients, since its buckets were laid out.
-        asked_for: the tier that all were asked for; None where nothing is agreed on.
-        chooses: the tier is chosen by `auto`, which may try captured ones where `asked_for` has a graph.
-        captures: all have agreed that the coming call is captured, or on the way to it.
-        wishes: the tiers of `auto` that this process wants all to leave.
         elsewhere: the last run that all have undone failed in another process.
         usual: the collectives that a run of the coming call makes, as an earlier one did; None where it is not known.
+        ready: has all processes go on with a run, or none.
     """
+
+    alone = False
 
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self._group: Any = None
         self._meeting = self._votes = 0
         self.calls, self._by_step = 0, collections.Counter[str]()
-        self.unanswered = self.graphs_left = ""
+        self.unanswered = ""
         self.reduced: collections.Counter[str] = collections.Counter()
-        self.asked_for: Tier | None = None
-        self.chooses = self.captures = False
-        self.wishes = Wishes()
         self.usual: int | None = None
         self.elsewhere = False
+        self.ready: Ready = Together(self)
         self._at_start = 0
         self._broken = ""
         """Why the next vote is not answered: this process gave up waiting in one that the others went through."""
@@ -152,7 +237,6 @@ class Peers:
         # On the CPU whatever the run's backend is, and with a patience of its own: it carries one number now and then.
         # With half of the user's own: a process that is out of batches may wait for the others in a collective of the
         # run (DDP's Join does), and has to be there still when they go on without votes.
-        self.asked_for, self.captures = asked_for, asked_for.graph
         theirs = timeout_of(distributed.group.WORLD)
         seconds = min(VOTE_SECONDS, theirs.total_seconds() / 2 if theirs is not None else VOTE_SECONDS)
         self._meeting = next(_meetings)
@@ -179,15 +263,11 @@ class Peers:
                     f"loops of all {self.size} processes the same {setting}="
                 )
 
-    def called(self, step: str) -> None:
+    def called(self, step: str, *, reduces: bool) -> None:
         """Count a call of a decorated step, which begins now; one that raises is one too."""
         self.calls += 1
         self._by_step[step] += 1
-
-    def agree(self, vote: Vote, about: About = About.CODE) -> Vote:
-        """Return the lowest vote of all processes; `Vote.NEVER` where there are no votes any more."""
-        found = self.lowest(about, int(vote))
-        return Vote.NEVER if found is None else Vote(found[0])
+        self.reduced[step] += reduces
 
     def lowest(self, about: About, *numbers: int) -> tuple[int, ...] | None:
         """Return the lowest of each number over all processes; each has to ask for the same, in the same call.
@@ -292,7 +372,8 @@ class Peers:
 
     def stays(self, *, stays: bool) -> bool:
         """Return whether a rehearsed step stays in any process: then it stays in all, whose collectives would wait."""
-        return self.agree(Vote.NOT_NOW if stays else Vote.YES, About.STAYS) is not Vote.YES
+        found = self.lowest(About.STAYS, not stays)
+        return found is None or not found[0]
 
     @contextlib.contextmanager
     def rehearsing(self) -> Iterator[None]:
@@ -320,9 +401,9 @@ class Peers:
                 return str(store().get(self._told).decode())
         return ""
 
-    def run_begins(self) -> None:
-        """Note the collectives that were begun before a run."""
-        self._at_start = self.begun()
+    def run_begins(self, usual: int | None = None) -> None:
+        """Begin to count the collectives of a run, of which an earlier one made ``usual``."""
+        self.usual, self._at_start = usual, self.begun()
 
     def made(self) -> int:
         """Count the collectives that this process has begun in the run."""
@@ -331,10 +412,6 @@ class Peers:
     def made_all(self) -> bool:
         """Return whether a run has begun as many collectives as such a run does: then nobody waits in one of them."""
         return self.usual is None or self.made() >= self.usual
-
-    def patient(self) -> contextlib.AbstractContextManager[None]:
-        """Let the run's collectives, and votes, wait for a process that compiles, while the block runs."""
-        return patience.held("a loop")
 
     @property
     def _unanswered(self) -> str:
@@ -379,7 +456,7 @@ class Peers:
 
     def close(self) -> None:
         """Leave the group that votes were taken in; a call that is under way takes none any more."""
-        group, self._group, self.captures = self._group, None, False
+        group, self._group = self._group, None
         if group is not None and distributed.is_initialized():
             with contextlib.suppress(Exception):  # one that votes later then goes on eager; else it takes it for an end
                 if not self.unanswered:
@@ -388,8 +465,8 @@ class Peers:
                 distributed.destroy_process_group(group)
 
 
-def peers_of_this_run() -> Peers | None:
-    """Return the other processes; None where there are none."""
+def peers_of_this_run() -> Alone | Peers:
+    """Return the processes of this run."""
     if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2:  # noqa: PLR2004
-        return None
+        return Alone()
     return Peers()
