@@ -25,7 +25,7 @@ from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.state.trial_run import Alone as AloneReady
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from torch.nn.parallel import DistributedDataParallel
 
@@ -69,23 +69,19 @@ class About(enum.IntEnum):
 
     CALL = 0
     """What to do with the coming call."""
-    COPIES = 2
+    COPIES = 1
     """Whether the copies were made that a run needs."""
-    RECORDED = 3
+    RECORDED = 2
     """Whether the step was recorded, of which nothing was executed yet."""
-    RAN = 4
+    RAN = 3
     """Whether a run went to its end, which is to be undone."""
-    STAYS = 5
-    """Whether a rehearsed step stays."""
-    PATH = 6
-    """Whether the two paths of a step are run, to see whether they differ by chance."""
-    OUTCOME = 7
+    OUTCOME = 4
     """What an agreed step has come to."""
-    FIGURES = 8
+    FIGURES = 5
     """What `auto` decides by."""
-    TURN = 9
+    TURN = 6
     """What a turn of a trial of `auto` took."""
-    SETTINGS = 10
+    SETTINGS = 7
     """What the loop was asked for."""
 
 
@@ -369,25 +365,6 @@ class Peers:
     def begun(self) -> int:
         """Count the collectives of the run that this process has begun so far."""
         return collectives_begun([group for group in groups() if group is not self._group])
-
-    def stays(self, *, stays: bool) -> bool:
-        """Return whether a rehearsed step stays in any process: then it stays in all, whose collectives would wait."""
-        found = self.lowest(About.STAYS, not stays)
-        return found is None or not found[0]
-
-    @contextlib.contextmanager
-    def rehearsing(self) -> Iterator[None]:
-        """Rehearse a step in the block; if it raises, tell the other processes that it stays, so that they go on."""
-        try:
-            yield
-        except StepLostError:
-            raise
-        except Exception as error:
-            began = not isinstance(error, CandidateFailedError) or error.began
-            if began and self.made_all():  # else they wait in a collective, as they would without a loop
-                self.stays(stays=True)
-            raise
-        self.usual = self.made()
 
     def tell(self, why: str) -> None:
         """Write down for the others why this process leaves something, before the vote in which all of them do."""
