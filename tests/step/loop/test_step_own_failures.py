@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop.step.audit import auditor, effects, findings, op_trace, strangers
-from hotloop.step.loop import account, capturing, reporter
+from hotloop.step.loop import account, capturing, deciding, reporter
 from hotloop.step.policy import policy as fixed
 from hotloop.step.prove import proof, unseen
 from hotloop.step.watch import plain, stream
@@ -36,8 +36,8 @@ AROUND = {
     "snapshot of the audit": (auditor, "before_a_run"),
     "what the audit makes of a result": (auditor.StepAuditor, "_of_result"),
     "the kind of a call": (capturing, "key_of"),
-    "the recording is declared proven": (capturing.Capturing, "_tell_proven"),
-    "a replay is due": (capturing.Capturing, "check_due"),
+    "the recording is declared proven": (capturing.Capturing, "agree"),
+    "a replay is due": (deciding.Deciding, "_check_due"),
     "an event": (account.Account, "event"),
     "a line": (reporter, "line_of"),
     "a step is counted": (account.Account, "step"),
