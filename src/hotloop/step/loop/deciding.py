@@ -88,13 +88,13 @@ class Deciding:
         parts = self._context.parts
         if another_trains(self._context):
             return Decision(Doing.PLAIN, WAITS)
+        if self._peers.rebuilds(parts.wrappers(), reduces=not self._peers.alone and parts.reduces()):
+            return Decision(Doing.PLAIN)  # nor is it observed: the wrapper changes itself
         if self.to_be_audited(tier):
             return Decision(Doing.AUDIT)
         if self._step.not_repeatable is not None:
             return Decision(Doing.LEAVE, self._step.not_repeatable, tier.without_graph())
-        rebuilds = self._peers.rebuilds(parts.wrappers(), reduces=not self._peers.alone and parts.reduces())
-        wanted = not rebuilds and self._shapes.wanted(tier.base, call.inputs)
-        return Decision(Doing.PROVE_CODE if wanted else Doing.PLAIN)
+        return Decision(Doing.PROVE_CODE if self._shapes.wanted(tier.base, call.inputs) else Doing.PLAIN)
 
     def to_be_audited(self, tier: Tier) -> bool:
         """Return whether the step is audited before anything else.
