@@ -185,7 +185,7 @@ def test_a_run_goes_on_from_its_storage_in_the_folder_that_is_fetched(place, tmp
     one = there.Run(NAME, there.Asked(KEY, ["train", "train.py:make"], storage=url))
     monkeypatch.setattr(one, "show", lambda: None)
     one.prepare()
-    assert one._arguments() == ["train", f"run.resume='{url}'"]
+    assert one._arguments() == ["train", f'run.resume="{url}"']
     monkeypatch.chdir(one.folder / there.TREE)
     assert configure.resumed([f"run.resume='{url}'"]) == Path("runs", NAME)
     assert (one.folder / there.BACK / NAME / "settings.yaml").read_text() == "a"
