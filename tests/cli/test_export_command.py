@@ -159,7 +159,7 @@ def test_a_program_that_judges_its_average_is_evaluated_by_it(program):
 
 def test_what_cannot_be_exported_is_told(program, tmp_path):
     refused = {
-        ("export", program, tmp_path): "exists already",
+        ("export", program, program): "exists already",
         ("export", program, tmp_path / "out", "--format", "pretrained"): "Sequential, which has no save_pretrained",
         (
             "export",
