@@ -232,12 +232,12 @@ class StepAuditor:
         failed: Exception | None = None
         strangers, others = list[torch.optim.Optimizer](), list[torch.nn.Module]()
         watch = self._watch = seen.watch = PlainWatch(
-            program.function, program.holdings.modules.values(), program.ignore
+            program.function, program.holdings.modules.values(), optimizers, program.ignore
         )
         try:
             noting = noting_strangers(optimizers, parts.sharded(), strangers, others, looked.look)
-            with self._uncompiled(), ambience, noting, effects.listening():
-                with watch.hearing(looked.look.ours):
+            with self._uncompiled(), ambience, effects.listening():
+                with noting, watch.hearing(looked.look.ours):
                     looked.result, _ = trace_step(program.holdings, program.device, _tensors(call), run, looked.look)
                 wait_for(program.device)  # a kernel's failure belongs to the code that launched it
                 looked.changed = watch.settle()  # as long as the same functions are replaced as when it looked first

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.graphs import is_own_file
-from hotloop._torch.hooks import global_hooks, module_tables
+from hotloop._torch.hooks import global_hooks, module_tables, optimizer_hooks
 from hotloop.compiling.control.installed import MARKER
 from hotloop.step.state.holdings import Views, view_of
 
@@ -38,6 +38,8 @@ _LIBRARIES = ("torch", "builtins", "hotloop", "numpy", "logging", "threading", "
 _ABSENT: Any = object()
 _TABLES = [name for name, value in vars(torch.nn.Module()).items() if isinstance(value, dict)]
 """Where a module has its parts, tensors and hooks."""
+_TORCHS = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+"""Objects of torch's that are looked at as those of other libraries are."""
 _OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__code__")
 _flat = itertools.chain.from_iterable
 
@@ -178,6 +180,7 @@ class PlainWatch:
     Args:
         step: the step, as its author wrote it.
         models: the modules that the loop was given.
+        optimizers: its optimizers, whose hooks are watched.
         ignore: objects that are none of the step's: the loop, a framework around it.
 
     Attributes:
@@ -185,7 +188,13 @@ class PlainWatch:
         modules: the modules that it meets.
     """
 
-    def __init__(self, step: Callable[..., Any], models: Iterable[torch.nn.Module], ignore: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        models: Iterable[torch.nn.Module],
+        optimizers: Iterable[torch.optim.Optimizer],
+        ignore: Iterable[Any] = (),
+    ) -> None:
         self.refused: list[str] = []
         self.modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._holders: dict[tuple[int, str], _Holder] = {}
@@ -203,6 +212,8 @@ class PlainWatch:
         """By value that has changed and did not matter: when, in looks."""
         for one in models:
             self._module(one, type(one).__name__)
+        for table in (*global_hooks(), *_flat(map(optimizer_hooks, optimizers))):
+            self._hold(table, "hooks of optimizers or of all modules", _Kept(table), _itself, ["items"])
         self._step = getattr(step, "__func__", step)
         self.function(self._step)
 
@@ -290,7 +301,7 @@ class PlainWatch:
         classes = (value if is_class else type(value)).__mro__[:-1]
         own = [one for one in classes if str(one.__module__).partition(".")[0] not in _LIBRARIES]
         table = {} if is_class else getattr(value, "__dict__", {})
-        if isinstance(value, torch.optim.lr_scheduler.LRScheduler) or not own:
+        if isinstance(value, _TORCHS) or not own:
             self._plain_parts(value, label)
         if own and not is_class and hasattr(type(value), "__getitem__") and len(table) < _LONG:
             names = (*names, *table)  # somebody's own container: no code names what it keeps its items in
@@ -339,7 +350,7 @@ class PlainWatch:
     def _plain_parts(self, value: Any, label: str) -> None:
         """Watch the plain attributes of an object that a module holds: a config."""
         table = getattr(value, "__dict__", None)
-        torchs = isinstance(value, torch.optim.lr_scheduler.LRScheduler)
+        torchs = isinstance(value, _TORCHS)
         library = str(type(value).__module__).partition(".")[0] in _LIBRARIES and not torchs
         if not isinstance(table, dict) or library or isinstance(value, torch.nn.Module | type | types.ModuleType):
             return
@@ -423,8 +434,6 @@ class PlainWatch:
         self._views = Views(dict.fromkeys(one for entry in self._last for one in _tensors(self._value(entry))))
         for entry in self._last:
             self._add(self._value(entry), 0)
-        self._filled += [table for table in global_hooks() if table]
-        self._empty += [table for table in global_hooks() if not table]
         self._now = self._values()
 
     def _add(self, value: Any, depth: int) -> None:
