@@ -95,7 +95,9 @@ def _closed_over(cell: types.CellType) -> list[str]:
         for function in gc.get_referrers(closure) if isinstance(closure, tuple) else ():
             if isinstance(function, types.FunctionType) and function.__closure__ is closure:
                 code = function.__code__
-                names = [name for name, one in zip(code.co_freevars, closure, strict=True) if one is cell]
+                names = [
+                    name for name, one in zip(code.co_freevars, function.__closure__ or (), strict=True) if one is cell
+                ]
                 found.append(f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno}), variable {names[0]}")
     return found
 
