@@ -313,10 +313,14 @@ class _Running:
             self.state.note(fold, status="running", error=None)
             known = self.state.fold(fold).get("chosen")
             folder, stop = self.study.folder / f"fold-{fold}", False
+
+            def note(chosen: list[str], fold: int = fold) -> None:
+                self.state.note(fold, chosen=chosen)
+
             try:
                 outcome = train_fold(
                     self.study.settings, self.study.folder, fold, len(left) - position, self.study.again, known,
-                    lambda chosen, fold=fold: self.state.note(fold, chosen=chosen), self.recipe, self.console,
+                    note, self.recipe, self.console,
                 )  # fmt: skip
                 self.state.note(fold, **ended(outcome, folder))
                 stop = outcome.stop

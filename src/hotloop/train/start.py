@@ -195,7 +195,7 @@ def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
         if name != GOAL or document["position"]["best"]:  # else nothing was judged by it
             raise ConfigError(
                 f"{name} cannot change while a run is resumed ({what}): {why}. Start a new run instead "
-                "(docs/reference/settings.md lists the settings that may change)"
+                "(the settings page lists the settings that may change)"
             )
     _check_end(folder, document["position"], before, now)
     return Start(_with_run(now, folder=str(folder), resume=str(given)), folder, document)

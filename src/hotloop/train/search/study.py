@@ -105,7 +105,8 @@ class Study:
     def left(self, every: Iterable[optuna.trial.FrozenTrial] | None = None) -> int:
         """Count the trials that are neither over nor running."""
         begun = sum(one.state != self._states.WAITING for one in self.standing(every))
-        return max(0, self.settings.hpo.n_trials - begun)
+        wanted: int = self.settings.hpo.n_trials
+        return max(0, wanted - begun)
 
     def best(self, every: Iterable[optuna.trial.FrozenTrial] | None = None) -> optuna.trial.FrozenTrial | None:
         """Return the best complete trial."""
@@ -277,7 +278,8 @@ class Study:
 
     def _opened(self) -> Any:
         sql = require("sqlalchemy", "hotloop hpo", "search")
-        url, options = sql.engine.make_url(self.url), {"connect_args": {"timeout": _LOCKED_SECONDS}}
+        url = sql.engine.make_url(self.url)
+        options: dict[str, Any] = {"connect_args": {"timeout": _LOCKED_SECONDS}}
         if url.get_backend_name() == "postgresql":
             require("psycopg", "hpo.storage=postgresql://...", "postgres")
             url = url.set(drivername="postgresql+psycopg")

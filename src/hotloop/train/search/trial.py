@@ -141,7 +141,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
                 f"hpo.metric={hpo.metric}: a validation of recipe {settings.recipe.name} gives "
                 f"{', '.join(metrics) or 'no metrics'}{meant(str(hpo.metric), metrics)}"
             )
-        found.append(float(metrics[hpo.metric]))
+        found.append(float(metrics[str(hpo.metric)]))
         if fold is None:
             asked.report(len(found), found[-1])
 
