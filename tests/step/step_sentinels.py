@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import hotloop
 from hotloop import events as ev
 from hotloop._torch import backends
+from hotloop.step.loop import deciding
 from hotloop.step.prove import schedule
 from hotloop.testing import captured
 
@@ -110,13 +111,17 @@ def jittered(x: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def checked_every(steps):
-    """Have every so many steps checked, whatever that costs."""
+    """Have every so many steps checked, whatever that costs, and values compared after each look at operations."""
 
     def planned(self, seconds, _usual, **_):
         self.spent += seconds
         self._left, self._doubling, self.every = steps, math.inf, steps
 
-    with mock.patch.object(schedule.Schedule, "checked", planned), mock.patch.object(schedule, "FIRST", steps):
+    with (
+        mock.patch.object(schedule.Schedule, "checked", planned),
+        mock.patch.object(schedule, "FIRST", steps),
+        mock.patch.object(deciding, "VALUES_EVERY", 1),
+    ):
         yield
 
 

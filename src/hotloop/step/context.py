@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hotloop._torch.own_compiles import OwnCompiles
 from hotloop.interrupts import interruptible
@@ -12,7 +12,7 @@ from hotloop.measure.limits import compute_dtype
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     import torch
 
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from hotloop.step.state.memory_limit import Room
     from hotloop.step.state.program import Program, WriteWatch
     from hotloop.step.tiers import Tier
+
+
+class Verdict(NamedTuple):
+    """What a room below has found of a tier: the name of a method of the policy, and its arguments."""
+
+    name: str
+    arguments: tuple[Any, ...]
 
 
 class Reports(Protocol):
@@ -53,6 +60,9 @@ class Reports(Protocol):
 
     def seconds_of(self, tier: str) -> float | None:
         """Return the typical seconds of a step in a tier; None where none was timed."""
+
+    def take(self) -> Sequence[Verdict]:
+        """Return the verdicts on tiers since the last time: the policy is told them after the step."""
 
     def proof_saves(self, seconds: float, against: str) -> None:
         """Note what a tier that is being proven saves against another: seconds a step, over all calls of the loop."""

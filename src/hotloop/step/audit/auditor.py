@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
@@ -338,7 +338,7 @@ class StepAuditor:
         named = (holdings.parameters(), holdings.buffers(), holdings.other_tensors())
         held = {id(one) for tensors in named for one in tensors.values()} | {*map(id, holdings.found)}
         trained, buffers = watch.strangers(held)
-        holdings.strangers |= trained
+        holdings.strangers |= cast("dict[str, torch.nn.Parameter]", trained)
         holdings.found += buffers
         return bool(trained or buffers)
 

@@ -56,6 +56,8 @@ from hotloop.step.watch.stream import OpStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from torch.optim.swa_utils import AveragedModel
+
     from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.watch.stream import Line
 
@@ -124,7 +126,7 @@ def trace_step(
 
 
 @contextlib.contextmanager
-def as_audited(holdings: Holdings, device: torch.device) -> Iterator[list[torch.nn.Module]]:
+def as_audited(holdings: Holdings, device: torch.device) -> Iterator[list[AveragedModel]]:
     """Let the block take the path of an audit, so that its operations can be compared with an audit's.
 
     Yields:
@@ -222,10 +224,10 @@ class OpTrace:
         result: Any,
     ) -> None:
         """Look at an operation that has run; the rest of the step may run unobserved."""
-        line, *looked = before
+        line, name, found, written = before
         self.seen.drawn |= drawn_by(*called, result)
         self.stream.after(line, result)
-        self._look_after(*looked, result)
+        self._look_after(name, found, written, result)
         self.seen.stopped |= self._look.ends(self.seen)
 
     def _look_after(self, name: str, found: list[torch.Tensor], written: list[torch.Tensor], result: Any) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hotloop.step.audit.auditor import StepAuditor
     from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.capture.optimizers import RecordedOptimizers
+    from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.context import DecoratedStep
     from hotloop.step.prove.code_proofs import CodeProofs
     from hotloop.step.prove.graph_proofs import GraphProofs
@@ -194,6 +195,17 @@ class Capturing:
             return Obstacle(self._hooked, "take the hook out, or train without a graph")
         return self._unshared or kind.unstable or (None if kind.audit is not None else self._common_obstacle())
 
+    def argument_in_state(self, kind: CallKind, recording: CapturedStep, call: StepCall) -> str:
+        """Say which argument is part of what the step changes, and was not when it was recorded; empty if none is."""
+        if (place := recording.of_its_own(call.leaves)) is None:
+            return ""
+        name = self._step.argument(kind.signature.names()[place])
+        return (
+            f"argument {name} is, or is a part of, a parameter, a buffer, a gradient or optimizer state, and was not "
+            f"when the step was captured: such calls run without a graph. Pass a copy, {name}.clone(), or read it "
+            "inside the step"
+        )
+
     def _common_obstacle(self) -> Obstacle | None:
         """Return the line that keeps every kind of call from being captured, once several kinds were audited."""
         audits = [kind.audit for kind in self.kinds.values() if kind.audit is not None]
@@ -253,8 +265,9 @@ class Capturing:
             oldest.forget()
         told, sharding = kind.path.reports_capturing, self._context.parts.sharded()
         found = sharding.settings() if sharding.has_run() else None  # a first forward makes some of the settings
-        alone = self._context.peers.alone
-        others = contextlib.nullcontext([]) if alone else _calls_of_others(self._context.parts.wrappers())
+        others: contextlib.AbstractContextManager[list[torch.nn.Module]] = contextlib.nullcontext([])
+        if not self._context.peers.alone:
+            others = _calls_of_others(self._context.parts.wrappers())
         with others as strangers:
             result, audit = self.auditor.audit(call.run, *call.arguments, reports_capturing=told)
         self._note_what_shards_keep()  # before anything is run twice

@@ -132,7 +132,7 @@ class Deciding:
         if (obstacle := self._capturing.why_not_captured(kind)) is not None:
             return Decision(Doing.DECLINED, obstacle)
         if isinstance(state, Captured | Proven):
-            return self._recorded(state, call, tier)
+            return self._recorded(kind, state, call, tier)
         if isinstance(state, Warmed):
             if another_trains(self._context):
                 return self.plain(call, tier, WAITS)
@@ -153,9 +153,11 @@ class Deciding:
             return Decision(Doing.DECLINED, Obstacle(f"{_OUTSIDE}: {outside}", _TAKE))
         return Decision(Doing.LOOK if state.audit.changed() else Doing.WARM_UP)
 
-    def _recorded(self, state: Captured | Proven, call: StepCall, tier: Tier) -> Decision:
+    def _recorded(self, kind: CallKind, state: Captured | Proven, call: StepCall, tier: Tier) -> Decision:
         if (change := state.recording.changed()) is not None:
             return Decision(Doing.AUDIT, change)
+        if why := self._capturing.argument_in_state(kind, state.recording, call):
+            return self.plain(call, tier, why)
         if isinstance(state, Proven):
             return Decision(self._look_due(state, tier))
         if another_trains(self._context):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
 from hotloop.compiling.observe import collector
+from hotloop.step.context import Verdict
 from hotloop.step.policy.policy import Ran
 from hotloop.step.prove.outcomes import STEPS as PROOF_STEPS
 
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from hotloop.step.tiers import Tier
 
 _log = logging.getLogger("hotloop")
-
-
-class Verdict(NamedTuple):
-    """What a room below has found of a tier: the name of a method of the policy, and its arguments."""
-
-    name: str
-    arguments: tuple[Any, ...]
 
 
 class Reporter:

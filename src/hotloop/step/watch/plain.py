@@ -140,6 +140,11 @@ def _itself(owner: Any, _name: str) -> Any:
     return owner
 
 
+def _hooks(table: Any, _name: str) -> Any:
+    """Return the hooks in a table that are not ours: the first compile of a process registers one."""
+    return {key: one for key, one in table.items() if not str(getattr(one, "__module__", "")).startswith("hotloop.")}
+
+
 def _cell(function: Any, name: str) -> Any:
     if name in _OF_FUNCTIONS:
         return getattr(function, name)
@@ -180,7 +185,8 @@ class PlainWatch:
     Args:
         step: the step, as its author wrote it.
         models: the modules that the loop was given.
-        optimizers: its optimizers, whose hooks are watched.
+        optimizers: its optimizers, whose hooks and groups are watched. What else they keep is undone with the step,
+            and one that keeps something of its own runs outside of recordings.
         ignore: objects that are none of the step's: the loop, a framework around it.
 
     Attributes:
@@ -199,6 +205,7 @@ class PlainWatch:
         self.modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._holders: dict[tuple[int, str], _Holder] = {}
         self._ignored = {id(one) for one in ignore}
+        self._optimizers = {id(one) for one in optimizers}
         self._codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
         """Code that ran, by identity: the names that the program's own uses, nothing for that of others."""
         self._followed: set[tuple[int, tuple[str, ...]]] = set()
@@ -213,7 +220,7 @@ class PlainWatch:
         for one in models:
             self._module(one, type(one).__name__)
         for table in (*global_hooks(), *_flat(map(optimizer_hooks, optimizers))):
-            self._hold(table, "hooks of optimizers or of all modules", _Kept(table), _itself, ["items"])
+            self._hold(table, "hooks of optimizers or of all modules", _Kept(table), _hooks, ["items"])
         self._step = getattr(step, "__func__", step)
         self.function(self._step)
 
@@ -298,6 +305,7 @@ class PlainWatch:
 
     def _object(self, value: Any, label: str, names: tuple[str, ...], depth: int) -> None:
         is_class = isinstance(value, type)
+        names = (*{"param_groups"}.intersection(names),) if id(value) in self._optimizers else names
         classes = (value if is_class else type(value)).__mro__[:-1]
         own = [one for one in classes if str(one.__module__).partition(".")[0] not in _LIBRARIES]
         table = {} if is_class else getattr(value, "__dict__", {})
@@ -420,20 +428,26 @@ class PlainWatch:
 
     def look(self) -> None:
         """Hold the present values: later ones are compared with them. Objects that only the step had are let go."""
+        self._let_go()
+        self._last = {entry: mark(self._value(entry)) for entry, _ in self._all()}
+        self._collect()
+
+    def _let_go(self) -> None:
         for key, holder in [*self._holders.items()]:
             owner = holder.owner
             if owner() is None or (isinstance(owner, _Kept) and owner.alone):
                 del self._holders[key]
-        self._last = {entry: mark(self._value(entry)) for entry, _ in self._all()}
-        self._collect()
 
     def _collect(self) -> None:
         """Collect what is compared at a glance: how values are read, and the containers that they are."""
-        self._getters = [(one.owner, _getter(one)) for one in self._holders.values() if one.read is not _itself]
+        self._getters = [
+            (one.owner, _getter(one)) for one in self._holders.values() if one.read not in (_itself, _hooks)
+        ]
         self._filled, self._empty, self._contents = list[Any](), list[Any](), list[Any]()
         self._views = Views(dict.fromkeys(one for entry in self._last for one in _tensors(self._value(entry))))
         for entry in self._last:
-            self._add(self._value(entry), 0)
+            holder = self._holders[entry[0]]
+            self._add(holder.owner() if holder.read is _hooks else holder.value(entry[1]), 0)
         self._now = self._values()
 
     def _add(self, value: Any, depth: int) -> None:
@@ -464,6 +478,8 @@ class PlainWatch:
                 return []
         found = self._changed_entries()
         if not found:
+            self._let_go()
+            self._last = {entry: last for entry, last in self._last.items() if entry[0] in self._holders}
             self._collect()
         return [*map(self._name, found)]
 
@@ -472,7 +488,12 @@ class PlainWatch:
         return [self._name(entry) for entry in self._changed_entries() if entry[1]]
 
     def _changed_entries(self) -> list[_Entry]:
-        return [entry for entry, last in self._last.items() if mark(self._value(entry)) != last]
+        """List what has changed of objects that are still there: what replaced another is a value of its own."""
+        return [
+            entry
+            for entry, last in self._last.items()
+            if self._holders[entry[0]].owner() is not None and mark(self._value(entry)) != last
+        ]
 
     def release(self) -> None:
         """Let go of the values that are held: what the program has dropped is gone in the coming step, as in eager."""
