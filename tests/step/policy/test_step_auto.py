@@ -64,11 +64,11 @@ def build():
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.25), nn.GELU(), nn.Linear(16, 1))
 
 
-def train(run, steps, times=TIMES, total=None, prepared=None):
+def train(run, steps, times=TIMES, total=None, prepared=None, **more):
     """Train for some steps; gives losses, the model and the loop."""
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total, **more)
     planted(loop, times)
     if prepared is not None:
         prepared(loop)
@@ -109,7 +109,7 @@ def test_the_caches_of_proofs_are_given_back_once_the_trial_is_over(monkeypatch)
     loops = []
     monkeypatch.setattr(memory_limit.Room, "give_back", gives)
     with hotloop.testing.captured_step_emulation():
-        train("auto", 120, total=50_000, prepared=loops.append)
+        train("auto", 120, total=50_000, prepared=loops.append, sentinel=0)
     assert loops[0].tier.name == "eager+graph"
     assert given == [None]
 
@@ -148,7 +148,7 @@ def test_a_tier_that_becomes_slower_is_compared_again_and_left(monkeypatch):
     )
     times = dict(TIMES)
     with hotloop.testing.captured_step_emulation():
-        _, model, loop = train("auto", 60, times, total=1_000_000)
+        _, model, loop = train("auto", 60, times, total=1_000_000, sentinel=0)
         assert (loop.status().tier, len(given)) == ("eager+graph", 1)
         times["eager+graph"] = 0.015
         step = next(iter(loop._runners))

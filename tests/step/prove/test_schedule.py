@@ -57,9 +57,3 @@ def test_the_last_step_and_a_step_that_is_asked_for_are_checked() -> None:
     assert schedule.due(102)  # until it was made
     schedule.checked(30.0, _USUAL, recorded=True)
     assert not schedule.due(103)
-
-
-def test_no_more_checks_are_made_once_they_are_off() -> None:
-    schedule = Schedule(SHARE)
-    schedule.off = "a step and a copy of its state do not fit in memory together"
-    assert not _checks(schedule, range(1, 1000))

@@ -85,7 +85,7 @@ def as_bits(queue, at, keys):
 WRITES = (by_slice, through_data, by_index, by_mask, through_windows, as_bits)
 
 
-def queueing(make, write, *, every):
+def queueing(make, write, *, every, **settings):
     """A program whose step writes a moving slice: at every step by a tensor on the host, or by a number that moves."""
 
     def program(run):
@@ -94,7 +94,7 @@ def queueing(make, write, *, every):
         optimizer = torch.optim.SGD(model.parameters(), lr=2**-4)
         place, at = [0], torch.zeros(1, dtype=torch.long)
 
-        @run.loop(model, optimizer, state=state).step
+        @run.loop(model, optimizer, state=state, **settings).step
         def train_step(x):
             keys = model(x)
             loss = F.cross_entropy(keys @ getattr(queue, "a", queue), torch.zeros(WIDE, dtype=torch.long))
@@ -124,7 +124,7 @@ def test_compiled_code_leaves_a_queue_as_eager_does(both, make):
 
 def test_the_sentinel_leaves_a_queue_as_eager_does(both):
     with checked_every(2):
-        run = both.alike(queueing(of_closure, by_slice, every=1), asked="aot_eager")
+        run = both.alike(queueing(of_closure, by_slice, every=1, sentinel=0.5), asked="aot_eager")
     assert run.status().sentinels[0].checks >= 2
     assert run.status().tier == "aot_eager"
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hotloop.step.state.holdings import Holdings
 
-_PLAIN = (*SCALARS, numbers.Number, enum.Enum, torch.layout, torch.memory_format, type)
+_PLAIN = (*SCALARS, numbers.Number, enum.Enum, range, torch.layout, torch.memory_format, type)
 GRADIENTS_OF_ARGUMENTS = Obstacle(
     "an argument requires gradients",
     "set requires_grad inside the step, on a copy: a proof runs the step twice, and would add to such gradients twice",

@@ -118,9 +118,10 @@ class Deciding:
             return Decision(Doing.PLAIN, because)
         return Decision(Doing.PROVE_CODE)
 
-    def _check_due(self) -> bool:
+    def _check_due(self, *, recorded: bool = False) -> bool:
         """Count a step; return whether to check it, with the random streams to itself."""
-        return self._check is not None and self._check.due() and not another_trains(self._context)
+        due = self._check is not None and self._check.due(recorded=recorded)
+        return due and not another_trains(self._context)
 
     # -- on the way to a recording ---------------------------------------------------------------------------------
 
@@ -176,8 +177,9 @@ class Deciding:
             return Doing.CHECK
         if state.recorded.audit.changed():
             return Doing.LOOK
-        if not self._check_due():
+        if not self._check_due(recorded=True):
             return Doing.REPLAY
         self._looks += 1
-        self._owes_values = tier.other_kernels or self._looks % VALUES_EVERY == 0
+        fits = self._check is not None and not self._check.schedule.off
+        self._owes_values = fits and (tier.other_kernels or self._looks % VALUES_EVERY == 0)
         return Doing.LOOK

@@ -365,7 +365,8 @@ class StepRunner:
                 self._disagreed(outcome, tier)
             return result
         if no_memory:
-            self.sentinel.schedule.off = "a step and a copy of its state do not fit in memory together"
+            off = self.sentinel.schedule.off = "a step and a copy of its state do not fit in memory together"
+            self.context.reports.say_once(f"{self.step.name}: its values are compared with eager's no more: {off}")
             self.step.doing = "run"
             replays = kind is not None and recorded is not None
             return self._do[Doing.REPLAY if replays else Doing.PLAIN](kind, call, tier, Decision(Doing.PLAIN))  # type: ignore[arg-type]

@@ -103,13 +103,14 @@ class Check:
             off=self.schedule.off,
         )
 
-    def due(self) -> bool:
-        """Count a step that runs compiled or captured; return whether to check it."""
+    def due(self, *, recorded: bool = False) -> bool:
+        """Count a step that runs compiled or captured; return whether to check it, a recording by its operations."""
         progress = self._context.progress
         if progress.tier != self._tier:
             self.schedule.begin()
             self._tier, self._failed_at = progress.tier, -_REMEMBERED
-        return self.schedule.due(progress.steps + 1) and not progress.in_trial
+        due = self.schedule.due(progress.steps + 1) and not progress.in_trial
+        return due and (recorded or not self.schedule.off)
 
     def run(self, recorded: Recorded | None, call: Call, tier: Tier) -> tuple[Any, Outcome]:
         """Run a step both ways and compare.

@@ -24,7 +24,7 @@ class Schedule:
     Attributes:
         every: steps to the next check, as it was planned; 0 where none is.
         spent: seconds that checks have cost.
-        off: why no more checks are made; empty while they are made.
+        off: why values are compared no more; empty while they are. Operations, which need no copies, still are.
     """
 
     def __init__(self, share: float, total_steps: int | None = None) -> None:
@@ -59,8 +59,7 @@ class Schedule:
         self._steps += 1
         self._since += 1
         self._left -= 1
-        comes = self._left <= 0 or self._steps >= self._doubling or self._near > 0 or step == self._last_step
-        return comes and not self.off
+        return self._left <= 0 or self._steps >= self._doubling or self._near > 0 or step == self._last_step
 
     def checked(self, seconds: float, usual: float | None, *, recorded: bool) -> None:
         """Plan the next check.

@@ -35,6 +35,8 @@ _DEEP, _LONG, _ARRAY = 4, 200, 1 << 16
 _TIMES, _WITHIN = 3, 256
 """A value that changes so often within so many looks, and never matters, is watched no more."""
 _LIBRARIES = ("torch", "builtins", "hotloop", "numpy", "logging", "threading", "lightning")
+_OURS = ("hotloop.step.loop", "hotloop.testing")
+"""Whose objects stand around a step, and are none of its own."""
 _ABSENT: Any = object()
 _TABLES = [name for name, value in vars(torch.nn.Module()).items() if isinstance(value, dict)]
 """Where a module has its parts, tensors and hooks."""
@@ -65,6 +67,23 @@ def mark(value: Any, depth: int = 0) -> Any:
     if depth < _DEEP and (parts := _parts(value)) is not None:
         return kind, *(mark(part, depth + 1) for part in parts)
     return kind, _content(value)
+
+
+def _changes(first: Any, now: Any) -> bool:
+    """Return whether marks differ in more than the memory of tensors, which is undone with a step."""
+    return bool(first != now) and bool(_without_memory(first) != _without_memory(now))
+
+
+def _without_memory(marked: Any) -> Any:
+    if not isinstance(marked, tuple):
+        return marked
+    is_tensor = bool(marked) and isinstance(marked[0], type) and issubclass(marked[0], torch.Tensor)
+    return marked[:3] if is_tensor else tuple(map(_without_memory, marked))
+
+
+def _is_librarys(owner: Any) -> bool:
+    """Return whether an object is a module of a library, whose functions we replace while a step is looked at."""
+    return isinstance(owner, types.ModuleType) and owner.__name__.partition(".")[0] in _LIBRARIES
 
 
 def _content(value: Any) -> Any:
@@ -285,7 +304,8 @@ class PlainWatch:
 
     def _follow(self, value: Any, label: str, names: tuple[str, ...], depth: int = 0) -> None:
         """Watch the attributes of an object that the step's code names, and so on from there."""
-        known = isinstance(value, (*SCALARS, torch.Tensor)) or (id(value), names) in self._followed
+        ours = str(type(value).__module__).startswith(_OURS)
+        known = ours or isinstance(value, (*SCALARS, torch.Tensor)) or (id(value), names) in self._followed
         if known or depth > _DEEP or id(value) in self._ignored:
             return
         self._followed.add((id(value), names))
@@ -317,7 +337,7 @@ class PlainWatch:
         slots = set[str]()
         for one in own:
             members = [name for name in known if isinstance(vars(one).get(name), types.MemberDescriptorType)]
-            slots.update(() if is_class else members)
+            slots.update(() if is_class else (name for name in members if _slot(value, name) is not _ABSENT))
             self._hold(
                 one, one.__name__, _reference(one), _attribute, ["", *(name for name in known if name not in members)]
             )
@@ -404,7 +424,10 @@ class PlainWatch:
             self._name(entry): (first, now)
             for entry, first in self._all()
             # What is gone again the step itself, or a framework around it, has put there for the time.
-            if entry[1] and (now := mark(self._value(entry))) != first and self._value(entry) is not _ABSENT
+            if entry[1]
+            and _changes(first, now := mark(self._value(entry)))
+            and self._value(entry) is not _ABSENT
+            and not (callable(self._value(entry)) and _is_librarys(self._holders[entry[0]].owner()))
         }
         states = {name: (state, _state_of(one)) for name, (one, state) in self._generators.items()}
         found |= {name: ((type(one),), (type(now),)) for name, (one, now) in states.items() if one != now}
@@ -485,7 +508,8 @@ class PlainWatch:
 
     def moved(self) -> list[str]:
         """Name what a step has changed: not how many attributes there are, which a tier changes as well."""
-        return [self._name(entry) for entry in self._changed_entries() if entry[1]]
+        found = [entry for entry in self._changed_entries() if entry[1]]
+        return [self._name(one) for one in found if _changes(self._last[one], mark(self._value(one)))]
 
     def _changed_entries(self) -> list[_Entry]:
         """List what has changed of objects that are still there: what replaced another is a value of its own."""
