@@ -43,7 +43,7 @@ def made():
 
 def train(run, *, steps=20, every=1, returns=lambda loss, norm: loss, between=None, returned=None, ends=None):
     model, optimizer = made()
-    loop = hotloop.Loop(model, optimizer, run=run)
+    loop = hotloop.Loop(model, optimizer, run=run, sentinel=0)
 
     @loop.step
     def step(x, update):

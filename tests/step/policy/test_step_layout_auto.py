@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import types
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from hotloop.errors import ConfigError
 from hotloop.step.layout import why_not
 from hotloop.step.loop import loop as loop_module
 from hotloop.step.policy import auto, states
+from hotloop.step.ranks.peers import Peers
 from hotloop.step.tiers import Tier
 
 TIMES = {"eager": 0.040, "eager+graph": 0.039, "channels_last": 0.026, "channels_last+graph": 0.025}
@@ -192,7 +193,7 @@ def test_a_layout_is_refused_where_auto_is_given_compiled_code():
 
 
 def test_several_processes_leave_the_layout_and_say_so(monkeypatch):
-    peers = types.SimpleNamespace(size=2, alone=False, meet=lambda: None, close=lambda: None)
+    peers = mock.Mock(spec=Peers, size=2, alone=False)
     monkeypatch.setattr(loop_module, "peers_of_this_run", lambda: peers)
     with hotloop.testing.captured_step_emulation():
         loop = made()
