@@ -62,3 +62,12 @@ def test_the_last_holder_gives_the_timeouts_back(group):
             pass
         assert collectives.timeout_of(group) == HOUR
     assert collectives.timeout_of(group) == OWN
+
+
+def test_votes_wait_no_longer_than_before(group):
+    """A process that is lost would be noticed after an hour."""
+    votes = dist.new_group(backend="gloo", timeout=OWN, group_desc=collectives.VOTES)
+    with collectives.patience.held("a loop"):
+        assert collectives.timeout_of(group) == HOUR
+        assert collectives.timeout_of(votes) == OWN
+    assert collectives.timeout_of(votes) == OWN

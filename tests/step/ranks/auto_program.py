@@ -33,7 +33,7 @@ from hotloop.step.policy.agreed_auto import AgreedAuto, AgreedCandidates
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.candidates import Candidates
 from hotloop.step.policy.states import Preparing
-from hotloop.step.prove.schedule import Schedule
+from hotloop.step.prove.schedule import SHARE, Schedule
 from hotloop.step.state import trial_run
 from hotloop.testing.captured import Tape, TapeRecording
 
@@ -153,7 +153,7 @@ def flaky():
     return {"same": all(same for same, _ in told.values()), "tiers": sorted({tier for _, tier in told.values()})}
 
 
-def ends(at, *, hangs=False):
+def ends(at, *, hangs=False, sentinel=0.0):
     """One process ends, or hangs, before a step."""
 
     def between(number, model):
@@ -164,7 +164,7 @@ def ends(at, *, hangs=False):
     began = time.monotonic()
     with CAPTURES(), paced(FASTER):
         try:
-            train("auto", total=TOTAL, between=between)
+            train("auto", total=TOTAL, between=between, sentinel=sentinel)
         except (StepLostError, RuntimeError) as error:
             return {"raised": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}
     return {"raised": ""}
@@ -178,7 +178,7 @@ def hangs():
 def ends_in_a_check():
     """One process ends before the second step of a check."""
     with checked_after(10):
-        return ends(34)
+        return ends(34, sentinel=SHARE)
 
 
 def short_batches():
@@ -210,7 +210,7 @@ def two_steps():
         torch.manual_seed(0)
         model = DistributedDataParallel(Net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        loop = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL)
+        loop = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL, sentinel=0)
 
         def made(reads):
             def step(x):
@@ -245,7 +245,7 @@ def resumed():
         torch.manual_seed(0)
         model = DistributedDataParallel(Net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        loop, ran = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL), ""
+        loop, ran = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL, sentinel=0), ""
         loop.load_state_dict({"steps": 500 + RANK})
 
         @loop.step
@@ -303,18 +303,18 @@ def goes_wrong(run):
                 models[-1].module.second.bias.mul_(1.001)
 
     with on_rank_1(Tape, "replay", replay), checked():
-        return chosen(run=run, made=models.append, steps=100)
+        return chosen(run=run, made=models.append, steps=100, sentinel=SHARE)
 
 
 def checks(**how):
     with checked():
-        return chosen(steps=120, **how)
+        return chosen(steps=120, sentinel=SHARE, **how)
 
 
 def caught_in_a_check():
     """One process catches an exception in a step of a check."""
     with checked_after(20):
-        return chosen(run="eager+graph", flaky=36)
+        return chosen(run="eager+graph", flaky=36, sentinel=SHARE)
 
 
 def no_memory_for_a_check():
@@ -332,7 +332,7 @@ def no_memory_for_a_check():
         return real_checked(self, *cost, **how)
 
     with checked_after(20), mock.patch.object(Schedule, "checked", noted):
-        return chosen(run="eager+graph", planted=on_rank_1(trial_run, "Snapshot", snapshot))
+        return chosen(run="eager+graph", planted=on_rank_1(trial_run, "Snapshot", snapshot), sentinel=SHARE)
 
 
 def without_a_wrapper():

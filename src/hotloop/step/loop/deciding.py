@@ -113,6 +113,7 @@ class Deciding:
         shapes, inputs = self._shapes, call.inputs
         known = not tier.other_kernels or shapes.compiled(tier.base, inputs) or shapes.many
         if known:
+            checks = checks and self._peers.alone  # several processes check recordings alone
             return Decision(Doing.CHECK if checks and self._check_due() else Doing.PLAIN, because)
         if not shapes.wanted(tier.base, inputs) or another_trains(self._context):
             return Decision(Doing.PLAIN, because)

@@ -200,7 +200,8 @@ class StepRunner:
         lowest, highest, alike = Doing(found[0]), Doing(-found[1]), found[2] == -found[3]
         doing = self._settled(lowest, highest, alike=alike)
         self._works |= doing >= Doing.CHECK
-        self._fruitless = self._fruitless + 1 if doing is Doing.PLAIN < highest else 0
+        unlike = doing is Doing.AUDIT and not alike
+        self._fruitless = self._fruitless + 1 if unlike or doing is Doing.PLAIN < highest else 0
         if doing is Doing.LEAVE:
             why = mine.because if mine.doing is Doing.LEAVE else self._elsewhere("it failed in another process")
             return Decision(doing, why, tier if found[4] else tier.without_graph())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from hotloop._torch.collectives import collectives_begun, groups, store, timeout_of
+from hotloop._torch.collectives import VOTES, collectives_begun, groups, store, timeout_of
 from hotloop._torch.wrappers import has_rebuilt
 from hotloop.errors import ConfigError, StepLostError, describe
 from hotloop.step.obstacle import CandidateFailedError
@@ -237,7 +237,8 @@ class Peers:
         seconds = min(VOTE_SECONDS, theirs.total_seconds() / 2 if theirs is not None else VOTE_SECONDS)
         self._meeting = next(_meetings)
         try:
-            self._group = distributed.new_group(backend="gloo", timeout=dt.timedelta(seconds=seconds))
+            timeout = dt.timedelta(seconds=seconds)
+            self._group = distributed.new_group(backend="gloo", timeout=timeout, group_desc=VOTES)
         except RuntimeError as error:
             raise ConfigError(
                 f"run {run!r}: not all of the {self.size} processes have made a loop within "
