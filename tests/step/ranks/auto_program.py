@@ -29,6 +29,8 @@ import hotloop
 from hotloop.errors import StepLostError
 from hotloop.measure import Timing
 from hotloop.step.capture.in_and_out import Inputs
+from hotloop.step.loop import deciding
+from hotloop.step.loop.capturing import Capturing
 from hotloop.step.policy.agreed_auto import AgreedAuto, AgreedCandidates
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.candidates import Candidates
@@ -177,8 +179,16 @@ def hangs():
 
 def ends_in_a_check():
     """One process ends before the second step of a check."""
-    with checked_after(10):
-        return ends(34, sentinel=SHARE)
+    steps, real = [], Capturing.prove
+
+    def prove(self, kind, call, tier):
+        steps.extend([kind] if kind.checked else [])
+        if len(steps) == 2:
+            os._exit(9)
+        return real(self, kind, call, tier)
+
+    with checked_after(10), on_rank_1(Capturing, "prove", prove):
+        return ends(-1, sentinel=SHARE)
 
 
 def short_batches():
@@ -280,14 +290,14 @@ def checked(distance=(10, 14)):
 
 @contextlib.contextmanager
 def checked_after(replays):
-    """Let a check come after exactly so many replays."""
+    """Let a look come after exactly so many replays, and a check of values after each look."""
     counted = {}
 
     def due(self, _step):
         counted[self] = counted.get(self, 0) + 1
         return counted[self] % replays == 0
 
-    with mock.patch.object(Schedule, "due", due):
+    with mock.patch.object(Schedule, "due", due), mock.patch.object(deciding, "VALUES_EVERY", 1):
         yield
 
 
