@@ -65,6 +65,7 @@ _PARAMETRIZE = (
     f"{_IN_PLACE}; in place of torch.nn.utils.weight_norm and spectral_norm take those of "
     "torch.nn.utils.parametrizations"
 )
+_BUFFERS = "._buffers.items"
 _COUNT_OUTSIDE = f"call what counts outside the step (an average: ema.step(...)), or count in a tensor: {RUNS}"
 
 
@@ -314,18 +315,19 @@ class StepAuditor:
             # A buffer that the step puts in place of another goes back with the rest of the module's.
             dataclasses.replace(
                 changes_state(name),
-                hint=self._remedy_of(before, now),
-                not_repeatable=not name.endswith("._buffers.items"),
+                hint=self._remedy_of(name, before, now),
+                not_repeatable=not name.endswith(_BUFFERS),
             )
             for name, (before, now) in changed.items()
         ]
         return obstacles[:3] + [
-            Obstacle(f"the step reads {what}", RETURN_IT, not_repeatable=True) for what in watch.refused[:1]
+            Obstacle(f"the step reads {what}", hint or RETURN_IT, not_repeatable=True)
+            for what, hint in watch.refused[:1]
         ]
 
-    def _remedy_of(self, before: Any, now: Any) -> str:
-        """Say what to do about a value that the step changes, by its marks."""
-        if isinstance(now[0], type) and issubclass(now[0], torch.Tensor):
+    def _remedy_of(self, name: str, before: Any, now: Any) -> str:
+        """Say what to do about a value that the step changes, by its name and marks."""
+        if name.endswith(_BUFFERS) or (isinstance(now[0], type) and issubclass(now[0], torch.Tensor)):
             modules = (part for root in self._program.holdings.modules.values() for part in root.modules())
             hooks = (hook for part in modules for table in module_hooks(part) for hook in table.values())
             return _PARAMETRIZE if any(isinstance(one, WeightNorm | SpectralNorm) for one in hooks) else _IN_PLACE

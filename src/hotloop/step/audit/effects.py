@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _NOT_THE_STEPS = ("hotloop", "torch", "py.warnings")
 """Loggers whose records are made about the step, and not by it."""
 _OUTSIDE = f"do it outside the step, every so many steps: {RUNS}"
+_PRINT_IT = "return the tensor, and print or log it outside the step, every so many steps"
 _FILES = ("remove", "unlink", "rename", "replace", "mkdir", "makedirs")
 _IMPURE: tuple[tuple[Any, str, str], ...] = (
     (builtins, "open", "opens a file"),
@@ -126,8 +127,11 @@ class Effects:
     def _note(self, what: str, args: tuple[Any, ...]) -> None:
         record = next((one for one in args if isinstance(one, logging.LogRecord)), None)
         ours = record is not None and record.name.partition(".")[0] in _NOT_THE_STEPS
-        if not ours and (place := own_place()) is not None:
-            self._said.setdefault(place, what)
+        if ours or (place := own_place()) is None:
+            return
+        self._said.setdefault(place, what)
+        if any(isinstance(one, torch.Tensor) for one in (*args, *(record.args or () if record is not None else ()))):
+            self._obstacle(f"a value is read on the host: {what}", _PRINT_IT)  # torch writes it past the dispatcher
 
 
 def _runs_for_the_step(frame: Any) -> bool:

@@ -21,7 +21,7 @@ from hotloop.step.calls.call_key import Aliasing, UnstableArguments, key_of
 from hotloop.step.capture.invariants import Change
 from hotloop.step.engine import collector_paused
 from hotloop.step.loop.kinds import Audited, CallKind, Captured, Declined, Proven, StepCall, Warmed
-from hotloop.step.obstacle import CandidateFailedError, Obstacle
+from hotloop.step.obstacle import INTO_IT, CandidateFailedError, Obstacle
 from hotloop.step.prove.graph_proofs import Noise, Recorded, judge, wrong_recording
 from hotloop.step.prove.outcomes import Verdict
 from hotloop.step.ranks.peers import SETTLE
@@ -66,6 +66,8 @@ _NOT_GIVEN = Obstacle(
 
 
 _CHANGES = "keep it constant, pass it as a tensor argument, or change it less often"
+_MEMORY = ("._parameters.items", "._buffers.items")
+"""What a look names that finds tensors in other memory."""
 
 
 class Capturing:
@@ -325,7 +327,8 @@ class Capturing:
             event = ev.StepsStale(step=done, function=self._step.name, first_step=first, last_step=done, **place)
             self._context.reports.emit(event)
         because = f"{changed[0]} has changed: " if changed else ""
-        self._drop(kind, Change(f"{because}{difference}", hint=_CHANGES))
+        memory = bool(changed) and changed[0].endswith(_MEMORY)
+        self._drop(kind, Change(f"{because}{difference}", hint=INTO_IT if memory else _CHANGES))
 
     def _decline_survey(self, kind: CallKind, obstacle: Obstacle) -> None:
         """Decline what steps are on the way to: the survey of the step did not come to its end."""

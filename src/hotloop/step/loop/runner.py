@@ -322,9 +322,8 @@ class StepRunner:
         self._deciding.audits += 1
         self.step.not_repeatable = None
         self.capturing.forget_audits()
-        before = kind.state
         result = self.capturing.audit(kind, call)
-        if kind.state is before:  # another thread trained meanwhile, so nothing was learnt
+        if kind.audit is None and kind.declined is None:  # another step has to be seen
             self._deciding.audits -= 1
         return result
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import io
 import itertools
@@ -23,6 +24,7 @@ import torch
 
 from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import global_hooks, module_tables, optimizer_hooks
+from hotloop._torch.module import is_scripted
 from hotloop.compiling.control.installed import MARKER
 from hotloop.step.state.holdings import Views, view_of
 
@@ -38,11 +40,13 @@ _LIBRARIES = ("torch", "builtins", "hotloop", "numpy", "logging", "threading", "
 _OURS = ("hotloop.step.loop", "hotloop.testing")
 """Whose objects stand around a step, and are none of its own."""
 _ABSENT: Any = object()
+_BOUNDARY = "hotloop.compiling.control.boundary"
 _TABLES = [name for name, value in vars(torch.nn.Module()).items() if isinstance(value, dict)]
 """Where a module has its parts, tensors and hooks."""
 _TORCHS = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 """Objects of torch's that are looked at as those of other libraries are."""
 _OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__code__")
+_OF_PYTHON = "give the Python module that it was made of"
 _flat = itertools.chain.from_iterable
 
 
@@ -108,9 +112,14 @@ def _parts(value: Any) -> Iterable[Any] | None:
         if not container or len(value) >= _LONG:
             return None
         if isinstance(value, dict):
-            return [*_flat(value.items())]
+            return [*_flat(item for item in value.items() if not _is_boundary(item[1]))]
         return sorted(value, key=repr) if isinstance(value, (set, frozenset)) else [*value]
     return None
+
+
+def _is_boundary(value: Any) -> bool:
+    """Return whether a value is the hook that hotloop's first compile puts on all optimizers: not the program's."""
+    return isinstance(value, types.FunctionType) and value.__module__ == _BOUNDARY
 
 
 @dataclasses.dataclass
@@ -209,7 +218,7 @@ class PlainWatch:
         ignore: objects that are none of the step's: the loop, a framework around it.
 
     Attributes:
-        refused: what the step meets that no recording can follow, with the reason.
+        refused: what the step meets that no recording can follow, with the reason, and what to do about it.
         modules: the modules that it meets.
     """
 
@@ -220,7 +229,7 @@ class PlainWatch:
         optimizers: Iterable[torch.optim.Optimizer],
         ignore: Iterable[Any] = (),
     ) -> None:
-        self.refused: list[str] = []
+        self.refused: list[tuple[str, str]] = []
         self.modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._holders: dict[tuple[int, str], _Holder] = {}
         self._ignored = {id(one) for one in ignore}
@@ -242,6 +251,8 @@ class PlainWatch:
             self._hold(table, "hooks of optimizers or of all modules", _Kept(table), _hooks, ["items"])
         self._step = getattr(step, "__func__", step)
         self.function(self._step)
+        if isinstance(step, functools.partial):
+            self._hold(step, "what is bound to the step", _Kept(step), _itself, ["arguments"])
 
     # -- what is watched -------------------------------------------------------------------------------------------
 
@@ -310,9 +321,9 @@ class PlainWatch:
             return
         self._followed.add((id(value), names))
         if hasattr(type(value), "__next__") and not isinstance(value, io.IOBase):
-            self.refused.append(f"an iterator, which moves on: {label}")
+            self.refused.append((f"an iterator, which moves on: {label}", ""))
         elif isinstance(value, Refused):
-            self.refused.append(f"{label} ({value.why})")
+            self.refused.append((f"{label} ({value.why})", ""))
         elif isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random"):
             self._generators.setdefault(label, (value, _state_of(value)))
         elif (parts := _parts(value)) is not None:
@@ -331,7 +342,8 @@ class PlainWatch:
         table = {} if is_class else getattr(value, "__dict__", {})
         if isinstance(value, _TORCHS) or not own:
             self._plain_parts(value, label)
-        if own and not is_class and hasattr(type(value), "__getitem__") and len(table) < _LONG:
+        contains = any(hasattr(type(value), one) for one in ("__getitem__", "__getattr__"))
+        if own and contains and not isinstance(value, type | torch.nn.Module) and len(table) < _LONG:
             names = (*names, *table)  # somebody's own container: no code names what it keeps its items in
         known = [name for name in dict.fromkeys(names) if name in table or any(name in vars(one) for one in own)]
         slots = set[str]()
@@ -359,6 +371,9 @@ class PlainWatch:
                 continue
             self.modules[id(one)] = weakref.ref(one)
             here = f"{label}.{path}" if path else label
+            if is_scripted(one):
+                self.refused.append((f"{here}, scripted or traced by torch.jit", _OF_PYTHON))
+                continue
             held = {
                 name: value
                 for name, value in vars(one).items()

@@ -203,7 +203,7 @@ class OpStream:
 def _content(constant: torch.Tensor) -> Any:
     """Return what a constant holds; of a large one its kind."""
     kind = constant.dtype, constant.shape
-    if constant.numel() > _FEW:
+    if constant.numel() > _FEW or constant.is_meta:
         return kind
     held = constant.detach().reshape(-1).contiguous().view(torch.uint8)
     return *kind, bytes(held.tolist())
