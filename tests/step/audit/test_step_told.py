@@ -78,7 +78,7 @@ def weighted(model, optimizer, weights, x, y):
 
 def test_what_is_bound_to_a_step_is_named():
     why = same_as_eager(lambda model, optimizer: functools.partial(weighted, model, optimizer, [1.0]), GRAPH).why
-    assert why.startswith("the step changes Python state: an argument of the step[0][2][0]. ")
+    assert why.startswith("the step changes Python state: what is bound to the step.arguments. ")
 
 
 # -- hints -------------------------------------------------------------------------------------------------------------
