@@ -130,7 +130,7 @@ def test_axe_finds_nothing_on_any_page(chromium, full, scheme, width):
                 expect(page.locator(".uplot").first).to_be_visible()
             judge(page, path)
         page.goto(at(url, "/run?run=busy"))
-        expect(page.get_by_role("button", name="Sample now")).to_be_visible()
+        expect(page.get_by_role("button", name="Save now")).to_be_visible()
         judge(page, "a run that trains")
         page.goto(at(url, "/run?run=whole"))
         expect(page.locator(".uplot").first).to_be_visible()  # charts that come under a press move what is pressed

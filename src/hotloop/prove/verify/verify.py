@@ -362,6 +362,11 @@ class _Verification:
                 settings=self._settings,
                 seconds=seconds,
             )
+            with self._path():
+                wrong = tests.disagrees_now()
+            if wrong:  # else each region would be blamed
+                how = "it disagrees where hotloop compiles nothing: look at the code that the program compiles itself"
+                return Culprit((), how, 1, tests.spent)
         except CandidateFailedError as error:
             return Culprit((), f"no search: a step failed: {describe(error.__cause__ or error)}", 0, 0.0)
         return culprit.search(self.compiled.models, tests)
