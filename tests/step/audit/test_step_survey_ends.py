@@ -1,6 +1,7 @@
 """A survey that ends before its step does: the rest of the step runs unobserved, and is eager's."""
 
 import types
+from unittest import mock
 
 import torch
 from torch import nn
@@ -46,9 +47,7 @@ def test_a_failure_while_the_step_is_looked_at_leaves_the_step_alone():
 def test_code_with_a_path_of_its_own_for_a_capture_is_surveyed_up_to_what_that_path_avoids(monkeypatch):
     """transformers reads a padding mask on the host unless it is captured: all of the step was observed twice."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    surveys = []
-    real = op_trace.OpTrace._after
-    looked = lambda look, *given: (surveys.append(look), real(look, *given))[1]  # noqa: E731
+    looked = mock.create_autospec(op_trace.OpTrace._after, side_effect=op_trace.OpTrace._after)
     monkeypatch.setattr(op_trace.OpTrace, "_after", looked)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=2**-4)
@@ -73,6 +72,7 @@ def test_code_with_a_path_of_its_own_for_a_capture_is_surveyed_up_to_what_that_p
         status = loop.status()
     assert status.tier == "eager+graph"
     assert [kind for _, kind in ran].count("survey") == 2
-    counted = [sum(look is one for look in surveys) for one in dict.fromkeys(surveys)]
+    traces = [one.args[0] for one in looked.call_args_list]
+    counted = [sum(one is trace for one in traces) for trace in dict.fromkeys(traces)]
     assert counted[0] == 2  # the sum, and the read of its value
     assert counted[1] > 5

@@ -92,9 +92,12 @@ CHANGES = [freeze, freeze_one, add_group, load_optimizer, clear_optimizer, new_s
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("at", [14, 3, 4])
 def test_a_change_is_in_force_at_once_and_captured_soon_after(both, change, at):
-    """Step 14 is a replay; before steps 3 and 4 the warm-up and the first capture have just been."""
+    """Step 14 is a replay; before steps 3 and 4 the warm-up and the first capture have just been.
+
+    A recording that was made over state that is cleared by then is found at its first replay.
+    """
     run = both.equal(changed_at(change, at=at), exact=True)
-    assert len(run.dropped) == (0 if at == 3 else 1)
+    assert len(run.dropped) == (0 if at == 3 and change is not clear_optimizer else 1)
     assert run.status().tier == GRAPH
 
 

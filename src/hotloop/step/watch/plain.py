@@ -336,7 +336,8 @@ class PlainWatch:
 
     def _object(self, value: Any, label: str, names: tuple[str, ...], depth: int) -> None:
         is_class = isinstance(value, type)
-        names = (*{"param_groups"}.intersection(names),) if id(value) in self._optimizers else names
+        if label == "self" and id(value) in self._optimizers:  # what an optimizer's own code moves is its state
+            names = (*{"param_groups"}.intersection(names),)
         classes = (value if is_class else type(value)).__mro__[:-1]
         own = [one for one in classes if str(one.__module__).partition(".")[0] not in _LIBRARIES]
         table = {} if is_class else getattr(value, "__dict__", {})
