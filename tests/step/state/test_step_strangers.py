@@ -54,6 +54,36 @@ def test_a_gradient_for_an_optimizer_outside_is_eagers(both, kind, set_to_none, 
     assert run.status().tier == asked
 
 
+@pytest.mark.parametrize(("asked", "at"), [(GRAPH, 2), (GRAPH, 3), (GRAPH, 4), ("aot_eager", 3), ("aot_eager", 14)])
+def test_a_tensor_of_nobody_that_is_written_in_some_calls_only_declines_with_its_name(both, asked, at):
+    """A call that writes it while it is proven or checked writes it twice: nothing could put it back in between."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+        average, writes = torch.zeros(4, 12, device=run.device), torch.zeros(1, dtype=torch.bool)
+
+        @run.loop(model, optimizer, sentinel=0.5).step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if memoryview(writes.numpy())[0]:
+                average.lerp_(model.head.weight.detach(), 0.5)
+            return loss
+
+        for number, (x, y) in enumerate(batches(run.device, 24)):
+            writes.fill_(number >= at)
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    run = both.alike(program, asked=asked)
+    (told,) = run.declined
+    assert "the step writes into train_step.average in some calls only" in told.reason
+    assert "state=" in told.hint
+
+
 def test_a_stranger_that_the_step_writes_keeps_no_step_from_being_undone():
     """MoCo's key encoder is moved before the forward pass, which may fail; what was found to be written goes back."""
     model, other = nn.Linear(2, 2), nn.Parameter(torch.ones(2))

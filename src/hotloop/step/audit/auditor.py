@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,8 +17,9 @@ from hotloop._torch.fake import version_of
 from hotloop._torch.hooks import module_hooks
 from hotloop._torch.ledger import CapabilityMissingError
 from hotloop._torch.own_compiles import uncompiled
+from hotloop._torch.places import address_of
 from hotloop._torch.random_state import CPU, NUMPY, PYTHON, RandomState
-from hotloop._torch.sharded import is_spread
+from hotloop._torch.sharded import is_spread, shard_of
 from hotloop.compiling.control import paused
 from hotloop.interrupts import interruptible, uninterrupted
 from hotloop.measure import flatten
@@ -66,7 +68,14 @@ _PARAMETRIZE = (
     "torch.nn.utils.parametrizations"
 )
 _BUFFERS = "._buffers.items"
+_GIVE_IT = (
+    "pass it to the loop, Loop(..., state=[...]), so that a step that is run twice to be compared can put it back"
+)
 _COUNT_OUTSIDE = f"call what counts outside the step (an average: ema.step(...)), or count in a tensor: {RUNS}"
+
+
+Unheld = list[tuple[str, "weakref.ref[torch.Tensor]", int]]
+"""Tensors by name, and how often each was written."""
 
 
 @dataclasses.dataclass
@@ -308,6 +317,31 @@ class StepAuditor:
     def changed_inside(self) -> list[Obstacle]:
         """Return what Python state has changed since the last look, by the step that has just run."""
         return [changes_state(name) for name in (self._watch.moved() if self._watch is not None else [])[:1]]
+
+    def unheld(self) -> Unheld:
+        """Note the tensors that the step meets and that no copy of the state holds, before it runs more than once."""
+        holdings = self._program.holdings
+        with holdings.still():
+            known = [*holdings.tensors().values(), *(one for one in holdings.gradients().values() if one is not None)]
+        held = {address_of(one) for one in map(shard_of, known) if one.layout == torch.strided}
+        met = self._watch.tensors() if self._watch is not None else ()
+        met = ((name.rpartition("<locals>.")[2], one) for name, one in met)
+        others = [(name, one) for name, one in met if one.layout == torch.strided and address_of(one) not in held]
+        return [(name, weakref.ref(one), version_of(one)) for name, one in others if not one.is_inference()]
+
+    @staticmethod
+    def written(unheld: Unheld) -> list[Obstacle]:
+        """Return that the step has written one of the tensors that `unheld` noted, which it does in some calls only."""
+        pairs = [(name, one, version) for name, reference, version in unheld if (one := reference()) is not None]
+        return [
+            Obstacle(
+                f"the step writes into {name} in some calls only, and the loop was not given it",
+                _GIVE_IT,
+                not_repeatable=True,
+            )
+            for name, one, version in pairs
+            if version_of(one) != version
+        ][:1]
 
     def _of_watch(self, watch: PlainWatch, changed: dict[str, tuple[Any, Any]]) -> list[Obstacle]:
         """Return what of Python's state the step has changed, or takes further as it reads it."""

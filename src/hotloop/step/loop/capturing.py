@@ -345,7 +345,7 @@ class Capturing:
         assert isinstance(state, Audited | Captured)
         audit = state.audit if isinstance(state, Audited) else state.recorded.audit
         noise = Noise() if isinstance(state, Audited) else state.recorded.noise
-        was_noisy = noise.noisy
+        was_noisy, unheld = noise.noisy, self.auditor.unheld()
         try:
             with collector_paused():
                 result, obstacle = self._graphs.warm_up(audit, noise, kind.path, call.arguments)
@@ -354,7 +354,7 @@ class Capturing:
         else:
             if obstacle is None and audit.watch is not None:
                 audit.watch.look()  # counts of averages have moved to the device
-            if obstacle is not None:
+            if (obstacle := next(iter(self.auditor.written(unheld)), obstacle)) is not None:
                 self.decline(kind, obstacle)
             elif isinstance(state, Captured):
                 state.measures = False
@@ -374,6 +374,7 @@ class Capturing:
         state = kind.state
         assert isinstance(state, Warmed | Captured)
         recorded, share = state.recorded, kind.calls / max(1, self._context.progress.calls)
+        unheld = self.auditor.unheld()
         try:
             with collector_paused():
                 outcome = self._graphs.prove(recorded, call.arguments, tier, share)
@@ -386,7 +387,9 @@ class Capturing:
                 state = kind.state = Captured(recorded, recorded.recording)
                 if self._schedule is not None:
                     self._schedule.begin()
-            if changed := recorded.audit.changed():
+            if written := self.auditor.written(unheld):
+                self.decline(kind, written[0])
+            elif changed := recorded.audit.changed():
                 self.decline(kind, changes_state(changed[0]))
             else:
                 # Without the result, whose graph would tie a later capture to the stream of this step.

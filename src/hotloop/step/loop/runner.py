@@ -355,13 +355,19 @@ class StepRunner:
         """Run a recording, or compiled code without one, and eager, and compare; return the step's result."""
         assert self.sentinel is not None
         recorded = kind.state.recorded if kind is not None and isinstance(kind.state, Proven) else None
+        unheld = self.auditor.unheld()
         try:
             result, outcome = self.sentinel.run(recorded, call.arguments, tier)
         except CandidateFailedError as error:
             no_memory = isinstance(error.__cause__, torch.OutOfMemoryError | NoRoomError)
             obstacle = self._rescue.candidate_failed(error, tier)
         else:
-            if not outcome.agrees:
+            written = self.auditor.written(unheld)
+            if written and kind is not None and recorded is not None:
+                self.capturing.decline(kind, written[0])
+            elif written:
+                self.context.reports.failed(self.step, tier.without_graph(), written[0])
+            elif not outcome.agrees:
                 self._disagreed(outcome, tier)
             return result
         if no_memory:

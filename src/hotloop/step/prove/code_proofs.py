@@ -219,6 +219,7 @@ class CodeProofs:
         obstacle: Obstacle | None = None
         step.doing = "proof"
         self._auditor.look_again()  # what changed since the last step is none of this one's doing
+        unheld = self._auditor.unheld()
         try:
             self._install(tier)
             wide = self._in_more_bits(tier, call)
@@ -230,7 +231,7 @@ class CodeProofs:
             run = functools.partial(step.program.step, *call[0], **call[1])
             return self._rescue.rung_down(run, tier.without_graph(), obstacle)
         context.reports.proof_took(time.perf_counter() - began, outcome.nbytes)
-        step.note_not_repeatable(self._auditor.changed_inside())
+        step.note_not_repeatable([*self._auditor.written(unheld), *self._auditor.changed_inside()])
         if step.not_repeatable is not None:
             context.reports.failed(step, tier.without_graph(), step.not_repeatable)
         else:

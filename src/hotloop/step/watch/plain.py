@@ -550,6 +550,11 @@ class PlainWatch:
 
     # -- tensors that nobody named ---------------------------------------------------------------------------------
 
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors that the step meets, with what its user may know them as."""
+        for entry in self._last:
+            yield from ((self._name(entry), one) for one in _tensors(self._value(entry)))
+
     def strangers(self, held: set[int]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         """Return trained tensors by name, and buffers of modules, that are met and that the loop was not given."""
         modules = [module for one in self.modules.values() if (module := one()) is not None]
