@@ -168,11 +168,6 @@ def _itself(owner: Any, _name: str) -> Any:
     return owner
 
 
-def _hooks(table: Any, _name: str) -> Any:
-    """Return the hooks in a table that are not ours: the first compile of a process registers one."""
-    return {key: one for key, one in table.items() if not str(getattr(one, "__module__", "")).startswith("hotloop.")}
-
-
 def _cell(function: Any, name: str) -> Any:
     if name in _OF_FUNCTIONS:
         return getattr(function, name)
@@ -248,7 +243,7 @@ class PlainWatch:
         for one in models:
             self._module(one, type(one).__name__)
         for table in (*global_hooks(), *_flat(map(optimizer_hooks, optimizers))):
-            self._hold(table, "hooks of optimizers or of all modules", _Kept(table), _hooks, ["items"])
+            self._hold(table, "hooks of optimizers or of all modules", _Kept(table), _itself, ["items"])
         self._step = getattr(step, "__func__", step)
         self.function(self._step)
         if isinstance(step, functools.partial):
@@ -479,14 +474,11 @@ class PlainWatch:
 
     def _collect(self) -> None:
         """Collect what is compared at a glance: how values are read, and the containers that they are."""
-        self._getters = [
-            (one.owner, _getter(one)) for one in self._holders.values() if one.read not in (_itself, _hooks)
-        ]
+        self._getters = [(one.owner, _getter(one)) for one in self._holders.values() if one.read is not _itself]
         self._filled, self._empty, self._contents = list[Any](), list[Any](), list[Any]()
         self._views = Views(dict.fromkeys(one for entry in self._last for one in _tensors(self._value(entry))))
         for entry in self._last:
-            holder = self._holders[entry[0]]
-            self._add(holder.owner() if holder.read is _hooks else holder.value(entry[1]), 0)
+            self._add(self._value(entry), 0)
         self._now = self._values()
 
     def _add(self, value: Any, depth: int) -> None:
