@@ -320,7 +320,8 @@ class StepAuditor:
             for name, (before, now) in changed.items()
         ]
         return obstacles[:3] + [
-            Obstacle(f"the step reads {what}", RETURN_IT, not_repeatable=True) for what in watch.refused[:1]
+            Obstacle(f"the step reads {what}", RETURN_IT, not_repeatable=not repeatable)
+            for what, repeatable in watch.refused.items()
         ]
 
     def _remedy_of(self, before: Any, now: Any) -> str:

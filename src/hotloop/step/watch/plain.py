@@ -50,11 +50,12 @@ class Refused:
     """Stands for a value that no recording can follow.
 
     Args:
-        why: in words of its user's.
+        why: in words of its user's, as what the step reads.
+        repeatable: whether a step that reads it may run twice, as in a proof.
     """
 
-    def __init__(self, why: str) -> None:
-        self.why = why
+    def __init__(self, why: str, *, repeatable: bool = False) -> None:
+        self.why, self.repeatable = why, repeatable
 
 
 def mark(value: Any, depth: int = 0) -> Any:
@@ -209,7 +210,7 @@ class PlainWatch:
         ignore: objects that are none of the step's: the loop, a framework around it.
 
     Attributes:
-        refused: what the step meets that no recording can follow, with the reason.
+        refused: what the step meets that no recording can follow, and whether a proof may run it twice.
         modules: the modules that it meets.
     """
 
@@ -220,7 +221,7 @@ class PlainWatch:
         optimizers: Iterable[torch.optim.Optimizer],
         ignore: Iterable[Any] = (),
     ) -> None:
-        self.refused: list[str] = []
+        self.refused: dict[str, bool] = {}
         self.modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._holders: dict[tuple[int, str], _Holder] = {}
         self._ignored = {id(one) for one in ignore}
@@ -310,9 +311,9 @@ class PlainWatch:
             return
         self._followed.add((id(value), names))
         if hasattr(type(value), "__next__") and not isinstance(value, io.IOBase):
-            self.refused.append(f"an iterator, which moves on: {label}")
+            self.refused[f"an iterator, which moves on: {label}"] = False
         elif isinstance(value, Refused):
-            self.refused.append(f"{label} ({value.why})")
+            self.refused[value.why] = value.repeatable
         elif isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random"):
             self._generators.setdefault(label, (value, _state_of(value)))
         elif (parts := _parts(value)) is not None:
@@ -409,9 +410,10 @@ class PlainWatch:
         """Watch the cells, defaults and code of a function of Python's."""
         if not isinstance(one, types.FunctionType):
             return
+        names = tuple(dict.fromkeys(_flat(names for _, names in self._codes.values())))
         for name in one.__code__.co_freevars:
             if isinstance(held := _cell(one, name), dict):  # a framework's table of what the step reads
-                self._follow(held, name, ())
+                self._follow(held, name, names)
         self._hold(one, one.__qualname__, _reference(one), _cell, (*one.__code__.co_freevars, *_OF_FUNCTIONS))
 
     # -- what has changed ------------------------------------------------------------------------------------------
