@@ -30,13 +30,6 @@ class Case:
         return self.program.__name__
 
 
-def table():
-    """Return the table of the docs, as Markdown."""
-    heads = ("program", "`torch.compile`", "`hotloop.compile`", "why")
-    rows = [(f"`{case.name}`", "**flagged**" if case.flagged else "right", case.hotloop, case.why) for case in CASES]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
-
-
 _OVER = "the later call overwrites it"
 _COPY = "a copy has memory of its own"
 _STOLEN = "the gradient is the graph's own memory, which the next step overwrites"

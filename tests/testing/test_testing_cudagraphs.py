@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lifetime_cases import CASES, table
+from lifetime_cases import CASES
 from lifetime_programs import HandsOn, Net, World, Writes
 from torch import nn
 
@@ -262,12 +262,6 @@ def test_every_preset_with_cuda_graphs_runs_in_the_emulation(preset):
         model(torch.ones(2, 8))[0].sum().backward()
         assert hotloop.status(model).components["model"].running == preset
         assert emulation.runs == 2
-
-
-def test_the_table_in_the_docs_is_the_table_of_the_tests():
-    assert len(CASES) >= 15
-    page = Path(__file__).parents[2] / "docs" / "evidence" / "cudagraph-programs.md"
-    assert table() in page.read_text(encoding="utf-8")
 
 
 class Judge(torch.nn.Linear):
