@@ -179,7 +179,7 @@ def folder_of(study: Path, attempt: dict[str, object]) -> Path:
     """Return the folder of an attempt of a study's document."""
     from hotloop.train.search.study import trial_folder
 
-    return trial_folder(study, int(str(attempt["number"])), int(str(attempt["attempt"])))
+    return trial_folder(study, int(str(attempt["number"])))
 
 
 def rows(what: str, given: argparse.Namespace) -> Iterator[dict[str, object]]:

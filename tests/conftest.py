@@ -112,13 +112,6 @@ def _torchs_settings():
 
 
 @pytest.fixture(autouse=True)
-def _modules_of_earlier_tests_name_none():
-    """Name modules as in a program of their own: those of earlier tests may be alive still."""
-    if installed := sys.modules.get("hotloop.compiling.control.installed"):
-        installed.called_model.clear()
-
-
-@pytest.fixture(autouse=True)
 def _guards_are_not_timed():
     """After each compile dynamo empties the CPU's caches to time its guards once, for its log: a twentieth of the suite."""
     if guards := sys.modules.get("torch._dynamo.guards"):
@@ -136,8 +129,8 @@ def _fresh_compiler():
     if "hotloop.compiling.control" in sys.modules:
         from hotloop.compiling.apply import roots
 
-        roots._roots.clear()
+        roots.forget_roots()
     if "hotloop.step" in sys.modules:
-        from hotloop.step.policy import process_history
+        from hotloop.step.policy import history
 
-        process_history.forget()
+        history.forget()

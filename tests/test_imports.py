@@ -43,8 +43,8 @@ def test_the_presets_command_brings_no_torch(command):
 
 def test_a_search_that_trains_nothing_in_its_own_process_brings_no_torch():
     found = modules_after(
-        "from pathlib import Path; from hotloop.train.search import supervise, trial, worker\n"
-        "trial.keep_best_only(Path('nowhere'), [Path('nowhere else')])"
+        "from pathlib import Path; from hotloop.train.search import command, trial\n"
+        "trial.drop_checkpoints(Path('nowhere'))"
     )
     assert "torch" not in found
 

@@ -28,8 +28,6 @@ class ComponentConfig:
         regions: ``whole``; ``blocks`` (each repeated block and the rest as pieces of their own); or ``auto``.
         fullgraph: raise at the first graph break.
         strict: raise if a compile fails, instead of stepping down.
-        strict_lifetime: raise if an output of a CUDA graph is held while its memory is reused, instead of copying every
-            output.
         ladder: the presets to step down to, ending in ``none``; None takes each preset's own.
     """
 
@@ -38,7 +36,6 @@ class ComponentConfig:
     regions: Regions = "auto"
     fullgraph: bool = False
     strict: bool = False
-    strict_lifetime: bool = False
     ladder: tuple[Preset, ...] | None = None
 
     def ladder_of(self, preset: Preset) -> tuple[Preset, ...]:
@@ -60,7 +57,6 @@ def component_config(  # noqa: PLR0913 - the settings of hotloop.compile
     options: Mapping[str, Any] | None = None,
     ladder: Iterable[str | Preset] | None = None,
     strict: bool = False,
-    strict_lifetime: bool = False,
 ) -> ComponentConfig:
     """Check and resolve the arguments of `hotloop.compile`; an argument that is not set is the preset's.
 
@@ -71,7 +67,7 @@ def component_config(  # noqa: PLR0913 - the settings of hotloop.compile
         raise ConfigError(f"regions {regions!r}: expected one of {', '.join(get_args(Regions))}")
     if dynamic is not ... and dynamic not in (None, True, False):
         raise ConfigError(f"dynamic {dynamic!r}: expected True, False or None (automatic)")
-    for name, flag in (("fullgraph", fullgraph), ("strict", strict), ("strict_lifetime", strict_lifetime)):
+    for name, flag in (("fullgraph", fullgraph), ("strict", strict)):
         if not isinstance(flag, bool):
             raise ConfigError(f"{name} {flag!r}: expected True or False")
     if options is not None and not isinstance(options, abc.Mapping):
@@ -90,6 +86,5 @@ def component_config(  # noqa: PLR0913 - the settings of hotloop.compile
         regions=regions,
         fullgraph=fullgraph,
         strict=strict,
-        strict_lifetime=strict_lifetime,
         ladder=None if ladder is None else tuple(presets.get(rung) for rung in ladder),
     )

@@ -200,6 +200,23 @@ class CaptureDropped(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StepsStale(Event):
+    """A change was noticed late: the steps from ``first_step`` to ``last_step`` may have used an old value.
+
+    ``operation`` is the first one that differed, with the user's line that runs it.
+    """
+
+    kind: ClassVar[str] = "steps_stale"
+    step: int
+    function: str
+    first_step: int
+    last_step: int
+    operation: str
+    file: str | None
+    line: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TierProven(Event):
     """A tier agreed with its reference on ``steps`` real steps; ``worst`` is the tensor nearest to its limit."""
 
@@ -244,7 +261,7 @@ class TierChanged(Event):
 class SentinelDisagreed(Event):
     """A step of the tier in force did not agree with the same step in eager: ``tensor`` is furthest past its limit.
 
-    ``region`` says so where the recording is at fault, and not the compiled code in it.
+    The tier is proven again then. ``certain`` says that it is further off than rounding ever is.
     """
 
     kind: ClassVar[str] = "sentinel_disagreed"
@@ -256,7 +273,7 @@ class SentinelDisagreed(Event):
     value: float | None
     limit: float | None
     reason: str
-    region: str = ""
+    certain: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,10 @@ Remedy = Literal["mark_dynamic", "buckets", "odd_batch_eager", "regions", "tier"
 """What `hotloop.Loop` can do by itself: compile for any length from the first compile on; pad batches to a few sizes
 (only if the user said with what); run the odd batch eager; choose other regions; choose another tier."""
 REMEDIES: dict[Remedy, str] = {
-    "mark_dynamic": "looks at the batches before it compiles, with Loop(batches=loader): frequent lengths get code of "
-    "their own, many lengths one code for any length, and odd batches run eager",
-    "buckets": "pads batches to sizes that it chooses from them, once it is told with what: Loop(batches=loader, "
-    'buckets={"x": hotloop.Pad(dim=1, value=0)})',
-    "odd_batch_eager": "runs the odd batch eager until its size has come three times and a compile for it pays",
+    "mark_dynamic": "lets a compiler see a size once it has come three times: from the second on it makes one code for "
+    "any length, and sizes that come less often run eager",
+    "buckets": 'pads batches to sizes that you declare: Loop(buckets={"x": hotloop.Pad(dim=1, value=0, to=(64, 128))})',
+    "odd_batch_eager": "runs the odd batch eager until its size has come three times",
     "regions": 'chooses regions and tier by what they take in the run, with run="auto"',
     "tier": 'chooses the tier by what its steps take in the run, with run="auto"',
 }

@@ -1,4 +1,4 @@
-"""Modules and a workload that a child process can import by name."""
+"""A module and workloads that a child process can import by name."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from hotloop.step.workload import Workload
 
 
 class Net(nn.Module):
-    """Embedding tied to the head, BatchNorm, dropout: what a rebuilt module must keep."""
+    """Embedding tied to the head, BatchNorm and dropout."""
 
     def __init__(self, width=16):
         super().__init__()
@@ -19,30 +19,9 @@ class Net(nn.Module):
         self.head.weight = self.embed.weight
         self.register_buffer("positions", torch.arange(4), persistent=False)
 
-    def forward(self, ids, scale=None):
+    def forward(self, ids):
         x = torch.nn.functional.gelu(self.inner(self.drop(self.embed(ids + self.positions[: ids.shape[1]]))))
-        x = self.norm(x.mean(1))
-        return {"logits": self.head(x), "hidden": x if scale is None else x * scale}
-
-
-class Fails(nn.Linear):
-    def forward(self, x):
-        raise ValueError("two lines\nof trouble")
-
-
-class HoldsWeightsInReduce(nn.Linear):
-    def __reduce__(self):
-        return rebuilt, (self.in_features, self.out_features, self.weight)
-
-
-def rebuilt(features_in, features_out, weight):
-    made = HoldsWeightsInReduce(features_in, features_out)
-    made.weight = weight
-    return made
-
-
-def hook(module, args):
-    return args
+        return self.head(self.norm(x.mean(1)))
 
 
 def make():
@@ -50,10 +29,14 @@ def make():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(ids):
-        loss = model(ids)["logits"].logsumexp(-1).mean()
+        loss = model(ids).logsumexp(-1).mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss
 
     return Workload(model, optimizer, step, [(torch.randint(40, (8, 4)),)])
+
+
+def fails():
+    raise ValueError("two lines\nof trouble")

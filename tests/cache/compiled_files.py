@@ -1,8 +1,5 @@
-"""A batch of files for stores of compiled code."""
+"""Compiled code for stores, as torch might have written it."""
 
-import time
-
-from hotloop.cache.compiled import File, Manifest, sha256_of
 from hotloop.cache.keys import fits
 
 CONTENT = {"fxgraph/ab/entry": b"graph" * 50, "cx/code.py": b"print()", "cx/library.so": b"\x7fELF" + bytes(400)}
@@ -10,10 +7,15 @@ MODELS = {"f" * 32: "Net"}
 
 
 def put(store, content=CONTENT, here=None, models=MODELS):
-    listed = {File(path, sha256_of(data), len(data)): data for path, data in content.items()}
-    return store.put(Manifest(here or fits(), models, time.time(), tuple(listed)), listed.__getitem__)
+    """Write files as torch does; return the entry."""
+    entry = store.make(here or fits(), models)
+    for name, data in content.items():
+        path = entry.torch / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return entry
 
 
-def taken(store, place):
-    found = store.load_into(place, fits())
-    return {path: (place / path).read_bytes() for path in found}
+def held(store):
+    """Return the content of all files of a store."""
+    return {name: path.read_bytes() for entry in store.entries() for name, path in entry.files.items()}

@@ -6,10 +6,10 @@ import random
 import zipfile
 
 import pytest
-from compiled_files import CONTENT, MODELS, put, taken
+from compiled_files import CONTENT, MODELS, held, put
 from typer.testing import CliRunner
 
-from hotloop.cache import bundle, process_folder
+from hotloop.cache import bundle, compiled
 from hotloop.cache.compiled import CompiledStore, sha256_of
 from hotloop.cache.keys import fits
 from hotloop.errors import DataError
@@ -26,10 +26,10 @@ def other(tmp_path):
     return CompiledStore(tmp_path / "other")
 
 
-def test_a_bundle_brings_what_was_exported(made, other, place, tmp_path):
+def test_a_bundle_brings_what_was_exported(made, other, tmp_path):
     got = bundle.import_bundle(other, tmp_path / "bundle.zip", checksum=made.checksum[:16], model="ffff")
     assert (got.checksum, got.size) == (made.checksum, made.size)
-    assert taken(other, place) == CONTENT
+    assert held(other) == CONTENT
 
 
 @pytest.mark.parametrize("name", list(fits()))
@@ -70,14 +70,14 @@ def swap_code(members):
 
 def swap_manifest(members):
     document = json.loads(members["manifest.json"])
-    document["files"][0][1] = sha256_of(b"evil")
+    document["parts"][0]["files"][0][1] = sha256_of(b"evil")
     members["manifest.json"] = json.dumps(document).encode()
     members[f"objects/{sha256_of(b'evil')}"] = b"evil"
 
 
 def lead_out(members):
     document = json.loads(members["manifest.json"])
-    document["files"][0][0] = "../../evil"
+    document["parts"][0]["files"][0][0] = "../../evil"
     members["manifest.json"] = json.dumps(document).encode()
     members["manifest.sha256"] = sha256_of(members["manifest.json"]).encode()
 
@@ -106,14 +106,14 @@ def test_a_bundle_that_was_changed_is_refused(made, other, tmp_path, change, why
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_bundle_that_is_damaged_anywhere_is_refused_or_whole(made, other, place, tmp_path, seed):
+def test_a_bundle_that_is_damaged_anywhere_is_refused_or_whole(made, other, tmp_path, seed):
     path, draw = tmp_path / "bundle.zip", random.Random(seed)
     data = path.read_bytes()
     at = draw.randrange(len(data))
     path.write_bytes(data[:at] if seed % 2 else data[:at] + draw.randbytes(8) + data[at + 8 :])
     with contextlib.suppress(DataError):
         bundle.import_bundle(other, path)
-        assert taken(other, place) == CONTENT  # a date in the zip's own directory, say, changes nothing
+        assert held(other) == CONTENT  # a date in the zip's own directory, say, changes nothing
 
 
 def test_no_bundle_is_no_bundle(other, tmp_path):
@@ -136,9 +136,9 @@ def test_the_command_shows_clears_exports_and_imports(home, tmp_path):
     shown = command()
     assert shown.exit_code == 0
     assert "0.0 MiB of compiled code" in shown.stdout
-    store = process_folder.compiled_store()
-    kept = put(store)
-    stale = put(store, {"old": b"old" * 100}, {**fits(), "torch": "1.0"}, {"e" * 32: "[red]Evil"})
+    store = compiled.compiled_store()
+    kept = put(store).name
+    stale = put(store, {"old": b"old" * 100}, {**fits(), "torch": "1.0"}, {"e" * 32: "[red]Evil"}).name
     found = json.loads(command("--json").stdout)
     assert found["folder"] == str(home / "compiled")
     rows = {row["name"]: row for row in found["entries"]}

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from hotloop.cli import app
 from hotloop.errors import ConfigError, RecordError
-from hotloop.train.search import supervise
+from hotloop.train.search import command
 
 sys.path.extend(str(Path(__file__).parents[1] / room) for room in ("train", "report"))
 from run_folders import a_run, a_study
@@ -31,8 +31,8 @@ def test_each_command_has_a_help_of_its_own_and_all_else_is_a_search(monkeypatch
     assert "--n-trials" in invoke("recipe=digits", "--help").stdout
     monkeypatch.chdir(tmp_path)
     seen = []
-    ended = supervise.Ended("finished", Path("study"), {"trials": [], "best": 3, "left": 0})
-    monkeypatch.setattr(supervise, "search", lambda settings, tell: seen.append(settings.hpo.n_trials) or ended)
+    ended = command.Ended("finished", Path("study"), {"trials": [], "best": 3, "left": 0})
+    monkeypatch.setattr(command, "search", lambda settings, say: seen.append(settings.hpo.n_trials) or ended)
     for arguments in ((), ("--n-trials", 7), ("search", "hpo.n_trials=8"), ("hpo.n_trials=9", "--quiet")):
         last = invoke(*arguments)
     assert seen == [100, 7, 8, 9]

@@ -96,7 +96,7 @@ def test_no_run_begins_in_a_folder_that_is_being_deleted(tmp_path, monkeypatch):
         pass
 
     def deletes(path):
-        with pytest.raises(AssertionError, match="trains there") as refused, held_elsewhere(folder):
+        with pytest.raises(AssertionError) as refused, held_elsewhere(folder):  # it cannot hold the folder
             pass
         said.append(refused)
         delete(path)
@@ -119,7 +119,7 @@ def test_what_is_no_run_or_trains_now_is_not_deleted(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=why):
             invoke("rm", "--yes", run, folder)
     for place in (run, kf / "fold-1"):
-        with held_elsewhere(place), pytest.raises(ConfigError, match=r"process \d+ on .* trains there"):
+        with held_elsewhere(place), pytest.raises(ConfigError, match="another process trains there"):
             invoke("rm", "--yes", run, kf)
     monkeypatch.chdir(run)
     with pytest.raises(ConfigError, match="the current folder"):

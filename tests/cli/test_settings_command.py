@@ -60,7 +60,7 @@ def test_the_table_lists_what_a_recipe_has_with_its_values(printed):
     assert "pictures" not in out.replace("pictures of", "")
 
 
-@pytest.mark.parametrize("recipe", ["criteria", "digits", "language", "diffusion", "focus"])
+@pytest.mark.parametrize("recipe", ["criteria", "digits", "diffusion", "focus"])
 def test_the_schema_says_of_each_setting_its_default_range_and_reason(printed, recipe):
     code, out, _ = printed("--schema", f"recipe={recipe}")
     found = nodes(json.loads(out))
@@ -75,8 +75,6 @@ def test_the_schema_says_of_each_setting_its_default_range_and_reason(printed, r
         "diffusion",
         "digits",
         "focus",
-        "language",
-        "lightning",
     ]
     assert ("data.path" in found, "digits" in found) == (recipe == "criteria", recipe == "digits")
 

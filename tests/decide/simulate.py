@@ -209,14 +209,9 @@ class Run:
             by_steps = tier == "eager+graph" and self.setup.told
             limit = decision.limit_seconds if by_steps else math.inf
             saving = max(0.0, eager_low - self.world.ms(tier, self.step) / 1e3) * self.left
-            lost, before = math.inf, 0.0
             for part in PARTS:  # given up between two steps; once it was replayed, what it saves is known
                 room = limit + (CERTAIN * saving if part >= RECORDED else 0.0)
-                spent, one_step, before = part * prepared, part * prepared - before, part * prepared
-                if spent > room and one_step > decision.more_seconds:
-                    lost = min(lost, spent)  # by one dear step: that is lost already
-                more = lost + decision.more_seconds if math.isfinite(lost) else room
-                if part < 1.0 and spent > max(room, more):
+                if part < 1.0 and part * prepared > room:
                     self.spend(part * prepared)
                     self.trial_seconds += part * prepared
                     self.wasted.append(part * prepared)

@@ -134,7 +134,7 @@ def test_a_part_of_what_is_saved_is_there_for_trials_too():
     unsure = changed(FULL, background_seconds=None, prepare_worst_seconds=6.0, chance=0.9)
     spent = changed(IN_GRAPH, trial_seconds=4.0)  # more than 1 % of 360 s
     assert decide(spent, [unsure]).action == "try"
-    nothing_saved = decide(changed(spent, step_high_seconds=0.036, carried_seconds=10.0), [unsure])
+    nothing_saved = decide(changed(spent, step_high_seconds=0.036, saved_seconds=8.0), [unsure])
     assert nothing_saved.action == "stay"
     assert "10% of what it saves" in nothing_saved.reason
 
@@ -171,7 +171,7 @@ def test_runs_that_share_the_code_share_its_cost():
     trial = Standing(step=8, total_steps=200, eager_seconds=0.036)
     kept = changed(FULL, again_seconds=0.4)
     assert decide(trial, [kept]).action == "stay"
-    decision = decide(changed(trial, runs=100.0, carried_seconds=5.0), [kept])
+    decision = decide(changed(trial, runs=100.0, saved_seconds=50.0), [kept])
     assert decision.action == "prepare"
     assert decision.reason.endswith(" steps: 192 steps left, shared by about 100 runs like this one")
     assert decision.numbers["later_runs"] == 99.0
@@ -190,7 +190,7 @@ def test_a_short_run_is_told_how_long_one_has_to_be(option):
     assert all(re.fullmatch(r"[1-9]\d?0*", str(one)) for one in (even, needed))
     credit = 1e3  # the promise does not bind here
     for share, action in ((0.9, {"stay"}), (1.1, {"try", "prepare"})):
-        run = changed(short, total_steps=8 + round(needed * share), carried_seconds=credit)
+        run = changed(short, total_steps=8 + round(needed * share), saved_seconds=credit)
         assert decide(run, [option]).action in action
 
 
@@ -203,25 +203,26 @@ def test_what_is_captured_serves_one_run_only():
 
 
 def test_later_runs_pay_for_capture_and_proof_again():
-    trial = Standing(step=8, total_steps=200, eager_seconds=0.036, runs=100.0, carried_seconds=1e3)
+    trial = Standing(step=8, total_steps=200, eager_seconds=0.036, runs=100.0, saved_seconds=1e3)
     compiled = changed(FULL, background_seconds=None, chance=1.0)
     assert decide(trial, [changed(compiled, again_seconds=1.0)]).action == "try"
     # 25 ms in each of 200 steps are 5 s: nothing is gained where getting there takes as long in every run.
     assert decide(trial, [changed(compiled, prepare_seconds=9.0, again_seconds=5.1)]).action == "stay"
 
 
-def test_one_promise_holds_for_all_runs_that_share():
+def test_each_run_that_shares_keeps_the_promise_by_itself():
+    bet = changed(
+        FULL, background_seconds=None, prepare_seconds=3.0, prepare_worst_seconds=3.8, again_seconds=0.4, chance=1.0
+    )
     trial = Standing(step=8, total_steps=200, eager_seconds=0.036, runs=41.0)
-    bet = changed(FULL, background_seconds=None, prepare_seconds=3.0, again_seconds=0.4, prepare_worst_seconds=3.8)
-    # 0.02 * 0.036 s * (200 + 20 * 200) + 1 s = 4.02 s
-    assert decide(trial, [bet]).action == "try"
-    assert decide(changed(trial, carried_seconds=-0.3), [bet]).action == "stay"
-    assert decide(changed(trial, runs=1.0), [bet]).action == "stay"
-    assert decide(changed(trial, total_steps=None), [bet]).action == "stay"  # a guessed length promises each step
+    stays = decide(trial, [bet])  # 0.02 * 0.036 s * 200 + 1 s = 1.14 s
+    assert stays.action == "stay"
+    assert "only 1.1 s may be lost" in stays.reason
+    assert decide(changed(trial, saved_seconds=3.0), [bet]).action == "try"
 
 
 def test_a_child_may_compile_beyond_the_end_of_a_run_that_shares():
-    trial = Standing(step=8, total_steps=200, eager_seconds=0.036, runs=20.0, carried_seconds=10.0)
+    trial = Standing(step=8, total_steps=200, eager_seconds=0.036, runs=20.0, saved_seconds=50.0)
     kept = changed(FULL, again_seconds=0.4, chance=1.0)
     decision = decide(trial, [kept])
     assert decision.action == "prepare"
@@ -277,7 +278,6 @@ standings = st.builds(
     free_memory_bytes=st.one_of(st.none(), counts),
     preparing=st.one_of(st.none(), tiers),
     runs=given_floats,
-    carried_seconds=given_floats,
 )
 
 

@@ -86,11 +86,11 @@ def test_steps_that_remain():
 
 def test_runs_that_share_are_apart_from_the_steps_of_this_one():
     found = remaining(20, 200, runs=50.0)
-    assert (found.steps, found.later_runs, found.later_steps) == (180, 49.0, 9_800.0)
+    assert (found.steps, found.later_runs, found.run_steps) == (180, 49.0, 200)
     assert found.shared == ", shared by about 50 runs like this one"
     for alone in (1.0, 0.0, -3.0, float("nan"), float("inf")):
         assert (remaining(20, 200, runs=alone).later_runs, remaining(20, 200, runs=alone).shared) == (0.0, "")
-    assert remaining(10, None, runs=3.0).later_steps == 2_000.0
+    assert remaining(10, None, runs=3.0).run_steps == 1_000
 
 
 def test_compiled_code_is_kept_and_a_capture_is_not():

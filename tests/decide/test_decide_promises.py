@@ -220,9 +220,7 @@ def test_noise_is_what_it_says():
 
 @pytest.mark.parametrize("prepare", [0.5, 1.3, 1.8, 2.4, 3.5, 5.0])
 @pytest.mark.parametrize("total", [100, 200, 400, 1_000])
-def test_a_slow_capture_that_gains_nothing_costs_a_step_of_it_too_much_or_two_where_each_is_dear(prepare, total):
+def test_a_slow_capture_that_gains_nothing_costs_a_step_of_it_too_much(prepare, total):
     run = play(gpt_like(tiers={"eager+graph": Tier(prepare, 49.5)}, launch_bound=0.9), total=total, background=False)
-    more = max((decision.more_seconds for _, decision in run.decisions), default=0.0)
     one, proven_and_timed = prepare / len(PARTS), 0.35
-    beyond = one if one <= more else 2 * one + more
-    assert run.seconds - 1.02 * eager_seconds(run) - 1.0 <= beyond + proven_and_timed
+    assert run.seconds - 1.02 * eager_seconds(run) - 1.0 <= one + proven_and_timed

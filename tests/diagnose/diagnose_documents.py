@@ -79,6 +79,6 @@ if __name__ == "__main__":
 
     for program in [PROGRAMS / f"{name}.py" for name in sys.argv[1:]] or sorted(PROGRAMS.glob("*.py")):
         torch.compiler.reset()
-        roots._roots.clear()
+        roots.forget_roots()
         (SAVED / f"{program.stem}.json").write_text(neutral(document_of(program)), encoding="utf-8")
         print(program.stem)

@@ -28,7 +28,6 @@ from fault_programs import COMPILED, PROGRAMS, loss_function_of_a_library, run
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.program import Program
 from hotloop.step.state.snapshot import Snapshot
-from hotloop.step.state.undo import StepStart
 
 _SLOW = [make for make, (mode, _) in PROGRAMS.items() if mode == COMPILED[0]] + [loss_function_of_a_library]
 
@@ -51,7 +50,7 @@ def test_what_draws_nothing_sets_no_random_stream_back():
     holdings = Holdings({"model": model}, {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
     program = Program(lambda: None, holdings, torch.device("cpu"), lambda: False)
     program.rng_usage.note(set())
-    start = StepStart(program)
+    start = Snapshot(program, everything=False)
     start.save(gradients=True)
     snapshot, drawn, asked, done = Snapshot(program), list[float](), queue.SimpleQueue(), queue.SimpleQueue()
 

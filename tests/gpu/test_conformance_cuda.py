@@ -9,7 +9,6 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "integrations"))
 
 import test_accelerate_conformance
-import test_conformance_plain
 import test_diffusers_conformance
 import test_fabric_conformance
 import test_lightning_conformance
@@ -25,10 +24,6 @@ pytestmark = [
 class OnGpu:
     device = "cuda"
     rtol, atol = 1e-4, 1e-5  # kernels of both ways round differently
-
-
-class TestPlain(OnGpu, test_conformance_plain.TestLoop):
-    pass
 
 
 class TestFabric(OnGpu, test_fabric_conformance.TestLoop):

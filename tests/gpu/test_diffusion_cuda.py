@@ -113,10 +113,7 @@ def test_each_aspect_ratio_has_one_recording():
     denoiser = Denoiser(found, Noise(found.scheduler, "epsilon", 5.0).cuda(), embedded=True).cuda()
     data = Sizes(denoiser.empty.cpu())
     optimizer = torch.optim.AdamW(found.unet.parameters(), lr=1e-4, fused=True)
-    ahead = batches.one_of_each(data, 4)
-    with hotloop.Loop(
-        found.unet, optimizer, state=denoiser, run="eager+graph", batches=ahead, shapes=len(ahead), sentinel=0
-    ) as loop:
+    with hotloop.Loop(found.unet, optimizer, state=denoiser, run="eager+graph", sentinel=0) as loop:
 
         @loop.step
         def step(given):

@@ -30,7 +30,7 @@ from test_step_peers import (
     test_fsdp1_compiles_what_it_wraps_and_is_left_alone_by_a_loop,
     test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone,
     test_processes_that_do_not_keep_pace_go_on_eager,
-    test_shapes_that_vary_end_the_votes_and_groups_made_later_count,
+    test_shapes_that_vary_train_as_eager_and_groups_made_later_count,
     two_processes,
 )
 
@@ -44,7 +44,7 @@ __all__ = [
     "test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone",
     "test_lightning_captures_in_two_processes",
     "test_processes_that_do_not_keep_pace_go_on_eager",
-    "test_shapes_that_vary_end_the_votes_and_groups_made_later_count",
+    "test_shapes_that_vary_train_as_eager_and_groups_made_later_count",
     "test_transformers_captures_in_two_processes",
     "test_two_processes_train_as_eager_with_their_steps_compiled",
     "test_what_a_framework_shards_is_captured_in_two_processes",
@@ -112,7 +112,7 @@ from block_net import Net
 from torch.nn import functional as F
 import hotloop
 from hotloop.integrations.accelerate import prepare
-from hotloop.testing.fitting import small_batches
+from fitting import small_batches
 
 sharded, how = sys.argv[1] == "fsdp2", sys.argv[2]
 found = []

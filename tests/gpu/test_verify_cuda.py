@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 import torch
 from torch import nn
@@ -14,7 +12,6 @@ import hotloop
 from hotloop import events as ev
 from hotloop._torch.capture import captures_waited_for
 from hotloop._torch.upcast import recording_draws
-from hotloop.step.prove import sentinel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -210,8 +207,7 @@ def test_a_recording_is_a_candidate_of_the_sentinel_and_training_goes_on(tier):
     loop = hotloop.Loop(program.model, program.optimizer, run=tier, sentinel=1.0, total_steps=100_000)
     step = loop.step(program.step)
     losses = []
-    with hotloop.watch() as events, mock.patch.object(sentinel, "FIRST", 10):
-        # A check costs as much as a hundred replays, so the second one waits for twice as many steps.
+    with hotloop.watch() as events:
         for _, batch in zip(range(5000), program.endless(), strict=False):
             losses.append(float(step(*batch).detach()))
             if len(losses) >= 200 and (found := loop.status().sentinels) and found[0].checks >= 2:

@@ -61,7 +61,7 @@ def train(run, *, every=1, resumes=False, made=replicated, by=momentum, total=ST
     optimizer, schedule = by(net.parameters())
     model, optimizer = accelerate.prepare(accelerator, net, optimizer, preset="none")
     accelerator.register_for_checkpointing(schedule)
-    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total, sentinel=0)
 
     @loop.step
     def step(x, y, update):

@@ -45,7 +45,7 @@ def train(run, *, every=1, parts=1, resumes=False, strategy=None, by=momentum, *
     model = fabric.setup_module(Net())
     optimizer = fabric.setup_optimizers(by(model.parameters()))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
-    loop = fabric_loop(fabric, model, optimizer, run=run, total_steps=STEPS)
+    loop = fabric_loop(fabric, model, optimizer, run=run, total_steps=STEPS, sentinel=0)
 
     @loop.step
     def step(x, y, update):

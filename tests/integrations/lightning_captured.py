@@ -106,7 +106,7 @@ class Watched(pl.Callback):
 def fit(run, task=Task, strategy=None, resumes=None, dies=None, **settings):
     pl.seed_everything(1, verbose=False)
     told = {"total_steps": 10_000} if run == "auto" else {}
-    hot = HotLoop(run, record=f"{FOLDER}/record", **told) if run else None
+    hot = HotLoop(run, sentinel=0, record=f"{FOLDER}/record", **told) if run else None
     watched, module = Watched(hot, dies), task()
     folder = f"{FOLDER}/{run}{'-sharded' if strategy is two else ''}"
     trainer = pl.Trainer(

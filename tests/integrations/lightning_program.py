@@ -12,6 +12,7 @@ import warnings
 import lightning.pytorch as pl
 import torch
 from block_net import Block, Net
+from fitting import small_batches
 from lightning.fabric import Fabric
 from lightning.fabric import strategies as of_fabric
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
@@ -25,7 +26,6 @@ from hotloop import events as ev
 from hotloop.integrations.fabric import setup
 from hotloop.integrations.lightning import HotLoop
 from hotloop.record import load
-from hotloop.testing.fitting import small_batches
 
 warnings.simplefilter("ignore")
 FOLDER, RANK, PORT = sys.argv[1], int(sys.argv[2]), sys.argv[3]

@@ -134,14 +134,14 @@ def test_a_preset_for_each_model():
     one(torch.ones(1, 4))
     states = [hotloop.status(each).components["model"].requested for each in found]
     assert states == ["aot_eager", "none"]
-    with pytest.raises(ConfigError, match="Net that is not among"):
+    with pytest.raises(ConfigError, match="preset names Net: expected as keys the models"):
         prepare(accelerator, one, preset={two: "aot_eager"})
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"preset": {"model": "default"}}, r"preset=\{'model': 'default'\}: expected models as keys, not a str.*: Net"),
+        ({"preset": {"model": "default"}}, r"preset names 'model': expected as keys the models.*: Net"),
         ({"run": "auto"}, r"prepare\(run='auto'\): .*hotloop\.Loop\(model, optimizer, run='auto'\)"),
         ({"backend": "eager"}, r"prepare\(backend='eager'\): there is no such setting.*preset= names"),
         ({"dynamc": True}, r"did you mean 'dynamic'"),
@@ -156,7 +156,7 @@ def test_what_prepare_does_not_take_is_refused_by_its_name(settings, said):
     assert not accelerator._models
 
 
-def test_prepare_without_an_accelerator_or_without_a_model(caplog):
+def test_prepare_without_an_accelerator_or_without_a_model():
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"prepare\(Net, ...\): expected the Accelerator first"):
@@ -164,8 +164,7 @@ def test_prepare_without_an_accelerator_or_without_a_model(caplog):
     accelerator = Accelerator(cpu=True)
     with pytest.raises(ConfigError, match=r"prepare\(preset='default'\): no model is among the objects \(SGD\)"):
         prepare(accelerator, optimizer, preset="default")
-    prepare(accelerator, optimizer)
-    assert "no model is among the objects (SGD), so nothing is compiled" in caplog.text
+    assert isinstance(prepare(accelerator, optimizer), AcceleratedOptimizer)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +172,7 @@ def test_prepare_without_an_accelerator_or_without_a_model(caplog):
     [
         ("inductor", {"preset": "aot_eager"}, "preset='aot_eager' goes before the accelerator's dynamo backend INDUCTOR",
          "aot_eager"),
-        ("aot_eager", {"dynamic": False}, "dynamic=False goes before what the accelerator's dynamo", "aot_eager"),
-        ("eager", {}, "dynamo backend EAGER compiles nothing, and models run eager", "none"),
+        ("aot_eager", {"dynamic": False}, "dynamic=False goes before the accelerator's dynamo", "aot_eager"),
     ],
 )  # fmt: skip
 def test_which_goes_before_the_other_is_said(backend, settings, said, asked, caplog):
@@ -204,7 +202,7 @@ def test_settings_are_refused_before_anything_is_prepared(wrong):
     accelerator = Accelerator(cpu=True)
     with pytest.raises(ConfigError):
         prepare(accelerator, Net(), **wrong)
-    with pytest.raises(ConfigError, match="expected models"):
+    with pytest.raises(ConfigError, match="then what to prepare"):
         prepare(accelerator)
     assert not accelerator._models
 
@@ -272,9 +270,6 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, {folder!r})
 from test_accelerate import Net, prepared, train
 import hotloop
-from hotloop.compiling.control.rendezvous import Rendezvous
-
-Rendezvous._BEHIND_SECONDS = 300.0  # on a busy machine one of the two comes late to the first compile
 
 def main():
     accelerator = Accelerator(cpu=True)

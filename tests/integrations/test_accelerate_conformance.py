@@ -6,13 +6,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import ProjectConfiguration
+from conformance import Conformance
+from fitting import Fitted
 from python_in_steps import weighed
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import hotloop
 from hotloop.integrations.accelerate import prepare
-from hotloop.testing import Conformance, Fitted
 
 RAISED = "raised with cause and remedy: nobody owns the step, where no hotloop.Loop is around it"
 
@@ -78,7 +79,6 @@ class WithAccelerate(Conformance):
 
 
 class TestPrepare(WithAccelerate):
-    name = "Accelerate, prepared"
     limits = {"test_failing_run_of_a_forward": RAISED, "test_failing_run_of_a_backward": RAISED}
 
     def hot(self, task, accelerator, optimizer):
@@ -92,8 +92,6 @@ class TestPrepare(WithAccelerate):
 
 
 class TestLoopAroundAccelerate(WithAccelerate):
-    name = "Accelerate, with a loop"
-
     def hot(self, task, accelerator, optimizer):
         if task.run is None:
             return *accelerator.prepare(task.model, optimizer), lambda step: step, dict

@@ -1,19 +1,19 @@
 """The conformance suite on a diffusion training loop, on a small DiT."""
 
 import torch
+from conformance import Conformance
 from diffusers import DiTTransformer2DModel
+from fitting import Fitted
 from python_in_steps import weighed
 from torch.nn import functional as F
 
 import hotloop
 from hotloop.integrations.diffusers import Parts, compile  # noqa: A004 - hotloop.compile's name
-from hotloop.testing import Conformance, Fitted
 
 RAISED = "raised with cause and remedy: nobody owns the step, where no hotloop.Loop is around it"
 
 
 class TestDiffusers(Conformance):
-    name = "diffusers"
     limits = {"test_failing_run_of_a_forward": RAISED, "test_failing_run_of_a_backward": RAISED}
     steps = 6
     test_captured_step = None

@@ -8,14 +8,14 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
+from fitting import SmallClassifier, Task, small_batches
 from test_fabric_conformance import eager, fit_with_fabric
 
 import hotloop
 from hotloop.errors import ConfigError
 from hotloop.integrations.fabric import loop as fabric_loop
 from hotloop.integrations.fabric import setup
-from hotloop.testing import Task, captured_step_emulation
-from hotloop.testing.fitting import SmallClassifier, small_batches
+from hotloop.testing import captured_step_emulation
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fabric_transformer.py"
 
@@ -28,26 +28,6 @@ def parts():
 
 def call(model):
     model(small_batches(1)[0][0]).sum().backward()
-
-
-def test_compile_before_setup_after_it_and_by_setup():
-    for how in ("before", "after", "by setup", "over"):
-        fabric, module, optimizer = parts()
-        names = list(module.state_dict())
-        if how == "before":
-            hotloop.compile(module, "aot_eager")
-        if how in ("by setup", "over"):
-            model, _ = setup(fabric, module, optimizer, preset="aot_eager", reapply=how == "over")
-        else:
-            model, _ = fabric.setup(module, optimizer)
-        if how == "after":
-            hotloop.compile(model, "aot_eager")
-        call(model)
-        found = hotloop.status(model).components
-        assert {name: one.state for name, one in found.items()} == {"model": "compiled"}, how
-        assert list(model.state_dict()) == names
-        hotloop.uncompile(model)
-        assert [one.requested for one in hotloop.status(model).components.values()] == ["none"], how
 
 
 @pytest.mark.parametrize("reapply", [None, True, False])

@@ -2,12 +2,13 @@
 
 import lightning
 import torch
+from conformance import Conformance
+from fitting import Fitted
 from python_in_steps import weighed
 from torch.nn import functional as F
 
 import hotloop
 from hotloop.integrations.fabric import loop as fabric_loop
-from hotloop.testing import Conformance, Fitted
 
 
 def fit_with_fabric(task, hot, precision="32-true"):
@@ -57,8 +58,6 @@ class OfFabric(Conformance):
 
 
 class TestLoop(OfFabric):
-    name = "Fabric, with a loop"
-
     def fit(self, task):
         return fit_with_fabric(task, eager if task.run is None else self.hot)
 
@@ -69,8 +68,6 @@ class TestLoop(OfFabric):
 
 class TestCompile(OfFabric):
     """Fabric with the model compiled in place; the user runs the step."""
-
-    name = "Fabric, in place"
 
     limits = {
         "test_failing_run_of_a_forward": "raised with cause and remedy: nobody owns the step; `fabric.loop` does",

@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from fitting import SmallClassifier, small_batches
 from lightning.fabric import Fabric
 from test_diffusers import small_unet, small_vae
 from test_lightning import Sgd
@@ -18,7 +19,6 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 import hotloop
 from hotloop.integrations.diffusers import Parts
-from hotloop.testing.fitting import SmallClassifier, small_batches
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 pytestmark = pytest.mark.filterwarnings("default")  # the frameworks warn of their own use of torch

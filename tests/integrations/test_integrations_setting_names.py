@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hotloop.errors import ConfigError
-from hotloop.integrations import diffusers, fabric, transformers
+from hotloop.integrations import diffusers, fabric
 from hotloop.integrations.lightning import HotLoop
 
 
@@ -27,10 +27,6 @@ from hotloop.integrations.lightning import HotLoop
             lambda one, model: fabric.loop(one, one.setup(model), None, total_step=5),
             r"fabric.loop\(total_step=5\).*did you mean 'total_steps'",
         ),
-        (
-            lambda one, model: fabric.loop(one, one.setup(model), None, memory=4),
-            "memory 4: expected a share of the device",
-        ),
         (lambda one, model: fabric.loop(model, one, None), r"fabric.loop\(Linear, ...\): expected the Fabric first"),
         (lambda *_: HotLoop(rnu="auto"), r"HotLoop\(rnu='auto'\).*did you mean 'run'"),
     ],
@@ -41,10 +37,3 @@ def test_what_cannot_be_meant_is_refused_by_name(call, message):
     with pytest.raises(ConfigError, match=message):
         call(one, model)
     assert "forward" not in vars(model)
-
-
-def test_what_proofs_may_take_is_a_setting_of_both_callbacks():
-    assert HotLoop(memory="4GB")._settings["memory"] == "4GB"
-    assert transformers.HotLoop(memory=0.5).memory == 0.5
-    with pytest.raises(ConfigError, match="did you mean 'memory'"):
-        HotLoop(memry="4GB")

@@ -6,6 +6,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
+from fitting import SmallClassifier, flatten, inventory, small_batches
 from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from test_lightning_conformance import Losses, Task, loader
@@ -16,7 +17,6 @@ from hotloop import events as ev
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing import assert_max_recompiles, captured_step_emulation
-from hotloop.testing.fitting import SmallClassifier, flatten, inventory, small_batches
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 

@@ -3,13 +3,13 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from conformance import Conformance
+from fitting import Fitted, plain_python
 from python_in_steps import weighed
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from hotloop.integrations.lightning import HotLoop
-from hotloop.testing import Conformance, Fitted
-from hotloop.testing.fitting import plain_python
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -67,7 +67,6 @@ def fit_with_trainer(task, *callbacks, module=Task, **settings):
 
 
 class TestTrainer(Conformance):
-    name = "Lightning"
     limits = {}
 
     callbacks = ()
@@ -94,7 +93,6 @@ RAISED = "raised with cause and remedy: no loop owns the step"
 
 
 class TestInPlace(TestTrainer):
-    name = "Lightning, in place"
     callbacks = (Looks(),)
     limits = {
         "test_failing_run_of_a_forward": RAISED,

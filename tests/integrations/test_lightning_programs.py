@@ -6,6 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
+from fitting import SmallClassifier, small_batches
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from test_lightning import Sgd, fit, same
 from test_lightning_conformance import Looks, loader
@@ -15,7 +16,6 @@ import hotloop
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing import captured_step_emulation
-from hotloop.testing.fitting import SmallClassifier, small_batches
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -66,7 +66,7 @@ def test_a_step_that_reads_the_number_of_its_batch_is_compiled_from_the_start(mo
     eager, hot = fit(module, batches=16), HotLoop("aot_eager")
     same(eager, fit(module, hot, batches=16))
     assert {one.name: one.steps for one in hot.status().loop.tiers} == {"aot_eager": 16, "eager": 0}
-    assert hot.status().notes == ()
+    assert hot.status().notes == []
 
 
 @pytest.mark.parametrize("module", [ReadsTheNumber, AnyArguments, Decorated])
@@ -240,7 +240,7 @@ def test_what_was_compiled_before_the_fit_stays_compiled_after_it():
 
     fit(Sgd, hot, wrap=wrap)
     assert hotloop.status(models[0]).components["model"].running == "aot_eager"
-    assert "compiled in place before fit" in hot.record.document["decisions"][0]["reason"]
+    assert "compiled already (by hotloop)" in hot.record.document["decisions"][0]["reason"]
 
 
 class TakesItOut(pl.Callback):

@@ -3,6 +3,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from fitting import SmallClassifier, small_batches
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.tuner import Tuner
 from test_lightning import AlsoTested, Manual, Sgd, Watches, fit, same
@@ -13,7 +14,6 @@ from hotloop import events as ev
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing import captured_step_emulation
-from hotloop.testing.fitting import SmallClassifier, small_batches
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -142,7 +142,7 @@ def test_eager_that_was_asked_for_is_said(run):
     hot = HotLoop(run)
     trained(hot)
     assert hot.status().running == "eager"
-    assert hot.status().notes == (f"run={run!r} was asked for: steps run eager, and none is timed",)
+    assert hot.status().notes == [f"run={run!r} was asked for: steps run eager, and none is timed"]
 
 
 def test_auto_that_had_no_time_to_decide_says_so():

@@ -2,10 +2,10 @@
 
 import copy
 
-import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
+from fitting import SmallClassifier, inventory, small_batches
 from test_lightning import Sgd, fit, same
 from test_lightning_conformance import loader
 from torch.nn import functional as F
@@ -14,9 +14,7 @@ import hotloop
 from hotloop import events as ev
 from hotloop.compiling.apply import step_methods
 from hotloop.compiling.control.methods import AGAIN
-from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import HotLoop
-from hotloop.testing.fitting import SmallClassifier, inventory, small_batches
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -43,37 +41,6 @@ def compiles(events):
     return sum(isinstance(one, ev.Compiled) for one in events)
 
 
-@pytest.mark.campaign
-def test_a_step_that_logs_is_one_graph_compiled_before_fit_or_by_it():
-    eager = fit(Logs, epochs=2, validate=True)
-    with hotloop.watch() as before:  # fullgraph raises where a graph breaks
-        given = fit(
-            Logs, epochs=2, validate=True, wrap=lambda model: hotloop.compile(model, "aot_eager", fullgraph=True)
-        )
-    same(eager, given)
-    assert {"early_epoch", "late", "plain", "val_loss"} <= given[2].callback_metrics.keys()
-    hot = HotLoop(run="aot_eager")
-    with hotloop.watch() as by_fit:
-        same(eager, fit(Logs, hot, epochs=2, validate=True))
-    assert hot.status().owned
-    for events in (before, by_fit):
-        assert compiles(events) == 2, "training and validation"
-        assert not [one for one in events if isinstance(one, ev.GraphBreak | ev.Recompiled)]
-    part = hotloop.status(given[0]).components["model"]
-    assert part.modes["training"]["frames_compiled"] == 16
-    assert part.causes == ()
-
-
-@pytest.mark.campaign
-def test_a_preset_of_ones_own_is_asked_for_and_runs():
-    eager, hot = fit(Logs), HotLoop(run=hotloop.Preset(name="mine", backend="aot_eager"))
-    same(eager, fit(Logs, hot))
-    assert hot.run == hot.status().asked == "mine"
-    assert hot.status().loop.tier == "mine"
-    with pytest.raises(ConfigError, match="option 'pad' does not exist"):
-        HotLoop(run=hotloop.Preset(name="mine", options={"pad": True}))
-
-
 def test_a_copy_has_plain_methods_and_what_is_taken_off_leaves_nothing():
     torch.manual_seed(1)
     model = Logs(SmallClassifier())
@@ -84,26 +51,6 @@ def test_a_copy_has_plain_methods_and_what_is_taken_off_leaves_nothing():
     assert copied.training_step.__self__ is copied
     hotloop.uncompile(model)
     assert inventory(model) == before
-
-
-def test_predict_compiles_once_and_gives_eagers():
-    torch.manual_seed(1)
-    model, batches = Logs(SmallClassifier()).eval(), small_batches(3)
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
-    trainer = lambda *callbacks: pl.Trainer(accelerator="cpu", devices=1, callbacks=list(callbacks), **quiet)  # noqa: E731
-    eager = trainer().predict(model, loader(batches))
-    hot = HotLoop(run="aot_eager")
-    with hotloop.watch() as events:
-        again = trainer(hot)
-        found = again.predict(model, loader(batches)) + again.predict(model, loader(batches))
-    assert all(torch.equal(a, b) for a, b in zip(eager + eager, found, strict=True))
-    assert compiles(events) == 1
-    assert hot.status().model.components["model"].state == "compiled"
 
 
 class ReadsTheCounter(Logs):

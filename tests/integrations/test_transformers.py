@@ -248,17 +248,6 @@ def test_trainers_that_share_arguments_are_each_given_the_compile_that_these_ask
 
 
 @pytest.mark.campaign
-def test_a_callback_that_is_added_takes_the_place_of_the_first(tmp_path):
-    trainer = trainer_of(HotTrainer, tmp_path)
-    hot = HotLoop("aot_eager")
-    trainer.add_callback(hot)
-    trainer.train()
-    assert trainer.hot is hot
-    assert hot.status().tier == "aot_eager"
-    assert [type(one) for one in trainer.callback_handler.callbacks].count(HotLoop) == 1
-
-
-@pytest.mark.campaign
 @pytest.mark.parametrize("run", ["eager", "aot_eager"])
 def test_a_callback_of_two_trainers_trains_the_model_of_each(tmp_path, run):
     """Folds are made like this: all Trainers first, with the same list of callbacks."""
@@ -290,13 +279,6 @@ def test_a_preset_of_ones_own_is_asked_for_and_runs(tmp_path):
     assert hot.run == "mine"
     assert hot.status().tier == "mine"
     assert hot.record.document["settings"]["run"] == "mine"
-
-
-def test_a_trainer_whose_callback_was_taken_out_says_so(tmp_path):
-    trainer = trainer_of(HotTrainer, tmp_path, HotLoop("aot_eager"))
-    trainer.remove_callback(HotLoop)
-    trainer.train()
-    assert "taken out of the Trainer's callbacks" in trainer.hot.status().hint, trainer.hot.status()
 
 
 @pytest.mark.campaign
@@ -433,20 +415,6 @@ def test_a_model_that_the_user_wrapped_trains_as_it_was_given(tmp_path):
     part = hot.status().components["model"]
     assert (part.requested, part.running) == ("aot_eager", "as-given")
     assert "torch.compile() wrapped the model" in part.causes[0].reason
-    assert "remove_unused_columns" not in part.causes[0].hint
-
-
-@pytest.mark.parametrize("kind", [Trainer, HotTrainer])
-def test_a_model_that_the_user_wrapped_is_told_why_the_trainer_finds_no_columns(kind, tmp_path):
-    hot = HotLoop("aot_eager")
-    args = TrainingArguments(str(tmp_path), max_steps=2, **ARGUMENTS)
-    model = torch.compile(small_bert(), backend="aot_eager")
-    trainer = kind(model, args, train_dataset=samples(8), callbacks=[hot])
-    with pytest.raises(ValueError, match="args,kwargs"):  # transformers' own: the columns that the wrapper names
-        trainer.train()
-    (cause,) = hot.status().components["model"].causes
-    assert "hand over the module itself" in cause.hint
-    assert "remove_unused_columns=False" in cause.hint
 
 
 @pytest.mark.campaign

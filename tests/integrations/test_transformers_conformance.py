@@ -9,7 +9,6 @@ RAISED = "raised with cause and remedy: a plain Trainer keeps its training step 
 
 
 class TestTrainer(TrainerConformance):
-    name = "transformers, Trainer"
     kind = Trainer
     limits = {
         "test_failing_run_of_a_forward": RAISED,
@@ -19,5 +18,4 @@ class TestTrainer(TrainerConformance):
 
 
 class TestHotTrainer(TrainerConformance):
-    name = "transformers, HotTrainer"
     kind = HotTrainer

@@ -79,7 +79,7 @@ def train(run, *, every=1, told=STEPS, resumes=False, shards=False, each=False, 
     )  # fmt: skip
     callbacks = [watched]
     if run is not None:
-        callbacks.append(HotLoop(run, record=f"{FOLDER}/record"))
+        callbacks.append(HotLoop(run, sentinel=0, record=f"{FOLDER}/record"))
     model = Model()
     with as_accelerators() if shards else contextlib.nullcontext():
         ours = (HotTrainer if run else Trainer)(

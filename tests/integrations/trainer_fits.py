@@ -1,5 +1,7 @@
 """Fits of transformers' Trainer, as the conformance suite asks for them."""
 
+from conformance import Conformance
+from fitting import Fitted, SmallClassifier
 from python_in_steps import weighed
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -15,8 +17,6 @@ from transformers import (
 )
 
 from hotloop.integrations.transformers import HotLoop
-from hotloop.testing import Conformance, Fitted
-from hotloop.testing.fitting import SmallClassifier
 
 ARGUMENTS = {
     "use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 2, "lr_scheduler_type": "constant",
@@ -89,7 +89,7 @@ class TrainerConformance(Conformance):
             eval_strategy="epoch" if validation else "no",
             **{**ARGUMENTS, "save_strategy": "epoch" if task.save else "no", "use_cpu": task.device == "cpu"},
         )  # fmt: skip
-        hot = HotLoop(task.run, look=False) if task.run is not None else None
+        hot = HotLoop(task.run) if task.run is not None else None
         trainer = in_order(self.kind if hot else Trainer, task.python)(
             task.model, args, data_collator=lambda samples: samples[0], train_dataset=batches,
             eval_dataset=validation or None, callbacks=[Before(task.begin), *([hot] if hot else [])],

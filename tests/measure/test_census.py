@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import json
-import random
 import weakref
 
 import numpy as np
 import pytest
 import torch
 
-from hotloop.errors import ConfigError
-from hotloop.measure import Census, bucket_edges, signature
+from hotloop.measure import Census, signature
 
 
 def inputs(length, **kwargs):
@@ -106,7 +103,7 @@ def test_objects_whose_comparison_fails_are_told_apart_then_by_type(kind):
     census, same = Census(), kind()
     for value in (same, same, kind()):
         census.note(signature((value,), {}))
-    assert [count for _, count in census.counted()] == [2, 1]
+    assert [*census.counts.values()] == [2, 1]
     one, other = signature((kind(),), {}), signature((kind(),), {})
     assert one == other
     assert not one.exact
@@ -146,19 +143,6 @@ def test_signatures_hold_no_tensor():
     assert "float32[3, 3]" in str(kept)
 
 
-def test_counts_first_steps_and_shares():
-    census = Census()
-    for length in (8, 8, 9):
-        census.note(inputs(length))
-    seen = census.seen(inputs(9))
-    assert (seen.count, seen.share) == (1, pytest.approx(1 / 3))
-    census.note(inputs(8))
-    seen = census.seen(inputs(8))
-    assert (seen.count, seen.share) == (3, 0.75)
-    assert census.seen(inputs(10)) is None
-    assert census.steps == 4
-
-
 def test_new_ones_of_the_last_steps():
     census = Census()
     for length in (8, 9, 8, 8, 10, 11, 8):
@@ -173,26 +157,17 @@ def test_varying_dims_are_named_as_the_author_knows_them():
         census.note(signature((batch, torch.zeros(3, length)), {"mask": torch.zeros(1, 2)}))
     found = {(each.name, each.dim): (each.least, each.most, each.distinct) for each in census.varying_dims()}
     assert found == {("args[0].input_ids", 1): (8, 16, 3), ("args[1]", 1): (8, 16, 3)}
-    assert census.sizes("args[0].input_ids", 1) == {8: 2, 12: 1, 16: 1}
 
 
-def test_memory_is_bounded_and_sizes_past_it_still_count():
+def test_memory_is_bounded():
     census = Census(limit=4)
     for length in (1, 2, 3, 4, 5, 6, 6, 1):
         census.note(inputs(length))
-    assert census.seen(inputs(1)).count == 2
-    assert census.untracked == 3
-    census.note(inputs(6))
-    assert census.seen(inputs(6)) is None
-    assert len(census.to_dict()["frequent"]) == census.to_dict()["signatures"] == 4
-    assert census.sizes("args[0]", 1) == {1: 2, 2: 1, 3: 1, 4: 1, 5: 1, 6: 3}
-    assert census.new_in_last(2) == 1
-    for length in range(100, 1100):
-        census.note(signature((torch.empty(length, device="meta"),), {f"name_{length}": torch.empty(1, device="meta")}))
-    held = list(census._untracked_sizes.values())
-    assert len(held) <= 4
-    assert all(len(sizes) <= 64 for sizes in held)
-    assert census.new_in_last(10_000) <= 4 + 4
+    assert [*census.counts.values()] == [2, 1, 1, 1]
+    found = census.to_dict()
+    assert (found["steps"], found["signatures"], found["untracked_steps"]) == (8, 4, 3)
+    (varying,) = census.varying_dims()[:1]
+    assert (varying.name, varying.least, varying.most, varying.distinct) == ("args[0]", 1, 4, 4)
 
 
 def test_the_record_is_json_with_the_most_frequent_first():
@@ -206,66 +181,6 @@ def test_the_record_is_json_with_the_most_frequent_first():
         "first": 1,
     }
     assert document["varying_dims"] == [{"name": "args[0]", "dim": 1, "least": 8, "most": 9, "distinct": 2}]
-
-
-def waste(sizes, edges):
-    return sum(count * (min(edge for edge in edges if edge >= size) - size) for size, count in sizes.items())
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_edges_are_as_good_as_the_best_of_all(seed):
-    draw = random.Random(seed)
-    sizes = {draw.randint(1, 40): draw.randint(1, 20) for _ in range(draw.randint(1, 9))}
-    buckets = draw.randint(1, 5)
-    found = bucket_edges(sizes, buckets)
-    choices = (
-        (*inner, max(sizes))
-        for number in range(buckets)
-        for inner in itertools.combinations(sorted(sizes)[:-1], number)
-    )
-    best = min(waste(sizes, edges) for edges in choices)
-    assert waste(sizes, found.edges) == best
-    assert len(found.edges) <= buckets
-    assert found.edges == tuple(sorted(found.edges))
-    used = sum(size * count for size, count in sizes.items())
-    assert found.waste == pytest.approx(best / (best + used))
-
-
-def test_edges_are_multiples_and_cover_the_largest():
-    found = bucket_edges({65: 10, 70: 5, 190: 3, 200: 1}, 2, multiple=8)
-    assert found.edges == (72, 200)
-    assert bucket_edges({3: 1, 4: 1}, 8, multiple=64).edges == (64,)
-
-
-def test_thousands_of_sizes_are_coarsened_not_searched_for_minutes():
-    found = bucket_edges(dict.fromkeys(range(1, 5001), 1), 4)
-    assert len(found.edges) == 4
-    assert found.edges[-1] >= 5000
-    assert found.waste == pytest.approx(0.2, abs=0.01)  # even quarters of 1..5000: 625 of padding on 2500 used
-
-
-def test_the_census_suggests_buckets_from_what_it_saw():
-    census = Census()
-    for length in [64] * 50 + [60] * 50 + [250] * 10 + [256]:
-        census.note(inputs(length))
-    assert census.suggest_buckets("args[0]", 1, 2).edges == (64, 256)
-    assert census.suggest_buckets("args[0]", 1, 2).waste < 0.05
-    with pytest.raises(ConfigError, match=r"no input 'x' with a dimension 1 was seen; seen were args\[0\], y"):
-        census.suggest_buckets("x", 1, 2)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: Census(limit=0),
-        lambda: bucket_edges({}, 2),
-        lambda: bucket_edges({1: 1}, 0),
-        lambda: bucket_edges({1: 1}, 1, multiple=0),
-    ],
-)
-def test_what_makes_no_sense_is_refused(call):
-    with pytest.raises(ConfigError):
-        call()
 
 
 class Task:

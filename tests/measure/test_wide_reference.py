@@ -145,18 +145,3 @@ def test_what_is_missing_or_not_finite_stays_a_failure(reference):
     other["layer 1"][0, 0] = float("nan")
     found = compare_with_reference(reference, eager, other, SINGLE)
     assert {(one.name, one.measure) for one in found.failures} >= {("layer 0", "missing"), ("layer 1", "finite")}
-
-
-def test_scatter_over_steps_hides_chance_and_no_constant_factor(reference):
-    def steps(slopes):
-        found = []
-        for seed, slope in enumerate(slopes):
-            eager = noisy(reference, 1e-4, 10 * seed)
-            other = {name: one * (1 + slope) for name, one in noisy(reference, 1e-4, 10 * seed + 1).items()}
-            found.append(measure.compare(eager, other, FEW))
-        return found
-
-    chance = steps([0.02, -0.015, 0.018, 0.02, -0.001, 0.016])
-    assert not measure.over_steps(chance).agrees
-    assert measure.over_steps(chance, scatter=True).agrees
-    assert not measure.over_steps(steps([0.012] * 6), scatter=True).agrees

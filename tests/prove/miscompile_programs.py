@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop._torch import backends
-from hotloop.step.prove import sentinel
+from hotloop.step.prove import schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,16 +239,13 @@ class Trained:
 
 @contextlib.contextmanager
 def checked_every(steps):
-    """Let the sentinel check a step in every so many, whatever that costs."""
+    """Let a step in every so many be checked, whatever that costs."""
 
-    def plan(self, seconds, tier, work):
-        self._left = self._every = steps
+    def planned(self, seconds, _usual, **_):
+        self.spent += seconds
+        self._left, self._doubling, self.every = steps, math.inf, steps
 
-    with (
-        mock.patch.object(sentinel.Sentinel, "_plan", plan),
-        mock.patch.object(sentinel.Sentinel, "_may_begin", return_value=True),
-        mock.patch.object(sentinel, "FIRST", steps),
-    ):
+    with mock.patch.object(schedule.Schedule, "checked", planned), mock.patch.object(schedule, "FIRST", steps):
         yield
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.decide import Course, Stretch, envelope
+from hotloop.prove.bench.courses import Course, Stretch, envelope
 from hotloop.prove.bench.rounds import block_steps, groups
 from hotloop.prove.bench.verdict import Ratio, Sample, Steady, conclude, noise_of
 from hotloop.prove.bench.way import in_turns

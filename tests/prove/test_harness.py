@@ -58,16 +58,6 @@ def test_what_an_allocator_holds_is_listed_with_its_holder_and_the_remedy():
     assert "(its outputs that are held are copied)" in found.verdict
 
 
-def test_under_strict_lifetime_what_is_held_fails():
-    found = hotloop.harness(programs.keeps, strict_lifetime=True)
-    assert not found.passed
-    ((kind, what),) = failures(found)
-    assert kind == "held"
-    assert "harness_programs.py" in what
-    assert "held by Program.kept[0]" in what
-    assert hotloop.harness(programs.keeps).passed, "by default it is copied"
-
-
 CACHE = {}
 
 
@@ -97,7 +87,9 @@ def _all_objects_listed():
 def test_holders_are_named_by_the_path_that_leads_to_them():
     CACHE.clear()
     (held,) = hotloop.harness(hoarding).held
-    assert any(one.startswith("best['y'][1], closed over by hoarding.<locals>.infer (") for one in held.holders)
+    assert any(
+        one.startswith("hoarding.<locals>.infer (") and one.endswith("variable best['y'][1]") for one in held.holders
+    )
     assert any(re.fullmatch(r"test_harness\.CACHE\['rows'\]\[\d+\]", one) for one in held.holders)
     CACHE.clear()
 
@@ -130,7 +122,7 @@ def test_a_capture_that_is_passed_over_fails():
 
 def test_outputs_that_are_not_copied_are_found(monkeypatch):
     """The purpose of the harness: if the copies at the boundary were broken, held outputs would change."""
-    monkeypatch.setattr(step_marks, "Outputs", lambda run, tally_of: run)
+    monkeypatch.setattr(step_marks, "Outputs", lambda run: run)
     found = hotloop.harness(programs.keeps)
     assert {kind for kind, _ in failures(found)} == {"held"}
 

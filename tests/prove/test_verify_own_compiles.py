@@ -1,7 +1,5 @@
 """`verify` compares with a program that compiles nothing, not even what it compiles itself, and names that as the suspect."""
 
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -60,8 +58,7 @@ def test_wrong_code_of_the_programs_own_is_the_suspect():
     verdict = hotloop.verify(by_hand(spoilt), "aot_eager")
     assert not verdict.passes
     assert not verdict.blamed.regions
-    assert "only this is compiled, by the program itself: by_hand.<locals>.adam (" in verdict.blamed.how
-    assert f"{__file__}:" in verdict.blamed.how
+    assert "look at the code that the program compiles itself" in verdict.blamed.how
 
 
 @pytest.mark.campaign
@@ -117,19 +114,7 @@ def wrong_here():
 
 @pytest.mark.campaign
 @pytest.mark.usefixtures("wrong_here")
-def test_the_report_as_it_is_fails_and_names_the_compiled_optimizer():
+def test_the_report_as_it_is_fails_and_blames_no_region():
     verdict = hotloop.verify(by_hand("inductor"), "aot_eager")
     assert not verdict.passes
-    assert "by_hand.<locals>.adam (" in verdict.blamed.how
-
-
-@pytest.mark.campaign
-@pytest.mark.usefixtures("wrong_here")
-def test_a_loop_warns_of_the_report_as_it_is(caplog):
-    program = by_hand("inductor")
-    loop = hotloop.Loop(program.model, None, run="aot_eager")
-    step = loop.step(program.step)
-    for batch in program.batches:
-        step(*batch)
-    told = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING and one.name == "hotloop"]
-    assert [one for one in told if "by_hand.<locals>.adam (" in one and "does not agree" in one]
+    assert not verdict.blamed.regions

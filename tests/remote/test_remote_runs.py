@@ -144,7 +144,7 @@ def test_what_the_runs_key_did_not_sign_is_refused(project, head, over):
 
 @pytest.mark.long
 def test_compiled_code_comes_back_and_travels(project, head, over, tmp_path):
-    from hotloop.cache.process_folder import compiled_store
+    from hotloop.cache.compiled import compiled_store
 
     command = (
         *TRAIN,
@@ -167,7 +167,7 @@ def test_compiled_code_comes_back_and_travels(project, head, over, tmp_path):
     assert over(again) == "finished"
     fetch.fetch(again, "none", print)
     assert "Compiled code that came along: 1 bundle" in (Path(again.folder) / fetch.LOG).read_text()
-    assert entry.name in {one.stem for one in head.cache.glob("compiled/manifests/*.json")}
+    assert entry.folder.name in {one.name for one in head.cache.glob("compiled/*")}
     components = record.load(Path(again.folder))["components"]
     assert sum(one["cache_hits"] for one in components.values()) > 0
 

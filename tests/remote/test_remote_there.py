@@ -173,19 +173,19 @@ def test_a_run_that_should_be_here_is_not_begun_anew(place, tmp_path):
 
 
 def test_a_run_goes_on_from_its_storage_in_the_folder_that_is_fetched(place, tmp_path, monkeypatch):
-    from hotloop.train import configure, mirror
+    from hotloop.train import configure, storage
 
     url = f"file://{tmp_path}/storage/{NAME}"
     left = tmp_path / "left" / NAME
     left.mkdir(parents=True)
     (left / "settings.yaml").write_text("a")
-    mirror.of(f"file://{tmp_path}/storage", left).push()
+    storage.of(f"file://{tmp_path}/storage", left).push(print)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     one = there.Run(NAME, there.Asked(KEY, ["train", "train.py:make"], storage=url))
     monkeypatch.setattr(one, "show", lambda: None)
     one.prepare()
-    assert one._arguments() == ["train", f"run.resume='{url}'"]
+    assert one._arguments() == ["train", f'run.resume="{url}"']
     monkeypatch.chdir(one.folder / there.TREE)
     assert configure.resumed([f"run.resume='{url}'"]) == Path("runs", NAME)
     assert (one.folder / there.BACK / NAME / "settings.yaml").read_text() == "a"

@@ -36,12 +36,12 @@ def compose(tmp_path):
 
 @pytest.fixture
 def search(compose):
-    """Run a search with an objective of `search_objectives`; give how it ended, and what was told."""
-    from hotloop.train.search import supervise
+    """Run a search with an objective of `search_objectives`; returns how it ended, and the printed lines."""
+    from hotloop.train.search import command
 
     def run(objective, *more, **named):
         heard = []
-        ended = supervise.search(compose(*more, **named), heard.append, f"search_objectives:{objective}")
+        ended = command.search(compose(*more, **named), heard.append, f"search_objectives:{objective}")
         return ended, heard
 
     return run

@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import time
-from pathlib import Path
 
 
 def quadratic(asked):
@@ -51,28 +50,19 @@ def every_third_fails(asked):
 
 
 def kills_its_worker_once(asked):
-    """The first attempt of trial 1 takes its worker with it."""
-    if asked.number == 1 and _is_first(asked):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return quadratic(asked)
-
-
-def always_kills(asked):
+    """Trial 1 takes its worker with it."""
     if asked.number == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return quadratic(asked)
 
 
-def swallows_the_first_interrupt(asked):
-    """Trial 0 waits for Ctrl-C, and something in it takes that for its own; the others wait for one as well."""
-    try:
-        if asked.number == 0:
-            asked.folder.mkdir(parents=True, exist_ok=True)
-            (asked.folder / "waits").touch()
-            time.sleep(600)
-    except KeyboardInterrupt:
-        return quadratic(asked)
-    time.sleep(600)
+def always_kills(asked):
+    """Any trial with the values of trial 1 takes its worker with it."""
+    place = asked.folder.parents[1] / "deadly"
+    if asked.number == 1:
+        place.write_text(json.dumps(dict(asked.values)))
+    if place.exists() and json.loads(place.read_text()) == dict(asked.values):
+        os.kill(os.getpid(), signal.SIGKILL)
     return quadratic(asked)
 
 
@@ -82,40 +72,6 @@ def sees(asked):
     _begin(asked, 1 if seen == "all" else 2)
     (asked.folder / "gpus").write_text(seen)
     return 1.0
-
-
-def kills_its_ray_worker_once(asked):
-    """The first attempt of trial 1 loses the process of Ray's that started this one."""
-    return _without(asked, os.getppid)
-
-
-def kills_its_node_once(asked):
-    """The first attempt of trial 1 takes its node of the cluster with it."""
-    return _without(asked, lambda: int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]))
-
-
-def loses_much(asked):
-    """The first attempts of some trials lose their process, that of Ray's, and their node."""
-    if _is_first(asked) and asked.number in (20, 40, 60):
-        if asked.number == 20:
-            os.kill(os.getpid(), signal.SIGKILL)
-        worker = os.getppid()
-        node = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(worker if asked.number == 40 else node, signal.SIGKILL)
-        time.sleep(600)
-    return quadratic(asked)
-
-
-def _is_first(asked):
-    """Whether this is a trial's first attempt: a third one, after an interruption, is not to kill again."""
-    return asked.folder.name == f"{asked.number:04d}"
-
-
-def _without(asked, victim):
-    if asked.number == 1 and _is_first(asked):
-        os.kill(victim(), signal.SIGKILL)
-        time.sleep(600)
-    return quadratic(asked)
 
 
 def waits_for_a_kill(asked):

@@ -8,13 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from hotloop.cli import app
-from hotloop.errors import ConfigError, SearchStoppedError
+from hotloop.errors import ConfigError
 from hotloop.report import study as report
 from hotloop.train import checkpoint, configure, start
-from hotloop.train.search import before, document, nested, space, trial
+from hotloop.train.search import command, document, preparing, space, trial
 from hotloop.train.search.preparing import prepared
 from hotloop.train.search.study import Study
-from hotloop.train.search.work import Worker
 
 PROGRAM = """
     from typing import Annotated, Literal
@@ -89,6 +88,10 @@ def own(tmp_path):
     return settings
 
 
+def nested(settings, folder, trials):
+    return command.nested(settings, folder, trials, print)
+
+
 def kinds(settings):
     return {one.name: one.kind for one in space.parse(prepared(settings)).searched}
 
@@ -114,17 +117,16 @@ def test_a_search_is_declared_where_the_parameter_is(own):
 @pytest.mark.parametrize(
     ("overrides", "objective"),
     [
-        (["recipe.goal=max:score"], {"score": "maximize"}),
-        (["recipe.goal=min:size"], {"size": "minimize"}),
-        (["recipe.goal=min:size", "hpo.metric=size"], {"size": "minimize"}),
-        (["recipe.goal=min:size", "hpo.metric=score"], {"score": "maximize"}),
-        (["recipe.goal=min:size", "hpo.also=[max:score]"], {"size": "minimize", "score": "maximize"}),
+        (["recipe.goal=max:score"], ("score", "maximize")),
+        (["recipe.goal=min:size"], ("size", "minimize")),
+        (["recipe.goal=min:size", "hpo.metric=size"], ("size", "minimize")),
+        (["recipe.goal=min:size", "hpo.metric=score"], ("score", "maximize")),
     ],
 )
 def test_a_search_is_for_the_goal_unless_it_names_another_metric(own, overrides, objective):
     settings = prepared(own("make", *overrides))
-    before.check(settings)
-    assert settings.hpo.objectives == objective
+    preparing.check(settings)
+    assert (settings.hpo.metric, settings.hpo.towards) == objective
     assert prepared(settings) == settings
 
 
@@ -151,8 +153,8 @@ def test_a_program_without_metrics_ends_the_search_before_a_step(own, tmp_path):
 
 
 def test_a_width_is_compiled_anew_and_a_rate_is_not(own):
-    found = space.parse(prepared(own("make"))).compiled
-    assert [one.name for one in found] == ["program.width"]
+    found = space.parse(prepared(own("make"))).searched
+    assert [one.name for one in found if one.changes_code] == ["program.width"]
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,8 @@ def test_a_width_is_compiled_anew_and_a_rate_is_not(own):
         ("plain", "hpo.space.program.width.log=[1.5,2]", "hpo.space.program.width.log: program.width takes an integer: expected two integers"),
         ("make", "hpo.space.program.lr.log=[1,20]", "hpo.space.program.lr.log: program.lr=20.0: expected a number from 1e-06 to 1"),
         ("make", "hpo.space.program.kind.choices=[flat]", "hpo.space.program.kind.choices: program.kind='flat': expected plain or deep"),
-        ("plain", "hpo.space.program.lr.logg=[1,2]", "hpo.space.program.lr.logg=[1, 2]: expected {log: [low, high]}, {choices: [...]} or the like: did you mean log?"),
-        ("make", "hpo.space.program.width.choises=[1,2]", "or the like: did you mean choices?"),
+        ("plain", "hpo.space.program.lr.logg=[1,2]", "hpo.space.program.lr.logg=[1, 2]: expected a setting with {log: [low, high]} or the like"),
+        ("make", "hpo.space.program.width.choises=[1,2]", "expected a setting with {log: [low, high]} or the like"),
         ("make", "hpo.trial.width=1", "hpo.trial.width: unknown setting width: did you mean program.width?"),
         (
             "make",
@@ -180,7 +182,7 @@ def test_a_width_is_compiled_anew_and_a_rate_is_not(own):
         ("make", "hpo.trial.program.width=x", "hpo.trial: program.width='x': expected an integer"),
         ("make", "hpo.enqueue=[{program.lrr: 1}]", "hpo.enqueue[0].program.lrr: it is not searched; did you mean program.lr or"),
         ("make", "hpo.enqueue=[{program.lr: 5}]", "hpo.enqueue[0].program.lr=5: expected a value of its space, log [0.001, 1]"),
-        ("plain", "hpo.space.program.lr.log=5", "hpo.space.program.lr.log=5: expected a list"),
+        ("plain", "hpo.space.program.lr.log=5", "hpo.space.program.lr: expected a list under one of log, float, int, choices, found log=5"),
         ("make", "hpo.enqueue=5", "hpo.enqueue=5: expected a list of items that are each a mapping"),
         ("plain", "hpo.n_trials=3", "hpo.space is empty: expected a setting to vary, such as program.NAME, or training.num_epochs"),
         ("needed", "hpo.space.training.num_epochs.int=[1,2]", "program.lr is not set: expected a number"),
@@ -188,13 +190,13 @@ def test_a_width_is_compiled_anew_and_a_rate_is_not(own):
 )  # fmt: skip
 def test_what_cannot_be_searched_is_told_before_a_trial(own, function, override, said):
     with pytest.raises(ConfigError) as caught:
-        before.check(prepared(own(function, override)))
+        preparing.check(prepared(own(function, override)))
     assert said in str(caught.value)
 
 
 def test_trials_train_the_program_with_the_values_chosen(own, tmp_path):
     settings = prepared(own("make", "hpo.trial.program.kind=deep"))
-    before.check(settings)
+    preparing.check(settings)
     best = dict(one.split("=") for one in nested(settings, tmp_path / "study", 4))
     assert set(best) == {"program.lr", "program.width"}
     for number, one in trials(tmp_path / "study").items():
@@ -207,37 +209,19 @@ def test_trials_train_the_program_with_the_values_chosen(own, tmp_path):
     assert written.program["kind"] == "plain"
 
 
-@pytest.mark.parametrize(
-    ("kept", "written"), [("best", ["best.pt"]), ("none", []), ("all", 2 * ["best.pt", "last.pt"])]
-)
+@pytest.mark.parametrize(("kept", "written"), [("best", ["best.pt"]), ("none", [])])
 def test_checkpoints_that_would_be_deleted_are_not_written(own, tmp_path, monkeypatch, kept, written):
     saved, save = [], checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda path, document: saved.append(path.name) or save(path, document))
     grid = ["hpo.space.program.lr.choices=[0.1]", "hpo.space.program.width.choices=[16,8]"]
-    if kept != "all":  # nor one to resume a trial by
-        grid.append("hpo.trial.training.checkpoint_every_steps=1")
+    grid.append("hpo.trial.training.checkpoint_every_steps=1")  # nor one to resume a trial by
     settings = prepared(own("plain", *grid, f"hpo.keep_checkpoints={kept}", "training.num_epochs=1", sampler="grid"))
-    study = Study(settings, tmp_path / "study", print)
-    Worker(study, lambda _: None).run()
-    study.storage.close()
+    study = Study(settings, tmp_path / "study")
+    study.begin()
+    study.run()
     assert saved == written
     names = [str(path.relative_to(tmp_path / "study" / "trials")) for path in (tmp_path / "study").rglob("best.pt")]
-    assert sorted(names) == {"best": ["0000/checkpoints/best.pt"], "none": []}.get(
-        kept, ["0000/checkpoints/best.pt", "0001/checkpoints/best.pt"]
-    )
-
-
-def test_a_trial_that_begins_behind_the_end_of_one_as_good_has_a_checkpoint(own, tmp_path):
-    grid = ["hpo.space.program.lr.choices=[0.1]", "hpo.space.program.width.choices=[16,48]"]  # both score -0.16
-    settings = prepared(own("plain", *grid, "training.num_epochs=1", sampler="grid"))
-    study = Study(settings, tmp_path / "study", print)
-    worker = Worker(study, lambda _: None)
-    first, second = study.take(), study.take()
-    worker.one(second)
-    worker.one(first)
-    assert study.best().number == first.trial.number
-    study.storage.close()
-    assert [path.parents[1] for path in (tmp_path / "study").rglob("best.pt")] == [first.folder]
+    assert names == {"best": ["0000/checkpoints/best.pt"], "none": []}[kept]
 
 
 def test_a_corrected_metric_goes_on_with_the_same_study(own, tmp_path):
@@ -400,58 +384,10 @@ def test_what_is_written_on_the_command_line_is_not_searched():
     assert "training.learning_rate" in [one.name for one in space.parse(both).searched]
 
 
-def test_several_metrics_have_a_front_of_trials(own, tmp_path):
-    grid = ["hpo.space.program.lr.choices=[0.1]", "hpo.space.program.width.choices=[8,16,32,64]", "hpo.also=[min:size]"]
-    settings = own("plain", *grid, sampler="grid")
-    nested(settings, tmp_path / "study", 9)
-    found = report.SCHEMA.load(tmp_path / "study")
-    assert found["front"] == [0, 1, 2]
-    assert found["best"] == 2
-    assert [one["also"] for one in found["trials"]] == [[8.0], [16.0], [32.0], [64.0]]
-    facts = report.build(found).facts
-    assert "and min:size; no other trial beats these in all of them:" in facts
-    assert "trial 0: score -0.24, size 8" in facts
-    arguments = ["hpo", "best", str(tmp_path / "study"), "--json"]
-    document.write_settings(prepared(settings), tmp_path / "study")
-    chosen = CliRunner().invoke(app, [*arguments, "--trial", "0"])
-    assert json.loads(chosen.stdout)["settings"]["program"]["width"] == 8
-    assert configure.load(config=tmp_path / "study" / "best.yaml").program["width"] == 8
-    with pytest.raises(ConfigError, match="--trial 7: no complete trial of study"):
-        document.best_values(found, 7)
-
-
-@pytest.mark.parametrize("sampler", ["random", "tpe", "gp", "qmc"])
-def test_every_sampler_but_one_weighs_several_metrics(own, tmp_path, sampler):
-    settings = own("make", "hpo.also=[min:size]", "hpo.pruner=median", "hpo.startup_trials=2", sampler=sampler)
-    assert prepared(settings).hpo.pruner == "none"
-    nested(settings, tmp_path / "study", 4)
-    assert len(trials(tmp_path / "study")) == 4
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["hpo.also=[size]"], "hpo.also='size': expected max:<metric> or min:<metric>"),
-        (["hpo.also=[min:score]"], "and not hpo.metric again"),
-        (["hpo.also=[min:size]", "hpo.sampler=cmaes"], "hpo.also with hpo.sampler=cmaes: it weighs one metric"),
-    ],
-)
-def test_metrics_that_cannot_be_weighed_are_told(own, overrides, said):
-    with pytest.raises(ConfigError) as caught:
-        own("make", *overrides)
-    assert said in str(caught.value)
-
-
-def test_a_further_metric_that_the_program_lacks_ends_the_search(own, tmp_path):
-    with pytest.raises(SearchStoppedError, match=r"hpo\.also=speed: a validation of recipe .* gives score, size"):
-        nested(own("make", "hpo.also=[max:speed]"), tmp_path / "study", 2)
-
-
 def test_a_misspelt_metric_is_told_with_those_of_the_program_and_kept_as_the_cause(own, tmp_path):
     said = r"hpo\.metric or recipe\.goal names 'scoer'; the metrics of .* are score, size: did you mean score\? Set: "
     with pytest.raises(ConfigError, match=said + "recipe.goal=max:score, in place of either"):
         nested(own("make", "hpo.metric=scoer"), tmp_path / "study", 2)
     assert "are score, size: did you mean score?" in trials(tmp_path / "study")[0]["cause"]
-    assert not list((tmp_path / "study").rglob("record.json*")), "it is found before a step"
     (row,) = report.build(report.SCHEMA.load(tmp_path / "study")).trials
     assert "did you mean score?" in row.cause

@@ -177,9 +177,6 @@ def planted(plan):
         traced = before(plan, "trace", TensorVariable.call_method)
         stack.enter_context(mock.patch.object(TensorVariable, "call_method", traced))
         stack.enter_context(mock.patch.object(backends, "aot_eager", return_value=compiler(plan)))
-        stack.enter_context(
-            mock.patch("hotloop.step.policy.lookahead.odd_pays", return_value=True)
-        )  # so that shapes compile anew
         yield
 
 

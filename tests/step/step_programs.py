@@ -6,6 +6,7 @@ holds one against the other.
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import functools
@@ -47,7 +48,8 @@ class Run:
         return self._asked is not None
 
     def loop(self, model, optimizer, **settings):
-        """Make the loop of the program; without one, steps stay as they are."""
+        """Make the loop of the program, by default without checks; without a loop, steps stay as they are."""
+        settings.setdefault("sentinel", 0)
         loop = hotloop.Loop(model, optimizer, run=self._asked, **settings) if self.owned else None
         self.loops.append(loop)
         return _Steps(self, loop)
@@ -94,12 +96,12 @@ class _Steps:
 
     def step(self, function):
         count, name = self._run._calls, function.__name__
-        python = []
-        ran = python.append  # a bound method of a list: what it appends to is no state that the step could read
+        python = array.array("b")  # whose content is no plain value of the step's
+        ran = python.append
 
         @functools.wraps(function)
         def counted(*args, **kwargs):
-            ran(None)
+            ran(0)
             return function(*args, **kwargs)
 
         if self.owner is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from unittest import mock
 
 import torch
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 import hotloop
 from hotloop import events as ev
 from hotloop._torch import backends
-from hotloop.step.prove import sentinel
+from hotloop.step.loop import deciding
+from hotloop.step.prove import schedule
 from hotloop.testing import captured
 
 
@@ -109,16 +111,16 @@ def jittered(x: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def checked_every(steps):
-    """Have every so many steps checked, whatever that costs."""
+    """Have every so many steps checked, whatever that costs, and values compared after each look at operations."""
 
-    def plan(self, seconds, tier, work):
-        self._budget.note(work, seconds)
-        self._left = self._every = steps
+    def planned(self, seconds, _usual, **_):
+        self.spent += seconds
+        self._left, self._doubling, self.every = steps, math.inf, steps
 
     with (
-        mock.patch.object(sentinel.Sentinel, "_plan", plan),
-        mock.patch.object(sentinel.Sentinel, "_may_begin", return_value=True),
-        mock.patch.object(sentinel, "FIRST", steps),
+        mock.patch.object(schedule.Schedule, "checked", planned),
+        mock.patch.object(schedule, "FIRST", steps),
+        mock.patch.object(deciding, "VALUES_EVERY", 1),
     ):
         yield
 
@@ -152,7 +154,7 @@ class Run:
                 self.losses.append(step(x, y).detach())
 
     def told(self, kind=ev.SentinelDisagreed):
-        return [one for one in self.events if isinstance(one, kind)]
+        return [one for one in self.events if isinstance(one, kind) and getattr(one, "certain", True)]
 
     @property
     def watched(self):

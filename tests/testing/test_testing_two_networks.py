@@ -63,13 +63,6 @@ def test_the_same_program_with_plain_compile_reads_what_was_overwritten():
     assert any("two_networks.py" in str(one.output.file) for one in emulation.overwritten)
 
 
-def test_strict_lifetime_names_what_the_allocator_keeps():
-    with cudagraph_emulation():
-        ranker = Ranker().compile(strict_lifetime=True)
-        with pytest.raises(StaleOutputError, match=r"component 'gist'.*two_networks\.py.*hotloop\.own"):
-            run(ranker, batches(3))
-
-
 def test_the_training_is_a_workload_that_runs():
     workload = make()
     epochs = [sum(workload.run(batch).item() for batch in workload.epoch()) for _ in range(3)]

@@ -16,7 +16,7 @@ import hotloop
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, StepLostError, TrainingFailedError
 from hotloop.events import StepUndone, TierChanged, TierDeclined, TierProven
-from hotloop.step.policy import process_history
+from hotloop.step.policy.history import forget
 from hotloop.testing import captured_step_emulation
 from hotloop.train import automatic, checkpoint, configure, fit, start
 
@@ -222,7 +222,7 @@ def test_a_captured_run_interrupted_and_resumed_is_the_run_that_was_not(tmp_path
     assert kept["steps"] == 70
     assert kept["account"]["saved"] > 0
 
-    process_history.forget()  # as in another process
+    forget()  # as in another process
     with launch_bound():
         outcome = recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
     assert outcome.status == "finished"

@@ -6,7 +6,6 @@ import types
 
 import pytest
 import torch
-from test_train_fit import assert_same
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError
@@ -159,42 +158,6 @@ def test_the_batches_of_a_recipe_go_on_where_their_state_was():
     found += [[batch.labels.tolist() for batch in step] for _ in range(2) for step in second]
     assert len(whole) == 2
     assert found == steps
-
-
-def of_schema_1(document):
-    """Return a recipe's checkpoint as version 0.1 wrote it at first: of one model, with nothing of its batches."""
-    others = document["others"]
-    gone = ("others", "epoch_began", "loader", "generators", "schema")
-    return {
-        **{name: value for name, value in document.items() if name not in gone},
-        "schema": 1,
-        "model": document["model"]["model"],
-        "optimizer": others["optimizer"],
-        "average": others.get("model.average"),
-        "scaler": others.get("scaler"),
-    }
-
-
-@pytest.mark.parametrize("stop", [4, 9])
-def test_a_recipes_checkpoint_of_schema_1_is_gone_on_with(tmp_path, prepare, monkeypatch, stop):
-    criteria = recipes.load("criteria")
-    criteria.train(prepare(run__folder=tmp_path / "whole", training__num_epochs=3))
-    step = fit._Fitting.step
-
-    def stopping(self, batches):
-        step(self, batches)
-        if self.position.step == stop:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fit._Fitting, "step", stopping)
-        criteria.train(prepare(training__num_epochs=3))
-    last = tmp_path / "run" / "checkpoints" / "last.pt"
-    torch.save(of_schema_1(checkpoint.load(last)), last)
-    assert criteria.train(start.prepare([f"run.resume={tmp_path / 'run'}"])).status == "finished"
-    both = [checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("whole", "run")]
-    assert_same(*both)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "run")
 
 
 def test_a_checkpoint_of_a_program_that_has_changed_since_is_refused(tmp_path, train):

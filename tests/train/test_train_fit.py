@@ -11,7 +11,7 @@ from training_fixtures import overrides, tiny_encoder
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError, HotloopError, TrainingFailedError
 from hotloop.train import account, checkpoint, compiling, fit, start, supervised
-from hotloop.train.search import before
+from hotloop.train.search import preparing
 from hotloop.train.supervised import Supervised
 
 
@@ -113,7 +113,7 @@ def test_the_record_holds_what_a_reader_needs(tmp_path, train):
     assert all({"seconds", "loss", "learning_rate", "running"} <= entry.keys() for entry in document["steps"])
     assert {entry["running"] for entry in document["steps"]} == {"none"}
     found = set(document["metrics"][0]) - {"step", "epoch", "split", "time"}
-    assert found == set(before.METRICS["criteria"])
+    assert found == set(preparing.METRICS["criteria"])
     assert {"step", "epoch", "split"} <= document["metrics"][0].keys()
     assert document["settings"]["training"]["max_steps"] == 6
     assert {"torch", "python", "device_name", "hotloop", "packages", "cuda"} <= document["environment"].keys()
@@ -201,14 +201,6 @@ def test_a_resumed_run_keeps_its_data_and_model_and_may_change_its_rate(tmp_path
     (tmp_path / "moved.csv").write_text((tmp_path / "moved.csv").read_text().replace("x1,", "y1,"))
     with pytest.raises(DataError, match="trained on other data"):
         recipes.load("criteria").train(start.prepare(again))
-
-
-def test_a_checkpoint_of_another_recipe_is_not_gone_on_with(tmp_path, train):
-    train(training__max_steps=1)
-    settings = tmp_path / "run" / "settings.yaml"
-    settings.write_text(settings.read_text().replace("name: criteria", "name: language"))
-    with pytest.raises(ConfigError, match=r"is of recipe=criteria, and run .* of recipe=language: put it back"):
-        start.prepare([f"run.resume={tmp_path / 'run'}"])
 
 
 def test_recipe_may_be_written_as_for_a_new_run(tmp_path, train):

@@ -17,7 +17,7 @@ from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError, RecordError, StepLostError
 from hotloop.recipes import criteria
 from hotloop.report import folds as report
-from hotloop.train import checkpoint, configure, fit, folds, kfold, kfold_state, start, supervised
+from hotloop.train import checkpoint, configure, fit, folds, kfold, start, supervised
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_two_cross_validations_with_a_seed_give_the_same_metrics(run, whole, stu
     assert metrics(again) == metrics(whole)
     assert again.document["contents"] == whole.document["contents"]
     other = folds.examine(study(folder="other", run__seed=1).settings, criteria.sides)
-    assert kfold_state.contents_of(other) != whole.document["contents"]
+    assert kfold._contents(other) != whole.document["contents"]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_kill_between_a_folds_end_and_its_note_trains_nothing_twice(tmp_path, 
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(kfold_state, "ended", die)
+        patch.setattr(kfold, "ended", die)
         with pytest.raises(SystemExit):
             run()
     assert report.load(tmp_path / "study")["folds"][0]["status"] == "running"
@@ -274,7 +274,7 @@ def test_a_fold_that_fails_is_recorded_with_its_cause_and_the_others_still_run(t
     first, second, third = ended.document["folds"]
     assert (first["status"], second["status"], third["status"]) == ("finished", "failed", "finished")
     assert "step 3: the loss is nan" in second["error"]
-    assert f"Failed: fold 1. What finished is kept; to try again: hotloop kfold run.resume={tmp_path / 'study'}" in (
+    assert f"Failed: fold 1. Finished folds are kept; to try again: hotloop kfold run.resume={tmp_path / 'study'}" in (
         capsys.readouterr().out
     )
     mean = (first["best"]["loss"] + third["best"]["loss"]) / 2
@@ -345,7 +345,7 @@ def test_a_disk_that_is_full_is_told_once_and_stops_nothing(run, monkeypatch, ca
     whole = record.whole
     monkeypatch.setattr("hotloop.record.schema.whole", full)
     assert run(training__max_steps=1).status == "finished"
-    assert capsys.readouterr().out.count("kfold.json cannot be written: [Errno 28] No space left on device") == 1
+    assert capsys.readouterr().out.count("study cannot be written: [Errno 28] No space left on device") == 1
 
 
 def test_a_resumed_cross_validation_keeps_what_its_folds_are_compared_by(tmp_path, study):
@@ -386,10 +386,8 @@ def test_a_folder_that_holds_one_is_neither_written_over_nor_run_twice_at_a_time
         with pytest.raises(ConfigError, match=r"holds a run already: go on with it by run\.resume="):
             again()
     with (
-        held_elsewhere(folder) as other,
-        pytest.raises(
-            ConfigError, match=rf"process {other.pid} on .*, since .*, trains there\. Wait for it, or stop it"
-        ),
+        held_elsewhere(folder),
+        pytest.raises(ConfigError, match=r"another process trains there\. Wait for it, or stop it"),
     ):
         kfold.prepare([f"run.resume={folder}"])
     assert kfold.prepare([f"run.resume={folder}"]).before["status"] == "finished"
@@ -430,7 +428,7 @@ def search(monkeypatch):
         told.append((settings, folder, trials, later))
         return (f"training.learning_rate={0.001 * (1 + settings.kfold.fold)}",)
 
-    monkeypatch.setitem(sys.modules, "hotloop.train.search", types.SimpleNamespace(nested=nested))
+    monkeypatch.setattr(kfold.command, "nested", nested)
     return told
 
 
@@ -479,8 +477,7 @@ def test_one_fold_alone_may_have_its_search_too(study, search):
 
 
 def test_a_search_has_no_say_in_the_data_or_the_folds(study, monkeypatch):
-    leaking = types.SimpleNamespace(nested=lambda *_, **__: ("kfold.fold=0",))
-    monkeypatch.setitem(sys.modules, "hotloop.train.search", leaking)
+    monkeypatch.setattr(kfold.command, "nested", lambda *_, **__: ("kfold.fold=0",))
     with pytest.raises(ConfigError, match=r"the inner search chose kfold\.fold=0"):
         kfold.run(study(kfold__inner_trials=2, kfold__inner_splits=2), Recipe())
 
@@ -491,9 +488,9 @@ def test_a_search_has_no_say_in_the_data_or_the_folds(study, monkeypatch):
         ("hpo.space.data.negatives.choices=[chapter,sibling]", r"hpo\.space\.data: .* set hpo\.space\.data=null"),
         ("hpo.trial.data.sample_size=20", r"hpo\.trial\.data\.sample_size: .* set hpo\.trial\.data\.sample_size=null"),
         ("hpo=fast", r"set hpo\.trial\.data\.sample_size=null$"),
-        ("hpo.workers=2", r"hpo\.workers=2 has no effect on a search within a fold.*set hpo\.workers=1"),
-        ("hpo.timeout_seconds=60", r"hpo\.timeout_seconds=60.* set hpo\.timeout_seconds=null"),
-        ("hpo.storage='postgresql://me:secret@host/db'", r"hpo\.storage=\.\.\. .* set hpo\.storage=null"),
+        ("hpo.workers=2", r"hpo\.workers has no effect on a search within a fold.*set hpo\.workers=1"),
+        ("hpo.timeout_seconds=60", r"hpo\.timeout_seconds has no.* set hpo\.timeout_seconds=null"),
+        ("hpo.storage='postgresql://me:secret@host/db'", r"hpo\.storage has no.* set hpo\.storage=null"),
         ("hpo.space.training.batch_size=3", r"hpo\.space\.training\.batch_size=3: expected"),
     ],
 )
@@ -504,7 +501,7 @@ def test_what_an_inner_search_has_no_say_in_is_told_before_it_begins(study, sear
 
 
 def test_a_recipe_without_folds_is_told(study):
-    with pytest.raises(ConfigError, match="recipe=criteria cannot be split into folds: it has no function `sides`"):
+    with pytest.raises(ConfigError, match="recipe=criteria cannot be split into folds"):
         kfold.run(study(), types.SimpleNamespace(COMPONENTS=criteria.COMPONENTS))
 
 
@@ -521,6 +518,6 @@ def test_a_fold_is_judged_on_its_own_held_out_rows(whole):
 
 def test_a_run_of_another_fold_is_not_resumed_as_this_one(tmp_path, train):
     train(kfold__n_splits=3, kfold__fold=1, training__max_steps=2)
-    with pytest.raises(ConfigError, match="kfold cannot change while a run is resumed"):
+    with pytest.raises(ConfigError, match=r"kfold\.\w+ cannot change while a run is resumed"):
         start.prepare([f"run.resume={tmp_path / 'run'}", "kfold.n_splits=4", "kfold.fold=2"])
     assert recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run'}"])).status == "finished"

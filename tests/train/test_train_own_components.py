@@ -8,7 +8,6 @@ import torch
 
 import hotloop
 from hotloop import recipes, record
-from hotloop.cache.request import Request
 from hotloop.errors import ConfigError
 from hotloop.prove.doctor.examining import examine
 from hotloop.step.policy import child_program
@@ -263,8 +262,7 @@ def test_with_auto_each_component_has_a_status_of_its_own():
 
 def test_the_compiling_child_compiles_the_step_and_not_what_is_before_it(tmp_path):
     (tmp_path / "several.py").write_text(PROGRAM.replace("MODELS", NAMED))
-    request = Request.of_factory(f"{tmp_path / 'several.py'}:make", {"preset": "aot_eager"})
-    models, _ = child_program._run_workload(request)
+    models = child_program.compile_step(f"{tmp_path / 'several.py'}:make", {"preset": "aot_eager"})
     for model in models.values():
         (part,) = hotloop.status(model).components.values()
         assert [part.modes[mode]["compiles"] for mode in ("training", "inference")] == [1, 0]

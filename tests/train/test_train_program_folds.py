@@ -197,12 +197,12 @@ def test_each_fold_has_a_search_of_its_own_over_its_training_side(own, tmp_path)
 
 def test_a_trial_of_a_search_over_folds_is_the_mean_of_them(own, tmp_path):
     from hotloop.train import configure
-    from hotloop.train.search import nested
+    from hotloop.train.search.command import nested
 
     settings = configure.load_search(
         [own, "kfold.n_splits=3", "hpo.metric=first", "hpo.space.program.lr.choices=[0.1,0.2]"]
     )
-    nested(settings, tmp_path / "study", 1)
+    nested(settings, tmp_path / "study", 1, print)
     found = json.loads((tmp_path / "study" / "study.json").read_text())["trials"][0]
     assert len(found["reports"]) == 3
     means = [

@@ -13,6 +13,7 @@ from training_fixtures import hotloop_command
 
 from hotloop import Workload, recipes, record
 from hotloop.errors import ConfigError
+from hotloop.recipes import program as program_recipe
 from hotloop.train import checkpoint, configure, ranks, start
 from hotloop.train.ranks import Devices, Ranks, check, check_shares
 
@@ -136,20 +137,6 @@ def test_devices_and_a_precision_that_are_not_there_are_refused(given):
             recipes.load(begun.settings.recipe.name).train(dataclasses.replace(begun, dry=True))
 
 
-def test_the_other_processes_import_what_the_first_one_does(monkeypatch, tmp_path):
-    command = []
-
-    def popen(given, **_):
-        command.extend(given)
-        raise InterruptedError
-
-    monkeypatch.setattr(ranks.host, "python", lambda *given: ["python", "-P", *given])
-    monkeypatch.setattr(ranks.subprocess, "Popen", popen)
-    with pytest.raises(InterruptedError):
-        ranks._Child(1, 2, {}, tmp_path)
-    assert command == ["python", "-P", "-m", "hotloop.train.ranks"]
-
-
 def test_processes_with_the_same_first_batch_are_refused():
     class Two(Ranks):
         size = 2
@@ -182,7 +169,7 @@ def test_what_scales_the_losses_is_kept_in_checkpoints(given, holds):
     fabric = SimpleNamespace(strategy=SimpleNamespace(precision=SimpleNamespace(scaler=scaler)))
     model, settings = torch.nn.Linear(1, 1), start.prepare(given).settings
     workload = Workload(model, torch.optim.SGD(model.parameters()), len, [], state=[scaler] if holds else ())
-    found = recipes.load(settings.recipe.name)._own(workload, settings, Devices(fabric, Ranks()))
+    found = program_recipe._own(workload, settings, Devices(fabric, Ranks()))
     assert [one is scaler for one in found.holdings().state] == [True]
 
 
@@ -206,7 +193,7 @@ def test_a_run_whose_process_was_killed_or_stopped_is_resumed_bit_for_bit(given,
     both = [*given, "run.devices=2", "program.shuffle=true", "training.checkpoint_every_steps=2"]
     train(*both, f"run.folder={tmp_path / 'whole'}")
     said = train(*both, f"run.folder={tmp_path / 'killed'}", code=1, KILL="1:6")
-    assert "rank 1 of 2 was killed by SIGKILL" in said
+    assert "rank 1 of 2 was lost: SIGKILL" in said
     assert f"hotloop train run.resume={tmp_path / 'killed'}" in said
     train(*both, f"run.folder={tmp_path / 'stopped'}", code=130, STOP="0:7")
     for name in ("killed", "stopped"):
@@ -263,7 +250,7 @@ def test_a_process_ends_where_the_first_one_cannot_take_what_is_shared(given, tm
 
     def process(rank, code):  # started by no other one, which would kill it at its own end
         own = {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "HOTLOOP_CACHE_DIR": str(tmp_path / "cache")}
-        more = {ranks._JOB: "job.json", "OPEN": str(tmp_path / "share")}
+        more = {ranks._JOINED: "1", "OPEN": str(tmp_path / "share")}
         return train(*given, *shared, f"run.folder={tmp_path / f'rank-{rank}'}", code=code, **met, **own, **more)
 
     with ThreadPoolExecutor() as both:
@@ -276,13 +263,13 @@ def test_a_process_ends_where_the_first_one_cannot_take_what_is_shared(given, tm
 def test_a_full_disk_ends_all_processes(given, tmp_path):
     folder = tmp_path / "run"
     said = train(*given, "run.devices=2", f"run.folder={folder}", code=1, IN_THE_WAY=str(folder / "checkpoints"))
-    assert "the run is at step 12, and not all of it is on disk: no last.pt" in said
+    assert "the run is at step 12, and its last.pt is not on disk" in said
 
 
 @pytest.mark.campaign
 def test_an_error_of_one_process_is_told(given, tmp_path):
     said = train(*given, "run.devices=2", f"run.folder={tmp_path / 'run'}", code=1, RAISE="1:3")
-    assert "step 3: rank 1 of 2 ended with exit code 1: ValueError: broken here" in said
+    assert "step 3: rank 1 of 2 was lost: exit code 1: ValueError: broken here" in said
 
 
 @pytest.mark.campaign

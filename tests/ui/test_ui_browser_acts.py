@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from hotloop import record
 from hotloop.train import checkpoint, configure, requests
-from hotloop.train.requests import SAMPLE, SAVE, Requests
+from hotloop.train.requests import Requests
 
 pytest.importorskip("playwright", reason="the tests of the page in a browser need playwright")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium: `make setup-browser` installs it")
@@ -79,9 +79,9 @@ def test_settings_are_kept_by_name_loaded_and_compared(person, runs):
 
 
 @pytest.mark.campaign
-def test_a_run_is_asked_to_save_and_to_sample_and_its_weights_are_exported(person, runs):
+def test_a_run_is_asked_to_save_and_its_weights_are_exported(person, runs):
     with training(runs / "a"):
-        asked = Requests(runs / "a", (SAVE, SAMPLE))
+        asked = Requests(runs / "a")
         checkpoint.save(
             runs / "a" / "checkpoints" / "last.pt",
             {
@@ -95,19 +95,9 @@ def test_a_run_is_asked_to_save_and_to_sample_and_its_weights_are_exported(perso
         expect(person.locator("#usage")).to_contain_text("The process holds")
         person.click("text=Save now")
         expect(person.locator("#actions")).to_contain_text("Save now: after this step")
-        person.click("text=Sample now")
-        expect(person.locator("#actions")).to_contain_text("Sample now: after this step")
-        assert requests.is_asked(runs / "a", SAVE)
-        assert requests.is_asked(runs / "a", SAMPLE)
-        asked._next = 0.0
-        for name in (SAVE, SAMPLE):
-            assert asked.asked(name)
-            asked.answered(name, 7)
-        expect(person.locator("#answered-save")).to_contain_text("Saved after step 7, at ")
-        expect(person.locator("#answered-sample")).to_contain_text("Samples made after step 7, at ")
+        assert requests.is_asked(runs / "a")
+        assert asked.asked()
         expect(person.get_by_role("button", name="Save now")).to_be_visible()  # the page hears that it was answered
-        asked.close()
-        expect(person.get_by_role("button", name="Save now")).to_have_count(0)
     person.goto(at(person.base, "/run?run=a"))
     expect(person.locator(".uplot").first).to_be_visible()  # charts that come under a press move what is pressed
     person.click("#checkpoints > summary")

@@ -12,7 +12,7 @@ from hotloop._torch.ledger import private_or
 from hotloop._torch.settings import kept_graph, outside_cudagraphs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 _VIEWS = 4
 """Views on the way from an output of a graph to the graph's own node."""
@@ -64,16 +64,10 @@ def in_backward() -> bool:
     return bool(private_or("torch._C:_current_graph_task_id", lambda: -1)() != -1)
 
 
-def nodes_of(values: Iterable[Any]) -> list[Any]:
-    """Return the autograd node of each value; None for a value that is no tensor, or has none."""
-    return [value.grad_fn if isinstance(value, torch.Tensor) else None for value in values]
-
-
 def guard_backward(
     outputs: Any,
     explain: Callable[[Exception], Exception],
     around: Around | None = None,
-    written: Sequence[tuple[Any, Any]] = (),
 ) -> bool:
     """Wrap the backward of the autograd function that made ``outputs``; return whether the function was found.
 
@@ -84,11 +78,9 @@ def guard_backward(
         outputs: of the graph.
         explain: maps an exception that escapes from the compiled backward to the exception to raise.
         around: runs around each backward.
-        written: the autograd nodes of each input before the graph ran and after. A graph may write its results into
-            its inputs, and return nothing.
     """
     found = False
-    for function in _unguarded_functions(outputs, written):
+    for function in _unguarded_functions(outputs):
         function._hotloop_guarded = True  # noqa: SLF001 - ours, on torch's class
         function.backward = staticmethod(_guarded(function.backward, explain, around))
         found = True
@@ -188,25 +180,12 @@ def _aligned(value: Any) -> Any:
     return value
 
 
-def _unguarded_functions(outputs: Any, written: Sequence[tuple[Any, Any]]) -> Iterator[Any]:
+def _unguarded_functions(outputs: Any) -> Iterator[Any]:
     """Yield the autograd functions of the graphs that made some values, without those that are wrapped already."""
     # A graph may hand on an input that another graph made: that graph's backward is wrapped already.
-    into = [_source_of(after) for before, after in written if after is not before]
-    for node in (*compiled_nodes(outputs), *(node for node in into if node is not None)):
+    for node in compiled_nodes(outputs):
         if not hasattr(node._forward_cls, "_hotloop_guarded"):  # noqa: SLF001 - in the ledger
             yield node._forward_cls  # noqa: SLF001 - in the ledger
-
-
-def _source_of(node: Any) -> Any:
-    """Return the node of the compiled graph whose result was copied into a tensor, or into its base if it is a view.
-
-    The copied value is the last input of a copy's node, after the value that was there before.
-    """
-    for _ in range(_VIEWS):
-        if node is None or _is_compiled(node):
-            return node
-        node = node.next_functions[-1][0] if node.next_functions else None
-    return None
 
 
 def _while_unpacking(error: Exception) -> bool:

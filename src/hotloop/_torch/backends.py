@@ -8,16 +8,11 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hotloop._torch.ledger import capability, private, private_or
+from hotloop._torch.ledger import capability, private
 from hotloop._torch.settings import caching_apart
-
-if TYPE_CHECKING:
-    import types
 
 Compiler = Callable[[Any, Any], Callable[..., Any]]
 
@@ -73,56 +68,6 @@ def eager(graph: Any, _inputs: Any) -> Callable[..., Any]:
     """Run the traced graph as it is."""
     forward: Callable[..., Any] = graph.forward
     return forward
-
-
-def forget_failed_libraries() -> None:
-    """Forget which C++ libraries were compiled, so that a library that failed is compiled again.
-
-    Raises:
-        CapabilityMissingError: this torch keeps them elsewhere.
-    """
-    for path in ("torch._inductor.codecache:CppCodeCache", "torch._inductor.codecache:CppPythonBindingsCodeCache"):
-        private(path).cache_clear()
-
-
-def working_pool() -> int | None:
-    """Return the process that Inductor's compile workers descend from, while they have jobs; else None."""
-    path = "torch._inductor.async_compile:AsyncCompile"
-    if path.partition(":")[0] not in sys.modules:  # to import it here could start the workers
-        return None
-    pools = getattr(private_or(path, None), "process_pool", None)
-    pool: Any = pools() if pools is not None and pools.cache_info().currsize else None
-    return int(pool.process.pid) if getattr(pool, "pending_futures", None) else None
-
-
-def cpp_compilers() -> list[str]:
-    """Return the C++ compilers that Inductor's settings of this thread name; empty where nothing has imported it."""
-    if "torch._inductor.config" not in sys.modules:
-        return []
-    named = getattr(getattr(private_or("torch._inductor:config", None), "cpp", None), "cxx", None)
-    return [name for name in (named if isinstance(named, list | tuple) else [named]) if isinstance(name, str)]
-
-
-def compilers_awaited() -> set[int]:
-    """Return the processes that Inductor or Triton started in this process, and that one of its threads waits for.
-
-    A compiler that a script replaces itself by (``exec``) keeps its number, and nothing else of what it was.
-    """
-    found = set()
-    for innermost in sys._current_frames().values():  # noqa: SLF001 - Python documents it
-        frame: types.FrameType | None = innermost
-        child: Any = None
-        while frame is not None:
-            if frame.f_code.co_filename == subprocess.__file__:
-                variables = frame.f_locals
-                child = variables.get("process", variables.get("self", child))
-            elif child is not None:
-                by = str(frame.f_globals.get("__name__"))
-                if isinstance(child, subprocess.Popen) and by.startswith(("torch._inductor.", "triton.")):
-                    found.add(child.pid)
-                child = None
-            frame = frame.f_back
-    return found
 
 
 @functools.cache

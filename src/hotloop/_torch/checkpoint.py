@@ -34,12 +34,12 @@ class Region:
         """Note how a call of the forward ran."""
         self._notes.append((caller, how))
 
-    def next(self, recomputation: Any, caller: Any, otherwise: Any) -> Any:
-        """Return how the call ran that is recomputed now; ``otherwise`` where the forward did not make that call."""
+    def next(self, recomputation: Any, caller: Any) -> Any:
+        """Return how the call ran that is recomputed now; None where the forward did not make that call."""
         place = self._read.get(recomputation, 0)
         self._read[recomputation] = place + 1
         known, how = self._notes[place] if place < len(self._notes) else (None, None)
-        return how if known is caller else otherwise
+        return how if known is caller else None
 
 
 def region_probe() -> Callable[[], tuple[Region, Any] | None]:

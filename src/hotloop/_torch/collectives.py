@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,64 +39,42 @@ def wait_for_collective(operation: Any, result: Any) -> None:
         distributed.Work.unbox(work).wait()
 
 
-PATIENCE_SECONDS = 1800.0
-"""How long collectives wait for a process that compiles: the duration of a long compile."""
+PATIENCE = dt.timedelta(hours=1)
+"""How long collectives wait for a process that compiles."""
+VOTES = "hotloop votes"
+"""The description of groups that are never given more time: who is missing in a vote is noticed after minutes."""
+_TIMED = ("ProcessGroupGloo", "ProcessGroupNCCL")
+"""The backends whose timeout can be changed."""
 
 
 class Patience:
-    """The timeout of this process's collectives: the user's, or a longer timeout while a holder asks for it.
-
-    A timeout counts for the collectives that begin while it is set. So the number of collectives that had begun in each
-    group is recorded when its timeout grows: all later collectives are patient. As all processes make the same
-    collectives in a group, the number means the same collective in each.
-    """
-
-    TIMEOUT = dt.timedelta(seconds=PATIENCE_SECONDS)
+    """Gives collectives that begin from now on an hour, while a holder asks for it; afterwards the user's timeout."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._holders: set[str] = set()
-        self._held: dict[str, tuple[Any, dt.timedelta, int]] = {}
-        """By name: each group's backend, its timeout before, and how many collectives had begun when it grew."""
+        self._before: dict[str, dt.timedelta] = {}
+        """The timeouts that were raised, by backend; a name holds no group alive."""
 
-    def needed(self) -> bool:
-        """Return whether a compile may take longer than a collective; groups whose timeout is fixed do not count."""
-        return bool(self._holders) or any(timeout < self.TIMEOUT for _, _, timeout in self._backends())
-
-    def held_by(self, who: str) -> bool:
-        """Return whether a holder asked for the longer timeout and has not dropped it."""
-        return who in self._holders
-
-    def hold(self, who: str, *, settle: float = 0.0) -> None:
-        """Let collectives that begin from now on take longer, until every holder has dropped it.
-
-        Args:
-            who: the holder's name.
-            settle: seconds until the collectives are counted, where another thread may be about to begin a collective.
-        """
+    def hold(self, who: str) -> None:
+        """Let collectives take an hour, in new groups too, until each holder has dropped it."""
         with self._lock:
             self._holders.add(who)
-            fresh = [found for found in self._backends() if self._held.get(found[0], (None,))[0] is not found[1]]
-            for _, backend, timeout in fresh:
-                if timeout < self.TIMEOUT:
-                    backend.set_timeout(self.TIMEOUT)
-            if fresh and settle:
-                time.sleep(settle)
-            for name, backend, timeout in fresh:
-                # A group whose timeout was as long before has always been patient.
-                self._held[name] = backend, timeout, collectives_begun([backend]) if timeout < self.TIMEOUT else 0
+            for name, backend, timeout in _backends():
+                if timeout < PATIENCE:
+                    self._before[name] = timeout
+                    backend.set_timeout(PATIENCE)
 
     def drop(self, who: str) -> None:
-        """Drop a holder's request: after the last holder's, the user's timeouts are back."""
+        """Drop a holder's request: after the last one's, the user's timeouts are back."""
         with self._lock:
             self._holders.discard(who)
-            if self._holders:
+            if self._holders or not self._before:
                 return
-            alive = {name: (backend, timeout) for name, backend, timeout in self._backends()}
-            for name, (backend, timeout, _) in self._held.items():
-                if alive.get(name) == (backend, self.TIMEOUT):  # else it is another group, or the user has set it anew
-                    backend.set_timeout(timeout)
-            self._held.clear()
+            for name, backend, timeout in _backends():
+                if name in self._before and timeout == PATIENCE:  # else the user has set it anew
+                    backend.set_timeout(self._before[name])
+            self._before.clear()
 
     @contextlib.contextmanager
     def held(self, who: str) -> Iterator[None]:
@@ -108,25 +85,18 @@ class Patience:
         finally:
             self.drop(who)
 
-    def counts(self) -> dict[str, tuple[int, int]]:
-        """Return, by group name, after how many collectives it became patient, and how many have begun."""
-        with self._lock:
-            return {name: (since, collectives_begun([backend])) for name, (backend, _, since) in self._held.items()}
-
-    @staticmethod
-    def _backends() -> list[tuple[str, Any, dt.timedelta]]:
-        """List the backends whose timeout can be changed, with names that are equal in all processes, and timeouts."""
-        found = []
-        for group in groups() if distributed.is_initialized() else ():
-            for device, backend, timeout in _timeouts(group):
-                if type(backend).__name__ in ("ProcessGroupGloo", "ProcessGroupNCCL"):
-                    found.append((f"{group.group_name} {device}", backend, timeout))
-        return found
-
 
 patience = Patience()
-AGREED = "a loop"
-"""The holder in steps that all processes of a loop take together: each of them may compile there."""
+
+
+def _backends() -> Iterator[tuple[str, Any, dt.timedelta]]:
+    """Yield the name, backend and timeout of everything whose timeout can be changed."""
+    for group in groups() if distributed.is_available() and distributed.is_initialized() else ():
+        if group.group_desc == VOTES:
+            continue
+        for device, backend, timeout in _timeouts(group):
+            if type(backend).__name__ in _TIMED:
+                yield f"{group.group_name} {device}", backend, timeout
 
 
 def _timeouts(group: Any) -> Iterator[tuple[str, Any, dt.timedelta]]:

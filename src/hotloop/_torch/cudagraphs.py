@@ -6,15 +6,12 @@ graph of a new generation runs: ``docs/concepts/cudagraph-lifetime.md`` has the 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from hotloop._torch.dispatch import user_place
 from hotloop._torch.graphs import last_user_frame
 from hotloop._torch.ledger import CapabilityMissingError, private
 
@@ -59,9 +56,6 @@ class Memory(Protocol):
     def forward_waits(self) -> bool:
         """Return whether torch believes that a forward of this thread waits for its backward."""
 
-    def ends_generation(self) -> bool:
-        """Return whether a step was marked since a graph of this thread ran: the next graph overwrites."""
-
     def backward_ran(self) -> None:
         """Mark that a backward of this thread ran outside of the graphs, so that torch lets no forward wait."""
 
@@ -73,39 +67,9 @@ class Memory(Protocol):
         """
 
 
-class _Counter(int):
-    """torch's counter of marked steps, which notes the line of the program that counts it down."""
-
-    def __sub__(self, one: int) -> _Counter:
-        counted = _Counter(int(self) - one)
-        if not getattr(_marking, "ours", False) and (place := user_place()) is not None:
-            _places.append((counted, f"{place[0]}:{place[1]}"))
-        return counted
-
-
-_marking = threading.local()
-_places: collections.deque[tuple[int, str]] = collections.deque(maxlen=64)
-"""The newest marks of others: the counter after each, and its line."""
-
-
 def mark() -> None:
-    """Begin a step: the next graph that runs may overwrite the outputs of earlier graphs.
-
-    From then on the counter, which torch only counts down and compares, notes who else marks steps.
-    """
-    _marking.ours = True
-    try:
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-    finally:
-        _marking.ours = False
-    box = private("torch._inductor.cudagraph_trees:MarkStepBox")
-    if type(box.mark_step_counter) is not _Counter:
-        box.mark_step_counter = _Counter(box.mark_step_counter)
-
-
-def marked_since(made: int) -> list[str]:
-    """Return the lines that have marked a step since a generation, each once, as far as they are known."""
-    return list(dict.fromkeys(place for counted, place in _places if counted < min(made, 0)))
+    """Begin a step: the next graph that runs may overwrite the outputs of earlier graphs."""
+    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
 
 def marked() -> int:
@@ -224,10 +188,6 @@ class Trees:
         """See `Memory`."""
         return any(manager.running_forwards_with_pending_backwards for manager in self._managers())
 
-    def ends_generation(self) -> bool:
-        """See `Memory`."""
-        return bool(marked()) and any(manager.current_gen != generation() for manager, _ in self._nodes())
-
     def backward_ran(self) -> None:
         """See `Memory`."""
         for manager in self._managers():
@@ -270,8 +230,7 @@ def memory() -> Memory:
 def stand_in(memory: Memory) -> Iterator[None]:
     """Put a stand-in in the place of torch's trees while the block runs, with no step marked yet."""
     box = private("torch._inductor.cudagraph_trees:MarkStepBox")
-    before, box.mark_step_counter = box.mark_step_counter, _Counter(0)
-    _places.clear()
+    before, box.mark_step_counter = box.mark_step_counter, 0
     _in_use.append(memory)
     try:
         yield

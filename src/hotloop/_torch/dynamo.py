@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.graphs import is_own_file, is_user_file
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     import torch
 
-_PUT_OFF = "CompilePutOff"
 _NO_LIMIT = 2**31
 
 
@@ -63,7 +61,7 @@ class Break:
 class Callbacks:
     """Our functions on dynamo's compile callbacks. ``torch.compiler.reset`` removes them: check before each call.
 
-    ``on_start`` gets the compile's id, and whether it is a frame's, which may be put off (`put_off`), or a backward's.
+    ``on_start`` gets the compile's id, and whether it is a frame's or a backward's.
     """
 
     def __init__(self, on_start: Callable[[str, bool], None], on_end: Callable[[], None]) -> None:
@@ -118,7 +116,7 @@ class Reader:
         if entries:
             self._last = entries[-1]
         compiles = (entry for entry in reversed(fresh) if not getattr(entry, "is_runtime", False))
-        return [self._metric(entry) for entry in compiles if getattr(entry, "fail_type", None) != _PUT_OFF]
+        return [self._metric(entry) for entry in compiles]
 
     def breaks(self) -> list[Break]:
         """Return the graph breaks since the last call; a reset of dynamo starts anew."""
@@ -173,15 +171,6 @@ class Reader:
         if own is None or own is frame:
             return Break(reason, *place)
         return Break(reason, *place, own.filename, own.lineno, (own.line or "").strip())
-
-
-def forget_code(code: types.CodeType) -> bool:
-    """Let dynamo trace a code object anew; return False where this torch cannot."""
-    reset = private_or("torch._dynamo.eval_frame:reset_code", None)
-    if reset is None:
-        return False
-    reset(code)
-    return True
 
 
 def never_trace(function: Callable[..., Any]) -> None:
@@ -306,39 +295,7 @@ class RaisedError:
         return checkpoints or self._kind in ("OutOfMemoryError", "StaleOutputError")
 
     @property
-    def is_put_off(self) -> bool:
-        """Whether a compile was put off."""
-        return self._kind == _PUT_OFF
-
-    @property
     def is_signal(self) -> bool:
         """Whether an exception that passes through a backend is dynamo's own signal, and no failure."""
         signals = private("torch._dynamo.exc:RestartAnalysis"), private("torch._dynamo.exc:SkipFrame")
         return isinstance(self._error, signals)
-
-
-def put_off(why: str) -> Exception:
-    """Return an exception to raise as a frame's compile begins: the frame runs eager now, and may be compiled later.
-
-    Under ``fullgraph`` it leaves the compiled function, before anything of the function has run.
-    """
-    error: Any = _put_off_kind("torch._dynamo.exc:Unsupported")(why)
-    action = private("torch._dynamo.types:FrameAction").DEFAULT
-    error.frame_exec_strategy = private("torch._dynamo.types:FrameExecStrategy")(action, action)
-    error.logged = True  # it is no graph break
-    raised: Exception = error
-    return raised
-
-
-def leave_call(why: str) -> Exception:
-    """Return an exception to raise as a frame's compile begins: it leaves the call, of which nothing has run yet."""
-    try:
-        raised: Exception = _put_off_kind("torch._dynamo.exc:UncapturedHigherOrderOpError")(why)
-    except CapabilityMissingError:
-        return put_off(why)
-    return raised
-
-
-@functools.cache
-def _put_off_kind(base: str) -> Any:
-    return type(_PUT_OFF, (private(base),), {})

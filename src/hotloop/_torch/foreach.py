@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -109,8 +109,8 @@ def _by_kind(*lists: Sequence[torch.Tensor]) -> Iterable[Sequence[int]]:
     return groups.values()
 
 
-def norms(tensors: Sequence[torch.Tensor], order: float = 2) -> torch.Tensor:
-    """Return the norm of each floating tensor, Euclidean or of another order, of shape [tensors]; infinite on overflow.
+def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the Euclidean norm of each floating tensor, of shape [tensors]; infinite on overflow.
 
     The norms are float32, or float64 for tensors in float64. All tensors are on one device, of one dtype, and not
     empty. Takes few launches.
@@ -119,21 +119,5 @@ def norms(tensors: Sequence[torch.Tensor], order: float = 2) -> torch.Tensor:
     norm: Callable[..., Iterable[torch.Tensor]] | None = private_or("torch:_foreach_norm", None)
     with torch.no_grad():
         if norm is not None:
-            return torch.stack(list(norm(list(tensors), ord=order, dtype=dtype)))
-        return torch.stack([torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors])
-
-
-def pairwise(
-    operation: Literal["sub", "mul"], ones: Sequence[torch.Tensor], others: Sequence[Any]
-) -> list[torch.Tensor]:
-    """Subtract or multiply each tensor by its counterpart, a tensor or a number. Takes few launches.
-
-    All tensors are on one device and of one dtype.
-    """
-    path = {"sub": "torch:_foreach_sub", "mul": "torch:_foreach_mul"}[operation]
-    combined: Callable[..., list[torch.Tensor]] | None = private_or(path, None)
-    with torch.no_grad():
-        if combined is not None:
-            return list(combined(list(ones), list(others)))
-        single = getattr(torch, operation)
-        return [single(one, other) for one, other in zip(ones, others, strict=True)]
+            return torch.stack(list(norm(list(tensors), dtype=dtype)))
+        return torch.stack([torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors])

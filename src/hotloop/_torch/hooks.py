@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import types
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from hotloop._torch.ledger import CapabilityMissingError, private, private_or
 
 if TYPE_CHECKING:
-    import weakref
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch.utils.hooks import RemovableHandle
 
 _Table = dict[Any, Any]
 _GLOBAL = (
@@ -50,6 +50,12 @@ def gradient_hook_functions(parameter: torch.Tensor) -> list[Callable[..., Any]]
     return [*map(_of_many, (hooks or {}).values()), *(after or {}).values()]
 
 
+def calls_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer calls torch's hooks; a wrapper that leaves out `Optimizer.__init__` does not."""
+    table = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    return hasattr(type(optimizer).step, "hooked") and isinstance(table, collections.OrderedDict)
+
+
 def _of_many(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that `register_multi_grad_hook` wrapped in a hook; any other hook as it is."""
     if isinstance(hook, types.FunctionType) and hook.__globals__ is vars(torch.autograd.graph):
@@ -58,95 +64,6 @@ def _of_many(hook: Callable[..., Any]) -> Callable[..., Any]:
             called: Callable[..., Any] = closure["fn"].cell_contents
             return called
     return hook
-
-
-class Accumulators:
-    """The hooks of the nodes that add gradients to parameters (``register_prehook``), which tensors do not list.
-
-    A node has no public list of its hooks. So a hook of our own is put there and removed again: its handle leads to the
-    table of hooks. That takes microseconds per parameter, so it is repeated only after somebody has put a hook on
-    anything. A node that nobody else keeps is made for this, and is gone afterwards.
-    """
-
-    def __init__(self) -> None:
-        self._tensors: dict[int, torch.Tensor] = {}
-        self._earlier: dict[int, torch.Tensor] = {}
-        self._tables: dict[int, list[weakref.ref[_Table]]] = {}
-        """By tensor with hooks: the tables, weakly, since the hooks of a node go with it."""
-        self._at = _hooks_ever()
-
-    @contextlib.contextmanager
-    def chosen(self) -> Iterator[None]:
-        """Watch, from the end of the block on, only the tensors that the block asks for."""
-        self._earlier, self._tensors = self._tensors, {}
-        yield
-        self._tables = {key: tables for key, tables in self._tables.items() if key in self._tensors}
-        self._earlier = {}
-
-    def of(self, tensor: torch.Tensor) -> dict[int, Callable[..., Any]]:
-        """Return the hooks of a tensor's node, by their numbers; the tensor is watched from now on."""
-        self._look_again()
-        place = id(tensor)
-        if self._tensors.get(place) is not tensor:
-            self._tensors[place] = tensor
-            if self._earlier.get(place) is not tensor:
-                self._look_at(tensor)
-        return {number: hook for table in self._live(place) for number, hook in table.items()}
-
-    def now(self) -> list[int]:
-        """Return the numbers of all hooks of the watched tensors."""
-        self._look_again()
-        return [number for tensor in self._tables for table in self._live(tensor) for number in table]
-
-    def _look_again(self) -> None:
-        if self._at != _hooks_ever():
-            self._at, self._earlier, self._tables = _hooks_ever(), {}, {}
-            for tensor in self._tensors.values():
-                self._look_at(tensor)
-
-    def _look_at(self, tensor: torch.Tensor) -> None:
-        if found := _tables(tensor):
-            self._tables[id(tensor)] = found
-        else:
-            self._tables.pop(id(tensor), None)
-
-    def _live(self, tensor: int) -> list[_Table]:
-        return [table for one in self._tables.get(tensor, ()) if (table := one()) is not None]
-
-
-class _Looks:
-    hooks = 0
-    """How many hooks of our own were put: else two watchers in turns would make each other look again for ever."""
-
-
-def _hooks_ever() -> int:
-    """Return a number that changes after any hook was put on anything, except for our own."""
-    return RemovableHandle.next_id - _Looks.hooks
-
-
-def _nothing(*_: Any) -> None:
-    return None
-
-
-def _tables(tensor: torch.Tensor) -> list[weakref.ref[_Table]]:
-    """Return the non-empty tables of hooks of the node that accumulates a tensor's gradient."""
-    if not tensor.requires_grad or not tensor.is_leaf:
-        return []
-    try:
-        with torch.inference_mode(mode=False), torch.enable_grad():
-            # As torch itself reaches the node; some layouts have no views.
-            way = tensor.view_as(tensor) if tensor.layout == torch.strided else tensor.clone()
-        node: Any = way.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    except Exception:  # noqa: BLE001 - a subclass without views, or a lazy parameter
-        return []
-    found = []
-    for register in (node.register_prehook, node.register_hook):
-        handle = register(_nothing)
-        _Looks.hooks += 1
-        handle.remove()
-        if handle.hooks_dict_ref():
-            found.append(handle.hooks_dict_ref)
-    return found
 
 
 def module_tables(module: torch.nn.Module) -> tuple[_Table, _Table, _Table]:
@@ -175,12 +92,6 @@ def every_optimizers_pre_hooks() -> _Table:
     return found
 
 
-def ours(handle: RemovableHandle) -> RemovableHandle:
-    """Note that a hook was put by hotloop, on no tensor: no reason to look at the tensors' hooks again."""
-    _Looks.hooks += 1
-    return handle
-
-
 def before_steps(optimizer: torch.optim.Optimizer, hook: Callable[..., None], number: int | None) -> RemovableHandle:
     """Register a hook that runs before an optimizer's steps, under the number that it had before, if any.
 
@@ -195,8 +106,8 @@ def before_steps(optimizer: torch.optim.Optimizer, hook: Callable[..., None], nu
 
 
 def first_after_step(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> RemovableHandle:
-    """Register a hook of ours that runs after an optimizer's steps, before all other such hooks."""
-    handle = ours(optimizer.register_step_post_hook(hook))
+    """Register a hook that runs after an optimizer's steps, before all other such hooks."""
+    handle = optimizer.register_step_post_hook(hook)
     table = optimizer_hooks(optimizer)[1]
     for number in [one for one in table if one != handle.id]:
         table[number] = table.pop(number)

@@ -31,7 +31,6 @@ class TracedGraph:
         inputs: a name for each input, in the user's terms where there is one.
         outputs: for each output its name, and the user's line that made it.
         written: the inputs, by place, that it writes into and whose memory may be another at each call, with the line.
-        unsafe: an operation that CUDA graphs cannot hold, with its line; None where there is none.
     """
 
     kind: Kind
@@ -39,7 +38,6 @@ class TracedGraph:
     inputs: tuple[str, ...]
     outputs: tuple[tuple[str, Place], ...]
     written: dict[int, Place]
-    unsafe: tuple[str, Place] | None
 
     @classmethod
     def read(cls, kind: Kind, graph: fx.GraphModule, names: tuple[str, ...]) -> TracedGraph:
@@ -56,7 +54,7 @@ class TracedGraph:
             for index, result in enumerate(results)
         )
         written = {} if kind == "backward" else _written(nodes, placeholders)
-        return cls(kind, graph, inputs, outputs, written, _unsafe(nodes))
+        return cls(kind, graph, inputs, outputs, written)
 
     def call(self, args: list[Any]) -> Any:
         """Run its operations."""
@@ -114,25 +112,6 @@ def _written(nodes: list[fx.Node], placeholders: list[fx.Node]) -> dict[int, Pla
         if isinstance(target, fx.Node) and target in places and places[target] not in static:
             found[places[target]] = _line(node)
     return found
-
-
-def _unsafe(nodes: list[fx.Node]) -> tuple[str, Place] | None:
-    """Find an operation that a capture does not allow: its result's size, or Python's next step, needs the data."""
-    names = ("cudagraph_unsafe", "data_dependent_output")
-    forbidden = {tag for name in names if (tag := getattr(torch.Tag, name, None)) is not None}
-    for node in nodes:
-        tags = set(getattr(node.target, "tags", ()))
-        if forbidden & tags or (torch.Tag.dynamic_output_shape in tags and not _is_sized(node)):
-            return f"{node.target} cannot be captured: torch cuts the graph there", _line(node)
-    return None
-
-
-def _is_sized(node: fx.Node) -> bool:
-    """Return whether a result's sizes follow from the inputs' sizes: after indexing by numbers, not by a mask."""
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # noqa: PLC0415 - brings sympy
-
-    made = node.meta.get("val")
-    return isinstance(made, torch.Tensor) and not free_unbacked_symbols(made)
 
 
 def _line(node: Any) -> Place:

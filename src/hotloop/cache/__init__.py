@@ -9,27 +9,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hotloop.cache.child_process import BackgroundCompile, Done, Failed
+    from hotloop.cache.child_process import BackgroundCompile, BackgroundUnavailableError, Done, Failed
+    from hotloop.cache.compiled import shared_compiles
     from hotloop.cache.costs import CostStore, TierCosts
-    from hotloop.cache.keys import Key, key_of
-    from hotloop.cache.portable import BackgroundUnavailableError
-    from hotloop.cache.process_folder import shared_compiles
-    from hotloop.cache.request import Recorder, Request
+    from hotloop.cache.keys import key_of
     from hotloop.cache.share import shared_cache
 
 _HOMES = {
     "BackgroundCompile": "child_process",
-    "BackgroundUnavailableError": "portable",
+    "BackgroundUnavailableError": "child_process",
     "CostStore": "costs",
     "Done": "child_process",
     "Failed": "child_process",
-    "Key": "keys",
-    "Recorder": "request",
-    "Request": "request",
     "TierCosts": "costs",
     "key_of": "keys",
     "shared_cache": "share",
-    "shared_compiles": "process_folder",
+    "shared_compiles": "compiled",
 }
 
 __all__ = [
@@ -38,9 +33,6 @@ __all__ = [
     "CostStore",
     "Done",
     "Failed",
-    "Key",
-    "Recorder",
-    "Request",
     "TierCosts",
     "key_of",
     "shared_cache",

@@ -1,15 +1,15 @@
-"""The store of compiled code: what torch's compile caches wrote in one process, kept for the next.
+"""The folders of compiled code: torch's own caches, one folder for each set of models, versions and hardware.
 
 ::
 
-    compiled/objects/<sha-256>          the content of one file
-    compiled/manifests/<sha-256>.json   the files of one batch with their checksums, and what they fit to
-    compiled/uses/<manifest>            a byte for each time that a process loaded it
+    compiled/<key>/about.json   what the code fits to, and the models that it was compiled for
+    compiled/<key>/uses         a byte for each process that used it
+    compiled/<key>/taken        the bundles that were imported into it
+    compiled/<key>/torchinductor_cache/...    what torch's caches wrote
 
-A file of a cache is code that will run. So it is trusted only where this user alone can have written it, and where its
-checksum is the manifest's; the name of a manifest is the checksum of its text. Anything else there is a miss. Objects
-are written before the manifest that names them, each whole or not at all, so that a process that is killed leaves
-nothing that looks like an entry.
+A file of a cache is code that will run. torch's default folder has a name that anybody can guess, in a place where
+anybody may write, and torch trusts what it finds there. These folders are the user's own, and no other user can look
+into them; a folder that another user owns or may write to is not used.
 """
 
 from __future__ import annotations
@@ -18,55 +18,123 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import re
+import shutil
+import struct
+import tempfile
 import time
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from hotloop._torch.ledger import CapabilityMissingError, private
+from hotloop._torch.settings import patched
 from hotloop.cache import files
+from hotloop.cache.keys import fingerprint, fits
 from hotloop.files import open_append
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    import torch
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 SCHEMA_VERSION = 1
-MAX_FILE_BYTES = 2**30
-MAX_BYTES = 8 * 2**30
-"""Of all objects; the manifests that were unused for longest go first."""
-MAX_MANIFEST_BYTES = 16 * 2**20
-MOST_TAKEN_BYTES = 2**30
-"""Of what a process loads where no model is named."""
-CHILDREN = "children"
-"""The folder in which child processes have their folders."""
-_TORN_AFTER = 3600.0
-"""Seconds after which an object without a manifest was left by a killed process."""
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_ABOUT, _USES, _TAKEN, _TORCH = "about.json", "uses", "taken", "torchinductor_cache"
+_MOST_ABOUT_BYTES = 2**20
+_NOT_KEPT = ("triton", "locks", "tmp")
+"""Folders of torch's that no bundle has. Triton's hold absolute paths; torch writes them anew from its entries."""
+_UNUSED_DAYS = 60.0
+_LINKING_SECONDS = 600.0
+"""Seconds after which no linker is at work on a library any more."""
+_log = logging.getLogger("hotloop")
 
 
 @dataclasses.dataclass(frozen=True)
-class File:
-    """One file of a compile cache: its path in torch's folder, the checksum of its content, and its bytes."""
+class Entry:
+    """The compiled code of one set of models.
 
-    path: str
-    digest: str
-    size: int
+    Args:
+        folder: where it is.
+        fits: versions and hardware, by name (`hotloop.cache.keys.fits`).
+        models: the classes of the models, by fingerprint.
+    """
 
-    @classmethod
-    def from_row(cls, row: Any) -> Self:
-        """Read a row of a manifest.
+    folder: Path
+    fits: Mapping[str, str]
+    models: Mapping[str, str]
 
-        Raises:
-            ValueError: it describes no file that can be.
-        """
-        if not isinstance(row, list) or len(row) != len(dataclasses.fields(cls)):
-            raise ValueError("a manifest with a file that has no path, checksum and size")
-        path, digest, size = row
-        if not is_file_path(path) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            raise ValueError(f"a manifest with a file that cannot be: {path!r}")
-        if type(size) is not int or not 0 <= size <= MAX_FILE_BYTES:
-            raise ValueError(f"a manifest with a file of {size!r} bytes")
-        return cls(path, digest, size)
+    @property
+    def torch(self) -> Path:
+        """The folder for torch's caches."""
+        return self.folder / _TORCH
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that a bundle takes along, by their path in torch's folder."""
+        found = {}
+        for path in sorted(self.torch.rglob("*")):
+            inside = path.relative_to(self.torch)
+            kept = inside.parts[0] not in _NOT_KEPT and path.suffix not in (".lock", ".tmp", ".part")
+            if kept and is_file_path(inside.as_posix()) and path.is_file() and not path.is_symlink():
+                found[inside.as_posix()] = path
+        return found
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(path.stat().st_size for path in self.files.values())
+
+    @property
+    def name(self) -> str:
+        """The name of its bundle: the folder's, and a digest of the names and sizes of its files."""
+        listed = [(name, path.stat().st_size) for name, path in self.files.items()]
+        return self.folder.name + sha256_of(json.dumps(listed).encode())[:32]
+
+    @property
+    def taken(self) -> set[str]:
+        """The names of the bundles that were imported into it."""
+        with contextlib.suppress(OSError):
+            return set((self.folder / _TAKEN).read_text(encoding="ascii").split())
+        return set()
+
+    def note_taken(self, name: str) -> None:
+        """Note that a bundle was imported."""
+        with open_append(self.folder / _TAKEN) as taken:
+            taken.write(f"{name}\n".encode("ascii"))
+
+    @property
+    def uses(self) -> int:
+        """How many processes have used it."""
+        path = self.folder / _USES
+        return path.stat().st_size if path.exists() else 0
+
+    @property
+    def used(self) -> float:
+        """When it was made or used last, in seconds since 1970."""
+        times = [path.stat().st_mtime for path in (self.folder / _USES, self.folder / _ABOUT) if path.exists()]
+        return max(times, default=0.0)
+
+    def differences(self, here: Mapping[str, str]) -> list[str]:
+        """Name the versions and hardware that are others here, each with both values."""
+        return differences(self.fits, here)
+
+    def stale(self, here: Mapping[str, str]) -> str:
+        """Return why the code will hardly be used any more; empty where it may be."""
+        if differing := self.differences(here):
+            return f"made for {', '.join(differing)}"
+        days = (time.time() - self.used) / 86_400
+        return f"unused for {days:.0f} days" if days > _UNUSED_DAYS else ""
+
+
+def differences(theirs: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Name the versions and hardware that are others here, each with both values."""
+    return [
+        f"{name} {theirs.get(name, 'unknown')} (here {value})"
+        for name, value in here.items()
+        if theirs.get(name) != value
+    ]
 
 
 def is_file_path(path: Any) -> bool:
@@ -76,252 +144,171 @@ def is_file_path(path: Any) -> bool:
 
 
 def sha256_of(text: bytes) -> str:
-    """Return the checksum of a content, by which it is named."""
+    """Return the checksum of a content."""
     return hashlib.sha256(text).hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """The files that one process compiled.
-
-    Args:
-        fits: versions and hardware that they fit to, by name (`hotloop.cache.keys.fits`).
-        models: the names of the models they were compiled for, by fingerprint.
-        made: when, in seconds since 1970.
-        files: the files that torch's caches wrote.
-    """
-
-    fits: Mapping[str, str]
-    models: Mapping[str, str]
-    made: float
-    files: tuple[File, ...]
-
-    def dumps(self) -> bytes:
-        """Return the manifest as bytes, whose `sha256_of` is its name."""
-        document = {
-            "schema": SCHEMA_VERSION,
-            "fits": dict(self.fits),
-            "models": dict(self.models),
-            "made": self.made,
-            "files": [[file.path, file.digest, file.size] for file in self.files],
-        }
-        return json.dumps(document, sort_keys=True).encode("ascii")
-
-    @classmethod
-    def loads(cls, text: bytes) -> Self:
-        """Read a manifest.
-
-        Raises:
-            ValueError: it is no manifest of hotloop's, or names files that cannot be.
-        """
-        document = json.loads(text)
-        if not isinstance(document, dict) or document.get("schema") != SCHEMA_VERSION:
-            raise ValueError(f"no manifest of schema {SCHEMA_VERSION}")
-        made, rows = document.get("made"), document.get("files")
-        if not isinstance(made, int | float):
-            raise ValueError("a manifest without its date")  # noqa: TRY004 - a file that says nonsense, as below
-        if not isinstance(rows, list):
-            raise ValueError("a manifest without files")  # noqa: TRY004
-        tables = {}
-        for name in ("fits", "models"):
-            table = document.get(name)
-            if not isinstance(table, dict) or not all(isinstance(text, str) for pair in table.items() for text in pair):
-                raise ValueError("a manifest without versions, hardware or models")
-            tables[name] = table
-        return cls(tables["fits"], tables["models"], float(made), tuple(File.from_row(row) for row in rows))
-
-    def differences(self, here: Mapping[str, str]) -> list[str]:
-        """Name the versions and hardware that are others here, each with both values."""
-        return [
-            f"{name} {self.fits.get(name, 'unknown')} (here {here[name]})"
-            for name in here
-            if self.fits.get(name) != here[name]
-        ]
-
-    @property
-    def size(self) -> int:
-        """Bytes of its files."""
-        return sum(file.size for file in self.files)
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A manifest that is kept: its name, how often it was used, and when last, in seconds since 1970."""
-
-    name: str
-    manifest: Manifest
-    uses: int
-    used: float
-
-    @property
-    def size(self) -> int:
-        """Bytes of its files."""
-        return self.manifest.size
-
-    def stale(self, here: Mapping[str, str]) -> str:
-        """Return why the entry will hardly be used any more; empty where it may be."""
-        if differs := self.manifest.differences(here):
-            return f"made for {', '.join(differs)}"
-        days = (time.time() - self.used) / 86_400
-        unused_days = 60.0
-        return f"unused for {days:.0f} days" if days > unused_days else ""
-
-
 class CompiledStore:
-    """The store in one folder. Every method is safe in several processes at once, whatever the folder holds.
+    """All folders of compiled code of this user.
 
     Args:
-        folder: it is made when something is put.
-        say: called with a line for each trouble; unset logs a warning for the first trouble.
+        folder: it is made with the first entry.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._say = say or files.WarnOnce("What is missing is compiled anew.")
-        self._objects, self._manifests, self._uses = (folder / name for name in ("objects", "manifests", "uses"))
 
     def entries(self) -> list[Entry]:
-        """Return the entries that can be trusted, the most recently used first."""
-        try:
-            for folder in (self.folder, self._manifests, self._objects):
-                files.check_folder(folder)
-        except OSError as error:
-            self._miss(self.folder, error)
-            return []
+        """Return the entries that this user alone can have written, the most recently used first."""
         found = []
-        for path in sorted(self._manifests.glob("*.json")):
-            if not _DIGEST.fullmatch(path.stem):
-                continue
+        for folder in self.folder.glob("*") if self.folder.is_dir() else ():
             try:
-                found.append(self._entry(path))
-            except (OSError, ValueError, RecursionError) as error:
-                self._miss(path, error)
+                files.check_folder(self.folder)
+                files.check_folder(folder)
+                found.append(_read(folder))
+            except FileNotFoundError:  # another process has cleared it
+                continue
+            except (OSError, ValueError) as error:
+                _log.warning("compiled code in %s is not used: %s", folder, error)
         return sorted(found, key=lambda entry: entry.used, reverse=True)
 
-    def read(self, file: File) -> bytes | None:
-        """Return the content of a file; None where it is missing, or has another checksum, which is said."""
-        path = self._objects / file.digest
-        try:
-            content = files.read_own(path, MAX_FILE_BYTES)
-        except OSError as error:
-            self._miss(path, error)
-            return None
-        if sha256_of(content) == file.digest:
-            return content
-        with contextlib.suppress(OSError):
-            path.unlink()  # so that the next process that compiles it can put it right
-        self._miss(path, ValueError("its checksum is another one"))
-        return None
-
-    def load_into(self, place: Path, here: Mapping[str, str], model: str | None = None) -> set[str]:
-        """Copy files that fit here into a folder for torch, checked; return the paths of the copies.
-
-        A file that is there already stays as it is: this process may have loaded it, and a library that changes under
-        its process crashes the process. A file that cannot be written is said, and is compiled anew.
-
-        Args:
-            place: the folder.
-            here: versions and hardware (`hotloop.cache.keys.fits`).
-            model: the fingerprint of the model whose code is wanted; None loads the most recently used entries.
-        """
-        done: set[str] = set()
-        room = MOST_TAKEN_BYTES
-        for entry in self.entries():
-            if entry.manifest.differences(here) or (model is not None and model not in entry.manifest.models):
-                continue
-            if model is None and (room := room - entry.size) < 0:
-                break
-            before = len(done)
-            for file in entry.manifest.files:
-                target = place / file.path
-                if not os.path.lexists(target) and self._copy(file, target):
-                    done.add(file.path)
-            if len(done) > before:
-                # A use is one byte, which needs no lock; in a folder that is read-only it is not counted.
-                with contextlib.suppress(OSError), open_append(self._uses / entry.name) as uses:
-                    uses.write(b".")
-        return done
-
-    def _copy(self, file: File, target: Path) -> bool:
-        """Copy a file whole or not at all; return whether it is there."""
-        content = self.read(file)
-        if content is None:
-            return False
-        try:
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files.replace(target, content)
-            target.chmod(0o700 if target.suffix == ".so" else 0o600)
-        except OSError as error:
-            self._say(f"compiled code cannot be taken up into {target.parent}: {error}")
-            return False
-        return True
-
-    def put(self, manifest: Manifest, content: Callable[[File], bytes]) -> str:
-        """Keep a batch of files; return the manifest's name.
+    def make(self, here: Mapping[str, str], models: Mapping[str, str]) -> Entry:
+        """Return the entry of a set of models; its folder is made the first time.
 
         Raises:
-            OSError: the folder cannot be written, or others may write to it.
+            OSError: it cannot be made, or another user may write to it.
         """
-        for folder in (self.folder, self._objects, self._manifests, self._uses):
+        key = sha256_of(json.dumps([sorted(here.items()), sorted(models)]).encode())[:32]
+        entry = Entry(self.folder / key, dict(here), dict(models))
+        for folder in (self.folder, entry.folder, entry.torch):
             files.make_folder(folder)
-        for file in manifest.files:
-            path = self._objects / file.digest
-            if not files.is_own(path, file.size):  # a file that is never trusted would be in the way for ever
-                data = content(file)
-                if sha256_of(data) != file.digest:
-                    raise OSError(f"{file.path} is not what the manifest says any more")
-                files.replace(path, data)
-        text = manifest.dumps()
-        name = sha256_of(text)
-        files.replace(self._manifests / f"{name}.json", text)
-        self._prune()
-        return name
+            folder.chmod(0o700)
+        if not (entry.folder / _ABOUT).exists():
+            about = {"schema": SCHEMA_VERSION, "fits": entry.fits, "models": entry.models}
+            files.replace(entry.folder / _ABOUT, json.dumps(about).encode())
+        return entry
 
-    def clear(self, doomed: Callable[[Entry], bool]) -> list[Entry]:
-        """Remove entries, and every object that no entry names any more; return the entries that were removed."""
-        gone = [entry for entry in self.entries() if doomed(entry)]
-        for entry in gone:
-            self._forget(entry)
-        self._sweep()
+    def clear(self, doomed: Callable[[Entry], bool]) -> list[tuple[str, int]]:
+        """Remove entries; return the name and size of each."""
+        gone = []
+        for entry in self.entries():
+            if doomed(entry):
+                gone.append((entry.name, entry.size))
+                shutil.rmtree(entry.folder, ignore_errors=True)
         return gone
 
-    def _entry(self, path: Path) -> Entry:
-        text = files.read_own(path, MAX_MANIFEST_BYTES)
-        if sha256_of(text) != path.stem:
-            raise ValueError("its checksum is not its name")
-        manifest, made = Manifest.loads(text), path.stat().st_mtime
+
+def _read(folder: Path) -> Entry:
+    about = json.loads(files.read_own(folder / _ABOUT, _MOST_ABOUT_BYTES))
+    if not isinstance(about, dict) or about.get("schema") != SCHEMA_VERSION:
+        raise ValueError(f"{_ABOUT} is not of schema {SCHEMA_VERSION}")
+    return Entry(folder, *(text_table(about.get(name)) for name in ("fits", "models")))
+
+
+def text_table(table: Any) -> dict[str, str]:
+    """Return a table of texts.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(table, dict) or not all(isinstance(text, str) for pair in table.items() for text in pair):
+        raise ValueError("no table of versions, hardware or models")
+    return table
+
+
+def compiled_store() -> CompiledStore | None:
+    """Return the store of compiled code of this user; None where nothing is to be kept (`files.default_folder`)."""
+    try:
+        folder = files.default_folder()
+    except RuntimeError as error:
+        _log.warning("compiled code is not kept: %s", error)
+        return None
+    return None if folder is None else CompiledStore(folder / "compiled")
+
+
+@contextlib.contextmanager
+def shared_compiles(*models: torch.nn.Module) -> Iterator[Path | None]:
+    """Have torch keep what is compiled in the block in this user's folder for these models, where later processes look.
+
+    Blocks may be nested and repeated. Yields torch's folder. Yields None, and changes nothing, where
+    ``$HOTLOOP_CACHE_DIR`` is empty, or where the user chose a folder for torch by ``$TORCHINDUCTOR_CACHE_DIR``.
+
+    Args:
+        models: the models that will be compiled.
+    """
+    before, store = os.environ.get(VARIABLE), compiled_store()
+    place = None if store is None or _is_users_choice(before, store) else _opened(store, models)
+    if place is None:
+        yield None
+        return
+    os.environ[VARIABLE] = str(place)
+    try:
+        with _no_headers_of_others():
+            yield place
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+
+def _is_users_choice(chosen: str | None, store: CompiledStore) -> bool:
+    """Return whether torch's folder is neither ours nor its default, which torch itself writes into the environment."""
+    if chosen is None or store.folder in Path(chosen).parents:
+        return False
+    path = Path(chosen)
+    return path.parent != Path(tempfile.gettempdir()) or not path.name.startswith("torchinductor_")
+
+
+def _opened(store: CompiledStore, models: tuple[torch.nn.Module, ...]) -> Path | None:
+    """Return torch's folder for models; None where it cannot be used, which is said."""
+    try:
+        entry = store.make(fits(), {fingerprint(model): type(model).__qualname__ for model in models})
+        with open_append(entry.folder / _USES) as uses:
+            uses.write(b".")  # which needs no lock
+        _remove_halves(entry.torch)
+    except OSError as error:
+        _log.warning("compiled code is not kept: %s. The run goes on.", error)
+        return None
+    return entry.torch
+
+
+def _remove_halves(place: Path) -> None:
+    """Remove the libraries that a killed linker left: torch would load them for good."""
+    for path in place.rglob("*.so"):
+        with contextlib.suppress(FileNotFoundError):  # torch's own temporary files come and go
+            old = time.time() - path.stat().st_mtime > _LINKING_SECONDS
+            if old and not is_whole_library(path.read_bytes()):
+                path.unlink()
+
+
+def is_whole_library(library: bytes) -> bool:
+    """Return whether a library has its table of sections, which linkers write last; a library that was cut has none.
+
+    This is known of ELF files with 64 bits and the lowest byte first. Other formats count as whole.
+    """
+    # The header: magic, class, byte order, then of the table of sections its place, entry size and count.
+    header = struct.Struct("<4sBB34xQ10xHH2x")
+    if len(library) < header.size or not library.strip(b"\0"):
+        return False
+    magic, bits, order, table, size, count = header.unpack_from(library)
+    if magic != b"\x7fELF" or (bits, order) != (2, 1):
+        return True
+    return bool(count > 0 and table > 0 and table + size * count <= len(library))
+
+
+@contextlib.contextmanager
+def _no_headers_of_others() -> Iterator[None]:
+    """Compile without precompiled headers where another user may write them.
+
+    Torch keeps them in its default folder, whatever folder is chosen for all else, and includes what it finds there.
+    """
+    with contextlib.ExitStack() as stack:
         try:
-            uses = (self._uses / path.stem).stat()
-        except OSError:
-            return Entry(path.stem, manifest, 0, made)
-        return Entry(path.stem, manifest, uses.st_size, max(made, uses.st_mtime))
-
-    def _forget(self, entry: Entry) -> None:
-        for path in (self._manifests / f"{entry.name}.json", self._uses / entry.name):
-            path.unlink(missing_ok=True)
-
-    def _prune(self) -> None:
-        """Keep the store within its size."""
-        taken: set[str] = set()
-        total, over = 0, False
-        for entry in self.entries():
-            total += sum(file.size for file in entry.manifest.files if file.digest not in taken)
-            taken |= {file.digest for file in entry.manifest.files}
-            if total > MAX_BYTES:
-                self._forget(entry)
-                over = True
-        if over:
-            self._sweep()
-
-    def _sweep(self) -> None:
-        """Remove objects that no manifest names; the manifest of a young object may be about to be written."""
-        named = {file.digest for entry in self.entries() for file in entry.manifest.files}
-        for path in (*self._objects.glob("*"), *self._manifests.glob("*.part")):
-            with contextlib.suppress(FileNotFoundError):
-                if path.name not in named and time.time() - path.stat().st_mtime > _TORN_AFTER:
-                    path.unlink()
-
-    def _miss(self, path: Path, error: Exception) -> None:
-        """Say why a file is not used, unless it is not there."""
-        if not isinstance(error, FileNotFoundError):
-            self._say(f"compiled code kept in {path} is not used: {error}")
+            files.make_folder(Path(private("torch._inductor.runtime.cache_dir_utils:default_cache_dir")()))
+        except OSError as error:
+            _log.warning("torch's precompiled headers are not used: %s. The run goes on.", error)
+            stack.enter_context(patched("torch._inductor:config", cpp_cache_precompile_headers=False))
+        except CapabilityMissingError:
+            pass  # a torch that keeps them elsewhere
+        yield

@@ -1,4 +1,4 @@
-"""Keys of runs that cost alike: model, inputs, optimizer, step, hardware, versions and precision, each by name."""
+"""Keys of runs that cost alike, fingerprints of models, and the versions and hardware that compiled code fits to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from types import CodeType, MappingProxyType
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,35 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-class Key:
-    """A key of the store: named parts as text, so that a person can see how keys differ, and their digest.
-
-    ``str(key)`` is the digest: 32 hexadecimal digits, the same in every process for equal parts.
-    """
-
-    def __init__(self, parts: Mapping[str, str]) -> None:
-        self.parts: Mapping[str, str] = MappingProxyType(dict(parts))
-        self._digest = _digest(json.dumps(sorted(parts.items())))
-
-    def __str__(self) -> str:
-        return self._digest
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and self._digest == other._digest
-
-    def __hash__(self) -> int:
-        return hash(self._digest)
-
-
-def key_of(  # noqa: PLR0913 - each is one named part of the key
-    models: torch.nn.Module | Iterable[torch.nn.Module],
+def key_of(  # noqa: PLR0913 - each is a part of the key
+    models: Iterable[torch.nn.Module],
     inputs: Any,
     *,
-    optimizers: Any = (),
-    step: Callable[..., Any] | None = None,
-    autocast: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> Key:
+    optimizers: Iterable[torch.optim.Optimizer],
+    step: Callable[..., Any],
+    autocast: torch.dtype | None,
+    device: torch.device,
+) -> str:
     """Return the key under which the costs of a training step are stored.
 
     The model counts by its classes, the code of their ``forward``, their settings as printed (``extra_repr``), dropout
@@ -59,31 +39,24 @@ def key_of(  # noqa: PLR0913 - each is one named part of the key
     its code. Training flags, weights and learning rates do not count.
 
     Args:
-        models: a module or several modules.
+        models: all models of the step.
         inputs: the step's arguments, nested as you like: tensors count by shape, dtype and device, plain values by
             their text, anything else by its class.
-        optimizers: an optimizer, or a list or tuple of them.
+        optimizers: all optimizers of the step.
         step: the user's step function.
         autocast: the dtype of the step's autocast; None without one.
-        device: where the step runs; unset is the first parameter's device.
+        device: where the step runs.
     """
-    modules = [models] if isinstance(models, torch.nn.Module) else list(models)
-    if device is None:
-        tensors = itertools.chain.from_iterable(itertools.chain(m.parameters(), m.buffers()) for m in modules)
-        first = next(tensors, None)
-        device = first.device if first is not None else torch.get_default_device()
-    several = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
-    return Key(
-        {
-            "model": _digest("\n".join(itertools.chain.from_iterable(_structure(module) for module in modules))),
-            "inputs": _digest(_signature(inputs)),
-            "optimizer": ", ".join(map(_class_name, several)),
-            "step": "" if step is None else _digest(_code_text(step)),
-            "hardware": _hardware(torch.device(device)),
-            "versions": ", ".join(f"{name} {version}" for name, version in _versions().items()),
-            "precision": _precision(autocast),
-        }
+    parts = (
+        *map(fingerprint, models),
+        _signature(inputs),
+        *map(_class_name, optimizers),
+        _code_text(step),
+        _hardware(device),
+        str(_versions()),
+        _precision(autocast),
     )
+    return _digest(json.dumps(parts))
 
 
 def _structure(module: torch.nn.Module) -> Iterator[str]:

@@ -2,12 +2,11 @@
 
 ::
 
-    SHARE/<kind>/fits.json          versions and hardware of one kind of machine
-    SHARE/<kind>/<manifest>.zip     a bundle: what one process compiled, by the checksum of its manifest
+    SHARE/<kind>/fits.json      versions and hardware of one kind of machine
+    SHARE/<kind>/<name>.zip     a bundle: the code of one set of models
 
 A bundle is code that runs as whoever takes it, so a share is trusted as the folder of a program is: name one that
-only people write to whom you would let run code. The name of a bundle is its checksum, and so is that of each file in
-it: a bundle that was torn or damaged is told, and left out.
+only people write to whom you would let run code. A bundle that was torn or damaged is named, and left out.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ import os
 import re
 import stat
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop import places
-from hotloop.cache.bundle import import_bundle, write_bundle
-from hotloop.cache.compiled import MAX_BYTES, MOST_TAKEN_BYTES
+from hotloop.cache.bundle import MAX_BYTES, import_bundle, write_bundle
+from hotloop.cache.compiled import compiled_store, differences
 from hotloop.cache.keys import fits
-from hotloop.cache.process_folder import compiled_store
 from hotloop.errors import ConfigError, DataError, describe
 from hotloop.report.text import count
 
@@ -39,8 +36,8 @@ if TYPE_CHECKING:
 
 _FITS = "fits.json"
 _NAME = re.compile(r"[0-9a-f]{64}\.zip")
-_TORN_AFTER = 86_400.0
-"""Seconds after which a file on its way was left by a process that was killed."""
+MOST_TAKEN_BYTES = 2**30
+"""Of the bundles that are taken at a time."""
 _MOST_KINDS = 100
 """Kinds of machines whose differences are looked at, where there is no bundle for this one."""
 
@@ -114,9 +111,6 @@ class Share:
     def pull(self, store: CompiledStore) -> Moved:
         """Take those of the newest bundles for this machine that the store has not.
 
-        How much is new to a process is bounded, and what the store has counts too: a share that is larger than a store
-        would else be taken anew, part for part, by each run.
-
         Raises:
             DataError: the share cannot be read.
             OSError: the store cannot be written.
@@ -125,30 +119,35 @@ class Share:
             there = places.within(places.ANSWER_SECONDS, self._bundles)
             if not there:
                 return Moved(0, 0, tuple(places.within(places.ANSWER_SECONDS, self._others)))
-            newest = sorted(there.items(), key=lambda pair: _age(pair[1]), reverse=True)
-        known = {entry.name for entry in store.entries()}
+        newest = sorted(there.items(), key=lambda pair: _age(pair[1]), reverse=True)
+        known = {name for entry in store.entries() for name in (entry.name, *entry.taken)}
         room, taken, size, misses = MOST_TAKEN_BYTES, 0, 0, []
         with tempfile.TemporaryDirectory(prefix="hotloop-share-") as place:
+            bundle = Path(place, "bundle.zip")
             for name, one in newest:
+                # What the store has counts too: a share that is larger would else be taken part for part by each run.
                 if (room := room - _size(one)) < 0:
                     break
-                if name in known:
+                if name in known or not self._get(one, bundle):
                     continue
-                bundle = Path(place, "bundle.zip")
                 try:
-                    with self._reaching("read"):
-                        self._place.get(one["name"], bundle, _size(one))
-                except DataError as error:
-                    if isinstance(error.__cause__, FileNotFoundError):  # another process made room meanwhile
-                        continue
-                    raise
-                try:
-                    import_bundle(store, bundle, checksum=name)
+                    import_bundle(store, bundle, name=name)
                 except DataError as error:
                     misses.append(str(error).replace(str(bundle), one["name"]))
-                    continue
-                taken, size = taken + 1, size + bundle.stat().st_size
+                else:
+                    taken, size = taken + 1, size + bundle.stat().st_size
         return Moved(taken, size, tuple(misses))
+
+    def _get(self, one: Mapping[str, Any], bundle: Path) -> bool:
+        """Bring a bundle; return False where another process has made room meanwhile."""
+        try:
+            with self._reaching("read"):
+                self._place.get(one["name"], bundle, _size(one))
+        except DataError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return False
+            raise
+        return True
 
     def push(self, store: CompiledStore, but: Collection[str] = ()) -> Moved:
         """Send what the store has for this machine and the share has not.
@@ -165,19 +164,16 @@ class Share:
         given, size, others = 0, 0, list[str]()
         with tempfile.TemporaryDirectory(prefix="hotloop-share-") as place:
             for entry in store.entries():
-                if entry.name in there or entry.name in but:
+                name = entry.name
+                if name in there or name in but or not entry.files:
                     continue
-                if differing := entry.manifest.differences(self._here):
+                if differing := entry.differences(self._here):
                     others.append(", ".join(differing))
                     continue
-                content = {file.digest: store.read(file) for file in entry.manifest.files}
-                whole_ones = {digest: data for digest, data in content.items() if data is not None}
-                if len(whole_ones) < len(content):  # the store has said so
-                    continue
-                bundle = Path(place, f"{entry.name}.zip")
-                write_bundle(entry.manifest, whole_ones, bundle)
+                bundle = Path(place, f"{name}.zip")
+                write_bundle([entry], bundle)
                 with self._reaching("written"):
-                    self._place.put(bundle, f"{self._kind}/{entry.name}.zip")
+                    self._place.put(bundle, f"{self._kind}/{bundle.name}")
                 given, size = given + 1, size + bundle.stat().st_size
                 bundle.unlink()
             if given:
@@ -189,7 +185,7 @@ class Share:
         return Moved(given, size, tuple(left))
 
     def _bundles(self) -> dict[str, dict[str, Any]]:
-        """Return what the share says of each bundle for this machine, by its checksum."""
+        """Return what the share says of each bundle for this machine, by its name."""
         self._files.invalidate_cache()
         try:
             rows = self._files.ls(self._kind, detail=True)
@@ -209,8 +205,7 @@ class Share:
             with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
                 text = self._files.cat_file(f"{row['name'].rstrip('/')}/{_FITS}", start=0, end=2**16)
                 other = {str(name): str(value) for name, value in json.loads(text).items()}
-                differing = {name: mine for name, mine in self._here.items() if other.get(name) != mine}
-                found.append([f"{name} {other.get(name)} (here {mine})" for name, mine in differing.items()])
+                found.append(differences(other, self._here))
         nearest: list[str] = min(found, key=len, default=[])
         return [f"it has code for {', '.join(nearest)}"] if nearest else []
 
@@ -218,13 +213,8 @@ class Share:
         """Say what the kind of machine is, and keep its bundles within their size."""
         if not self._files.exists(f"{self._kind}/{_FITS}"):  # some servers replace no file
             self._place.put(facts, f"{self._kind}/{_FITS}")
-        for row in self._files.ls(self._kind, detail=True):
-            if str(row["name"]).endswith(".part") and 0 < _age(row) < time.time() - _TORN_AFTER:
-                with contextlib.suppress(FileNotFoundError):  # another process was faster
-                    self._files.rm_file(row["name"])
-        there = self._bundles()
         left = self._budget
-        for one in sorted(there.values(), key=_age, reverse=True):
+        for one in sorted(self._bundles().values(), key=_age, reverse=True):
             left -= _size(one)
             if left < 0:
                 with contextlib.suppress(FileNotFoundError):  # another process was faster

@@ -52,9 +52,9 @@ def clear(
 
     here = fits()
     removed = _store().clear(lambda entry: not stale or bool(entry.stale(here)))
-    freed = sum(entry.size for entry in removed)
+    freed = sum(size for _, size in removed)
     if as_json:
-        echo_json({"removed": [entry.name for entry in removed], "bytes": freed})
+        echo_json({"removed": [name for name, _ in removed], "bytes": freed})
     else:
         typer.echo(f"{len(removed)} removed, {_mib(freed)}")
 
@@ -120,7 +120,7 @@ def _show_moved(verb: str, moved: Moved, *, as_json: bool) -> None:
 
 
 def _store() -> CompiledStore:
-    from hotloop.cache.process_folder import compiled_store  # noqa: PLC0415 - loads torch
+    from hotloop.cache.compiled import compiled_store  # noqa: PLC0415 - loads torch
 
     store = compiled_store()
     if store is None:
@@ -131,13 +131,12 @@ def _store() -> CompiledStore:
 def _row(entry: Entry, stale: str) -> dict[str, Any]:
     return {
         "name": entry.name,
-        "models": dict(entry.manifest.models),
-        "files": len(entry.manifest.files),
+        "models": dict(entry.models),
+        "files": len(entry.files),
         "bytes": entry.size,
         "hits": entry.uses,
         "used": entry.used,
-        "made": entry.manifest.made,
-        "fits": dict(entry.manifest.fits),
+        "fits": dict(entry.fits),
         "stale": stale,
     }
 
@@ -155,13 +154,12 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _show_bundle(bundle: Bundle, *, as_json: bool) -> None:
-    manifest = bundle.manifest
     if as_json:
-        facts = {"fits": dict(manifest.fits), "models": dict(manifest.models), "files": len(manifest.files)}
+        facts = {"fits": dict(bundle.fits), "models": dict(bundle.models), "files": len(bundle.files)}
         echo_json({"checksum": bundle.checksum, "bytes": bundle.size, **facts})
         return
-    typer.echo(f"{len(manifest.files):,} files, {_mib(bundle.size)}, for {', '.join(manifest.fits.values())}")
-    for name, kind in manifest.models.items():
+    typer.echo(f"{len(bundle.files):,} files, {_mib(bundle.size)}, for {', '.join(bundle.fits.values())}")
+    for name, kind in bundle.models.items():
         typer.echo(f"model {kind} {name}")
     typer.echo(f"checksum {bundle.checksum}")
 

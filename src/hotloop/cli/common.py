@@ -64,7 +64,7 @@ class ProgramCommand(typer.core.TyperCommand):
             return
         from hotloop.train import configure, program  # noqa: PLC0415 - loads torch and the optional packages
 
-        names = map(configure.program_name, configure.with_data(ctx.meta["hotloop.arguments"]))
+        names = map(configure.program_name, ctx.meta["hotloop.arguments"])
         for name in filter(None, names):
             typer.echo("\n".join([f" Settings of {name}", *(f"   {line}" for line in program.known(name).about()), ""]))
 
@@ -94,10 +94,8 @@ def complete_setting(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _read_arguments(name: str) -> list[str]:
-    """Return the names of the arguments of a program's function, as its file has them; none of a Lightning module."""
+    """Return the names of the arguments of a program's function, as its file has them."""
     file, _, function = name.rpartition(":")
-    if "," in name:
-        return []
     made = [one for one in ast.parse(Path(file).read_bytes()).body if isinstance(one, ast.FunctionDef)]
     given = [one.args for one in made if one.name == function]
     return [one.arg for its in given for one in (*its.args, *its.kwonlyargs) if one.arg not in ("fold", "fabric")]
@@ -113,7 +111,7 @@ def _settings(args: list[str], arguments: Callable[[str], list[str]] = _known_ar
     """Return the names of the settings of the recipe or program that arguments name, a program's own first."""
     from hotloop.train import configure, schema  # noqa: PLC0415 - loads torch and the optional packages
 
-    own = next(filter(None, map(configure.program_name, configure.with_data(args))), None)
+    own = next(filter(None, map(configure.program_name, args)), None)
     recipe = next((one.partition("=")[2] for one in args if one.startswith("recipe=")), "criteria")
     model = configure.model(configure.recipe_choice(own) if own else recipe)
     known = [f"program.{one}" for one in arguments(own)] if own else []

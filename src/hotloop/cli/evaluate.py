@@ -103,7 +103,7 @@ def _judge_folds(folder: Path, arguments: list[str], *, as_json: bool) -> None:
         ConfigError: the number behind ``fold=`` is no number.
     """
     from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
-    from hotloop.train import kfold, kfold_state  # noqa: PLC0415
+    from hotloop.train import kfold  # noqa: PLC0415
 
     wanted = _values(arguments, "fold")
     if wanted and not wanted[-1].isdecimal():
@@ -114,7 +114,7 @@ def _judge_folds(folder: Path, arguments: list[str], *, as_json: bool) -> None:
     document = folds.load(folder)
     with contextlib.redirect_stdout(sys.stderr):  # what the program prints
         judged = kfold.judge(folder, fold, recipes.load(document["recipe"]), overrides)
-    over_folds = kfold_state.spread([result["metrics"] for result in judged])
+    over_folds = kfold.spread([result["metrics"] for result in judged])
     if fold is None:
         done = {result["fold"] for result in judged}
         for number in (entry["fold"] for entry in document["folds"] if entry["fold"] not in done):

@@ -20,9 +20,6 @@ def harness(  # noqa: PLR0913, PLR0917 - the options of the command
     ] = None,
     rounds: Annotated[int, typer.Option(metavar="N", help="Training steps, 3 or more.")] = 6,
     calls: Annotated[int, typer.Option(metavar="N", help="Calls without gradients after each, 2 or more.")] = 6,
-    strict_lifetime: Annotated[
-        bool, typer.Option("--strict-lifetime", help="Outputs that are held past a mark fail instead of being copied.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train and call your program under CUDA graphs, compare it with eager, and list what it holds too long.
@@ -32,7 +29,7 @@ def harness(  # noqa: PLR0913, PLR0917 - the options of the command
     from hotloop.prove.harness.harness import harness as run  # noqa: PLC0415 - loads torch
 
     with Console(stderr=True).status("training and calling, eager and compiled"), users_program():
-        result = run(workload, preset, inference=inference, rounds=rounds, calls=calls, strict_lifetime=strict_lifetime)
+        result = run(workload, preset, inference=inference, rounds=rounds, calls=calls)
     if as_json:
         echo_json(result.to_dict())
     else:

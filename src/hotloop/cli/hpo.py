@@ -117,12 +117,12 @@ def hpo_fast(  # noqa: PLR0913, PLR0917 - as search
 
 
 def _search(overrides: list[str], config: Path | None, asked: Printed) -> None:
-    from hotloop.train import configure, live  # noqa: PLC0415 - loads the optional packages
-    from hotloop.train.search import supervise, told  # noqa: PLC0415
+    from hotloop.train import configure  # noqa: PLC0415 - loads the optional packages
+    from hotloop.train.search import command  # noqa: PLC0415
     from hotloop.train.search.preparing import prepared  # noqa: PLC0415
 
     with asked.alone():
-        settings = supervise.with_workers(prepared(configure.load_search(overrides, config)))
+        settings = command.with_workers(prepared(configure.load_search(overrides, config)))
         if settings.run.folder or settings.run.resume:
             raise ConfigError(
                 "run.folder and run.resume belong to a run: a search has hpo.folder, and the same command resumes it"
@@ -130,21 +130,13 @@ def _search(overrides: list[str], config: Path | None, asked: Printed) -> None:
         if not asked.quiet:
             _announce(settings)
         if asked.dry:
-            from hotloop.train.search import dry  # noqa: PLC0415 - loads torch
-
-            checked = dry.check(settings, asked.console)
-    hpo = settings.hpo
+            checked = command.check(settings, asked.console)
     if asked.dry:
         echo_outcome(checked, asked)
         return
-    maximize = hpo.towards == "maximize"
-    progress = live.Progress(hpo.folder, next(iter(hpo.objectives)), hpo.n_trials, hpo.at_once, maximize=maximize)
-    if asked.quiet:
-        with asked.alone(Path(hpo.folder)):
-            ended = supervise.search(settings, lambda _: None)
-    else:
-        with asked.alone(Path(hpo.folder)), live.View(progress) as view:
-            ended = supervise.search(settings, lambda event: view.hear(told.to_dict(event), told.line(event)))
+    say = (lambda _: None) if asked.quiet else (lambda line: typer.echo(line, err=True))
+    with asked.alone(Path(settings.hpo.folder)):
+        ended = command.search(settings, say)
     found = ended.document.get("best")
     if asked.as_json:
         echo_json({"status": ended.status, "folder": str(ended.folder), **ended.document})
@@ -162,19 +154,17 @@ def _search(overrides: list[str], config: Path | None, asked: Printed) -> None:
 
 def _announce(settings: Settings) -> None:
     """Print on stderr what a search varies, and what makes its trials differ from a run."""
-    from hotloop.train import quantise  # noqa: PLC0415 - loads the optional packages
-    from hotloop.train.search import space  # noqa: PLC0415
+    from hotloop.train.search import space  # noqa: PLC0415 - loads the optional packages
 
     hpo, searched = settings.hpo, space.parse(settings)
     names = ", ".join(setting.name for setting in searched.searched)
     typer.echo(f"Search {hpo.folder}: {hpo.n_trials} trials by {hpo.sampler}, pruner {hpo.pruner}", err=True)
-    objective = ", ".join(f"{towards} {metric}" for metric, towards in hpo.objectives.items())
-    typer.echo(f"Objective: {objective}. Searched: {names}", err=True)
+    typer.echo(f"Objective: {hpo.towards} {hpo.metric}. Searched: {names}", err=True)
     changed = [space.override(name, value) for name, value in space.trial_changes(settings).items()]
     if changed:
         typer.echo(f"In trials alone: {' '.join(changed)}", err=True)
     if settings.training.optimization.use_torch_compile is not False:
-        for text in quantise.warnings(searched.compiled, hpo.n_trials):
+        for text in searched.warnings(hpo.n_trials):
             typer.echo(text, err=True)
 
 
@@ -196,11 +186,6 @@ def _summarize(status: str, folder: Path, document: dict[str, object]) -> None:
         return
     if document.get("best") is not None:
         typer.echo(f"Best: trial {document['best']}. Its settings: hotloop train --config {folder / BEST}")
-    if front := document.get("front"):
-        names = ", ".join(str(number) for number in front) if isinstance(front, list) else ""
-        typer.echo(
-            f"Best by one metric or another: trials {names}. Settings of one: hotloop hpo best {folder} --trial N"
-        )
     if status != "finished" or document.get("left"):
         typer.echo(f"{document.get('left')} trials are left: the same command goes on")
     typer.echo(f"Report: hotloop report {folder}")

@@ -59,9 +59,8 @@ def train(  # noqa: PLR0913, PLR0917 - options of the command line
     """Train a program of your own, FILE.py:make, or a recipe; `hotloop settings` lists every setting.
 
     make is a function in FILE.py that returns a hotloop.Workload(model, optimizer, step, batches). Its parameters are
-    the program's settings, program.NAME=VALUE; FILE.py:make --help lists them. A LightningModule is
-    named with its data, FILE.py:Module data=FILE.py:DataModule. Without a program, recipe=criteria fine-tunes a
-    cross-encoder on pairs of a phrase and a criterion. Resume an interrupted run with run.resume=FOLDER.
+    the program's settings, program.NAME=VALUE; FILE.py:make --help lists them. Without a program, recipe=criteria
+    fine-tunes a cross-encoder on pairs of a phrase and a criterion. Resume an interrupted run with run.resume=FOLDER.
     kfold.n_splits=5 makes it a cross-validation, as hotloop kfold does.
     """
     _begin(overrides or [], config, Printed(show, dry_run, as_json, quiet))

@@ -7,34 +7,25 @@ makes the option of a tier that was not measured yet. `Trial` finds the faster o
 from __future__ import annotations
 
 from hotloop.decide.break_even import EAGER_STEPS, decide
-from hotloop.decide.courses import Course, Stretch, envelope
-from hotloop.decide.guard import carried_seconds, certain_saving_seconds
+from hotloop.decide.guard import certain_saving_seconds
 from hotloop.decide.horizon import remaining
 from hotloop.decide.options import Decision, Option, Standing
 from hotloop.decide.priors import Facts, expect
-from hotloop.decide.shapes import ShapePlan, odd_pays, plan_shapes
 from hotloop.decide.speeds import Speeds
 from hotloop.decide.trial import Trial, Turn, median_interval
 
 __all__ = [
     "EAGER_STEPS",
-    "Course",
     "Decision",
     "Facts",
     "Option",
-    "ShapePlan",
     "Speeds",
     "Standing",
-    "Stretch",
     "Trial",
     "Turn",
-    "carried_seconds",
     "certain_saving_seconds",
     "decide",
-    "envelope",
     "expect",
     "median_interval",
-    "odd_pays",
-    "plan_shapes",
     "remaining",
 ]

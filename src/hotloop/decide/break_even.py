@@ -203,7 +203,6 @@ class _Boundary:
             numbers=known.numbers(case),
             ask_again_in_steps=_FEWEST_TO_ASK if option.background_seconds is None else 1,
             limit_seconds=limit,
-            more_seconds=min(guard.SLOWER_SECONDS, case.cost),
         )
 
     def stay(self) -> Decision:

@@ -82,7 +82,6 @@ class Known:
             trial_seconds=number(standing.trial_seconds) or 0.0,
             prepare_seconds=number(standing.prepare_seconds) or 0.0,
             saved_seconds=standing.saved_seconds if math.isfinite(standing.saved_seconds) else 0.0,
-            carried_seconds=standing.carried_seconds if math.isfinite(standing.carried_seconds) else 0.0,
         )
         return cls(
             standing=clean,

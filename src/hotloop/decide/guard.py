@@ -12,18 +12,11 @@ The **credit** is what may be lost from here on, if everything that is spent tur
   holds at each single step.
 
 A preparation starts only if its *worst* cost fits in the credit. One that goes by steps, with nothing to compile,
-starts if its expected cost fits, since it is given up between two of its steps once it has cost that much. That holds
-for a known length only: an open run waits until it can afford the worst. So one step may break the promise by what it
-takes beyond the credit. If that step alone took more than the whole preparation was expected to (the first attention
-kernel of another kind is read from a cold disk in two seconds), giving up would certainly break the promise. Going on
-repairs it if the tier proves right, as nearly all do: the preparation may then take its expected cost once more, a
-second at most, and again what one step takes beyond that. A tier whose gain is known (timed in this run, or kept from
-earlier runs of the same program) is no bet in a run of known length: its own saving, at the slow end of its step,
-counts as well.
-
-Runs that share what is compiled (the trials of a search, the folds of a cross-validation) share one promise. ``steps``
-counts half of the later runs' steps as well, since a search may be stopped, and the credit is carried from one run to
-the next. A capture serves one run only, so a captured tier saves nothing in later runs.
+starts if its expected cost fits, since it is given up between two of its steps once it has cost the credit. That holds
+for a known length only: an open run waits until it can afford the worst. So a single step may break the promise by what
+it takes beyond the credit. A tier whose gain is known (timed in this run, or kept from earlier runs of the same
+program) is no bet in a run of known length: its own saving, at the slow end of its step, counts as well. Each of the
+runs that share what is compiled (the trials of a search, the folds of a cross-validation) keeps the promise by itself.
 
 This is ski rental with a budget instead of a ratio. A preparation is not bought when renting has cost as much (which is
 2-competitive, so up to 2 x eager), but when the loss of buying in vain fits in the 2% and the second. On a known
@@ -62,13 +55,11 @@ def credit_seconds(standing: Standing, horizon: Horizon, eager: float, step_high
         eager: seconds of an eager step, at the low end.
         step_high: seconds of a step in the tier in force, at the high end.
     """
-    steps = float(standing.step)
-    if not horizon.guessed:
-        steps += horizon.steps + CERTAIN * horizon.later_steps
+    steps = standing.step + (0 if horizon.guessed else horizon.steps)
     promise = SLOWER_SHARE * eager * steps + SLOWER_SECONDS
     spent = standing.trial_seconds + standing.prepare_seconds
     certain = _relied_on_seconds(standing, horizon, eager, step_high)
-    return promise + standing.carried_seconds + standing.saved_seconds - spent + certain
+    return promise + standing.saved_seconds - spent + certain
 
 
 def _relied_on_seconds(standing: Standing, horizon: Horizon, eager: float, step_high: float) -> float:
@@ -83,29 +74,17 @@ def certain_saving_seconds(eager: float, step: float, steps: int) -> float:
     return CERTAIN * max(0.0, eager - step) * steps
 
 
-def carried_seconds(standing: Standing, eager: float) -> float:
-    """Return what a run leaves of the promise to later runs that share it: what it might lose and saved, less spent.
-
-    The second that the promise allows is allowed once, so it is not part of this.
-    """
-    spent = standing.trial_seconds + standing.prepare_seconds
-    return SLOWER_SHARE * eager * standing.step + standing.saved_seconds - spent
-
-
 def known_saving_seconds(option: Option, horizon: Horizon, step: float) -> float:
     """Return what a tier of known gain saves at least in the steps that are left; 0 if gain or length is a guess."""
     if option.source == "prior" or horizon.guessed:
         return 0.0
     steps = horizon.steps - (option.background_seconds or 0.0) / step if step > 0 else 0.0
     saving = max(0.0, step - option.worst_step_seconds)
-    if option.again_seconds is None:
-        return saving * max(0.0, steps)
-    later = CERTAIN * horizon.later_runs * max(0.0, saving * horizon.run_steps - option.again_seconds)
-    return saving * max(0.0, steps) + later
+    return saving * max(0.0, steps)
 
 
 def trial_room_seconds(standing: Standing, horizon: Horizon, eager: float, step_high: float) -> float:
     """Return the seconds that trials may still take; a guessed length is taken as it is, since the credit binds too."""
-    whole = eager * (standing.step + horizon.steps + CERTAIN * horizon.later_steps)
+    whole = eager * (standing.step + horizon.steps)
     saved = max(0.0, standing.saved_seconds) + _relied_on_seconds(standing, horizon, eager, step_high)
     return TRIAL_SHARE * whole + SAVED_SHARE * saved - standing.trial_seconds

@@ -31,11 +31,6 @@ class Horizon:
         return f"{self.steps:,} {'steps guessed to be left' if self.guessed else 'steps left'}"
 
     @property
-    def later_steps(self) -> float:
-        """Steps of all the later runs."""
-        return self.later_runs * self.run_steps
-
-    @property
     def shared(self) -> str:
         """How many runs share what is compiled, including this one; empty if it is alone."""
         return f", shared by about {self.later_runs + 1:,.0f} runs like this one" if self.later_runs >= 0.5 else ""  # noqa: PLR2004 - rounds to none

@@ -131,8 +131,6 @@ class Standing:
         free_memory_bytes: memory left for a tier, or None if unknown.
         preparing: the tier that a child is preparing in the background; it is still offered as before.
         runs: runs of about this length, this one included, that will use what is compiled in it: folds, trials.
-        carried_seconds: what earlier runs that share compiled code left of the promise: 2% of their eager time and what
-            they saved, less what they spent. The promise holds for all of them together.
     """
 
     step: int
@@ -150,7 +148,6 @@ class Standing:
     free_memory_bytes: int | None = None
     preparing: str | None = None
     runs: float = 1.0
-    carried_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,8 +164,6 @@ class Decision:
         ask_again_in_steps: steps after which to ask again; sooner when something was prepared, tried, or failed.
         ask_again_in_seconds: seconds after which to ask again, if they pass before those steps.
         limit_seconds: when to give a preparation up: it can no longer pay, or would break the promise.
-        more_seconds: seconds that a preparation by steps may take beyond its limit, if a single step of it that took
-            longer than this passed the limit: what that step took is lost already.
     """
 
     action: Action
@@ -178,4 +173,3 @@ class Decision:
     ask_again_in_steps: int
     ask_again_in_seconds: float = ASK_SECONDS
     limit_seconds: float | None = None
-    more_seconds: float = 0.0

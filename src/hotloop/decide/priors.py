@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from hotloop.decide.options import WORST, Option, number
+from hotloop.decide.options import Option, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,8 +127,6 @@ CPU: Mapping[str, Prior] = {
 _PROOF_STEPS = 4
 _PROOF_STEPS_OF_LAYOUT = 50
 """An audit, and three steps that are rehearsed, run so, run eagerly and in more bits: in steps of the program."""
-_SURVEY = (5.0, 10.0, 20.0)
-"""A survey takes so many times what the host works in a step: measured 6 to 12 on a CPU for BERT, XLM-R and a UNet."""
 _SECONDS_A_BYTE = 0.2e-9
 """What copying and comparing adds to the proofs of a captured step, for each byte of parameters and optimizer state.
 On an H200, XLM-R base (3.3 GB) took 0.9 to 1.0 s to prepare, and 1.4 s when its noise had to be measured twice."""
@@ -147,8 +145,6 @@ class Facts:
         measured: seconds of a step of each tier that was timed in this run.
         state_bytes: bytes of parameters and optimizer state, which a proof copies and compares.
         slower: how many times longer than the table expects a compile of this program took; 1 before any compile.
-        host_seconds: seconds that the host works in an eager step, where that is known: a survey hears what it does.
-        survey_seconds: what a survey of this program cost in earlier runs; 0 where that is not known.
     """
 
     device: str
@@ -157,15 +153,6 @@ class Facts:
     measured: Mapping[str, float] = dataclasses.field(default_factory=dict)
     state_bytes: int = 0
     slower: float = 1.0
-    host_seconds: float = 0.0
-    survey_seconds: float = 0.0
-
-    @property
-    def survey(self) -> Range:
-        """The seconds that a survey of the step takes, from earlier runs or from what the host does in a step."""
-        if self.survey_seconds:
-            return Range(self.survey_seconds, self.survey_seconds, WORST["stored"] * self.survey_seconds)
-        return Range(*(times * self.host_seconds for times in _SURVEY))
 
     @property
     def priors(self) -> Mapping[str, Prior]:
@@ -220,12 +207,8 @@ def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | Non
     nothing_compiled = layout or tier == "eager+graph"
     slower = 1.0 if nothing_compiled else max(1.0, number(facts.slower) or 1.0)
     expected = slower * prior.prepare.expected
-    # Most surveys are in the table's figures, whose programs had one as well: only a dearer one counts.
-    expected, survey = max(expected, facts.survey.expected), facts.survey.high
-    prepare = Range(prior.prepare.low, expected, max(prior.prepare.high, expected, survey))
+    prepare = Range(prior.prepare.low, expected, max(prior.prepare.high, expected))
     stall = prior.swap if background and prior.swap is not None else prepare
-    if stall is not prepare and facts.survey_seconds > stall.expected:
-        stall = Range(stall.low, facts.survey_seconds, max(stall.high, survey))
     proof = (_PROOF_STEPS_OF_LAYOUT if layout else _PROOF_STEPS) * facts.eager_seconds
     step = step_range(tier, facts)
     copies, again = 0.0, proof

@@ -19,33 +19,9 @@ class NoEffect(Rule):
             change="call the model itself, model(x), or compile what is called: m.method = hotloop.compile(m.method)",
         ),
         _no_effect(
-            kind="put_off",
-            symptom="a call of one process ran eager, since its compile was postponed",
-            cause="other processes waited in a collective, which fails after its timeout, or did not answer: a "
-            "compile takes too long there",
-            cost="these calls run eager; a later call is compiled once all processes reach it together",
-            change="call hotloop.compile in every process, and have all of them compile at the same step: pad "
-            "batches, and drop the short last one",
-        ),
-        _no_effect(
             kind="offloaded",
-            symptom="a part that is offloaded layer by layer stays eager",
-            cause="its layers are loaded and unloaded by hooks between them, which no graph can hold",
-            change="offload it as a whole (enable_model_cpu_offload) or by blocks, which are compiled",
-        ),
-        _no_effect(
-            kind="offloaded_late",
-            symptom="a part is offloaded after it was compiled",
-            cause="offloading puts hooks between its modules; no graph can hold a hook, so each breaks, and is "
-            "compiled again and again",
-            change="turn offloading on first, then call compile of hotloop.integrations.diffusers (again): parts that "
-            "are offloaded as a whole or by blocks are compiled inside of the hooks",
-        ),
-        _no_effect(
-            kind="offloaded_around",
-            symptom="of a part that is offloaded, only the repeated blocks are compiled",
-            cause="hooks around its call move it to the device and back, which no graph can hold",
-            cost="what it computes outside of these blocks runs operation by operation",
+            symptom="a part that is offloaded stays eager",
+            cause="hooks move it to the device and back, which no graph can hold",
             change="do not offload the part if it fits on the device: then it is compiled whole",
         ),
         _no_effect(

@@ -29,7 +29,7 @@ from hotloop.integrations.several import own_stream
 
 try:
     from accelerate import Accelerator  # type: ignore[import-untyped]
-    from accelerate.utils import DistributedType, DynamoBackend  # type: ignore[import-untyped]
+    from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 except ImportError as error:
     raise missing_extra("hotloop.integrations.accelerate", "hf", error) from error
 
@@ -65,16 +65,17 @@ def prepare(
         ConfigError: there is no accelerator, a setting does not fit or does not exist, a preset or setting is given
             without a model, or a preset for a model that is not among the objects. Nothing was prepared then.
     """
-    _check(accelerator, objects, preset, settings)
+    presets = _presets(accelerator, objects, preset, settings)
     plugin = accelerator.state.dynamo_plugin
-    presets = _presets(objects, preset)
     requested: dict[str, Any] = {}
     if wants_compile(plugin):
+        backend = f"the accelerator's dynamo backend {plugin.backend.value}"
         known = settings_of(plugin)
         if known is None:
-            return _leave_compile_to_accelerate(accelerator, objects, preset, device_placement, settings)
+            raise ConfigError(f"prepare: {backend} is not hotloop's to apply: leave it out, or use accelerator.prepare")
         requested = known
-        _log_precedence(plugin, preset, settings)
+        if preset is not None or settings:
+            _log.warning("prepare: %s goes before %s", _shown(preset, settings), backend)
         if accelerator.mixed_precision == "no" and accelerator.device.type == "cuda":
             report_tf32("accelerate (Accelerator with a dynamo backend)")
 
@@ -95,96 +96,41 @@ def prepare(
     return prepared
 
 
-def _check(accelerator: Any, objects: tuple[Any, ...], preset: Any, settings: Mapping[str, Any]) -> None:
-    """Refuse arguments that cannot be meant, before anything is prepared."""
-    if not isinstance(accelerator, Accelerator):
+def _presets(
+    accelerator: Any, objects: tuple[Any, ...], preset: Any, settings: Mapping[str, Any]
+) -> dict[torch.nn.Module, Any]:
+    """Return the preset of each model among the objects; None where the default is to be taken.
+
+    Raises:
+        ConfigError: an argument cannot be meant; nothing was prepared.
+    """
+    if not isinstance(accelerator, Accelerator) or not objects:
         raise ConfigError(
             f"prepare({type(accelerator).__name__}, ...): expected the Accelerator first, then what to prepare: "
             "prepare(accelerator, model, optimizer, loader)"
         )
-    if not objects:
-        raise ConfigError("prepare(accelerator): expected models, optimizers, loaders or schedulers to prepare")
     if "run" in settings:
         raise ConfigError(
-            f"prepare(run={settings['run']!r}): prepare compiles in place and owns no step, so there is no run=: give "
-            f"preset=..., or prepare with preset='none' and give the step to hotloop.Loop(model, optimizer, "
-            f"run={settings['run']!r})"
+            f"prepare(run={settings['run']!r}): prepare compiles in place: prepare with preset='none', "
+            f"and give the step to hotloop.Loop(model, optimizer, run={settings['run']!r})"
         )
     check_names("prepare", settings, own=("preset", "device_placement"))
-    if any(isinstance(given, torch.nn.Module) for given in objects):
-        return
-    kinds = ", ".join(type(given).__name__ for given in objects)
-    named = {**({} if preset is None else {"preset": preset}), **settings}
-    if named:
-        shown = _shown(named)
-        raise ConfigError(f"prepare({shown}): no model is among the objects ({kinds}), expected the one to compile")
-    _log.warning(
-        "prepare: no model is among the objects (%s), so nothing is compiled: hand the model over with them, or use "
-        "accelerator.prepare for these",
-        kinds,
-    )
-
-
-def _shown(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
-
-
-def _presets(objects: tuple[Any, ...], preset: Any) -> dict[torch.nn.Module, Any]:
-    """Return the preset of each model among the objects; None where the default is to be taken.
-
-    Raises:
-        ConfigError: a mapping has a key that is no model among the objects.
-    """
     models = [given for given in objects if isinstance(given, torch.nn.Module)]
+    kinds = ", ".join(type(given).__name__ for given in objects)
+    if not models and (preset is not None or settings):
+        raise ConfigError(f"prepare({_shown(preset, settings)}): no model is among the objects ({kinds})")
     if not isinstance(preset, Mapping):
         return dict.fromkeys(models, preset)
     for key in preset:
-        if any(key is model for model in models):
-            continue
-        kind, known = type(key).__name__, ", ".join(type(model).__name__ for model in models) or "no model"
-        if isinstance(key, torch.nn.Module):
-            raise ConfigError(
-                f"preset names a {kind} that is not among the objects to prepare: expected one of {known}"
-            )
-        raise ConfigError(
-            f"preset={{{key!r}: {preset[key]!r}}}: expected models as keys, not a {kind}: "
-            f"preset={{model: {preset[key]!r}}}; the models are: {known}"
-        )
+        if not any(key is model for model in models):
+            what = type(key).__name__ if isinstance(key, torch.nn.Module) else repr(key)
+            raise ConfigError(f"prepare: preset names {what}: expected as keys the models to prepare, of: {kinds}")
     return {model: preset.get(model, "none") for model in models}
 
 
-def _leave_compile_to_accelerate(
-    accelerator: Accelerator, objects: tuple[Any, ...], preset: Any, device_placement: Any, settings: Mapping[str, Any]
-) -> Any:
-    """Prepare with Accelerate alone, whose dynamo backend hotloop does not have.
-
-    Raises:
-        ConfigError: hotloop was asked to compile as well.
-    """
-    backend = accelerator.state.dynamo_plugin.backend.value
-    if preset is not None or settings:
-        raise ConfigError(
-            f"the accelerator's dynamo backend is {backend}, which hotloop does not have: leave it out, or leave "
-            "preset and settings out"
-        )
-    _log.warning("dynamo backend %s is Accelerate's to apply: hotloop compiles nothing", backend)
-    return accelerator.prepare(*objects, device_placement=device_placement)
-
-
-def _log_precedence(plugin: Any, preset: Any, settings: Mapping[str, Any]) -> None:
-    """Log which settings apply where both the accelerator and `prepare` were given some."""
-    backend = f"the accelerator's dynamo backend {plugin.backend.value}"
-    if preset is not None:
-        shown = "a preset for each model" if isinstance(preset, Mapping) else f"preset={preset!r}"
-        _log.warning("prepare: %s goes before %s, whose other settings stay in force", shown, backend)
-    elif settings:
-        _log.warning("prepare: %s goes before what %s asks for", _shown(settings), backend)
-    elif plugin.backend == DynamoBackend.EAGER:
-        _log.warning(
-            "prepare: %s compiles nothing, and models run eager: leave it out for preset='default', or name a preset, "
-            "prepare(..., preset='aot_eager')",
-            backend,
-        )
+def _shown(preset: Any, settings: Mapping[str, Any]) -> str:
+    named = {**({} if preset is None or isinstance(preset, Mapping) else {"preset": preset}), **settings}
+    return ", ".join(f"{name}={value!r}" for name, value in named.items()) or "preset={...}"
 
 
 def _without_wrapper(model: torch.nn.Module) -> torch.nn.Module:

@@ -9,7 +9,7 @@
 
 `hotloop.compile` takes pipelines as they are; this module adds what training needs beside one. LoRA adapters may be
 added, switched and merged at any time, and gradient checkpointing may be turned on: each change is compiled anew once,
-and counted. If layers or blocks of a part are offloaded after it was compiled, the whole part runs eager from then on.
+and counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.compiling.apply import block_classes, components_of, hooked
+from hotloop.compiling.apply import components_of, hooked
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import leave_eager
 from hotloop.compiling.observe import explain
@@ -29,7 +29,6 @@ from hotloop.integrations.setting_names import check_names
 from hotloop.presets import expected
 
 if TYPE_CHECKING:
-    from hotloop.events import NoEffect
     from hotloop.presets import Preset
 
 
@@ -55,8 +54,7 @@ def compile(  # noqa: A001 - the name of hotloop.compile
 ) -> Any:
     """Compile a pipeline's denoiser in place, or the parts that ``preset`` names.
 
-    A part that is moved between host and device as it is called (``enable_model_cpu_offload``, group offloading by
-    blocks) is compiled block by block, inside of the hooks that move it. A part that is moved layer by layer stays
+    A part that is moved between host and device as it is called (``enable_model_cpu_offload``, group offloading) stays
     eager, and the status says so.
 
     Args:
@@ -92,47 +90,14 @@ def compile(  # noqa: A001 - the name of hotloop.compile
             problem = f"inference={{{name!r}: ...}}: there is no such component"
             raise ConfigError(f"{problem}: {expected(name, target.components)}")
 
-    blocks: dict[str, torch.nn.Module] = {}
-    block_presets: dict[str, Any] = {}
-    block_inference: dict[str, Any] = {}
     for name in names:
         part = target.components.get(name)
-        if part is None or not (hooks := hooked(part)):
+        if part is None or not hooked(part):
             continue
-        training = presets.pop(name)
         off = inference.get(name) if isinstance(inference, Mapping) else inference
-        found = _blocks(part, hooks)
-        config = component_config(training, **{**settings, "inference": off})
-        leave_eager(name, part, config, _why_eager(name, part, found))
-        for path, block in found.items():
-            blocks[f"{name}.{path}"] = block
-            block_presets[f"{name}.{path}"] = training
-            block_inference[f"{name}.{path}"] = training if off is None else off
+        config = component_config(presets.pop(name), **{**settings, "inference": off})
+        reason = f"{type(part).__name__} is offloaded, and is left as it is: it runs eager"
+        leave_eager(name, part, config, explain.no_effect("offloaded", name, reason))
     if presets:
         compile_in_place(pipeline, presets, **settings)
-    if blocks:
-        compile_in_place(blocks, block_presets, **{**settings, "inference": block_inference, "regions": "whole"})
     return pipeline
-
-
-def _blocks(part: torch.nn.Module, hooks: set[str]) -> dict[str, torch.nn.Module]:
-    """Return the repeated blocks of a part by path; none where a hook is inside of a block."""
-    classes = block_classes(part)
-    blocks = {
-        path: module
-        for path, module in part.named_modules()
-        if f"{type(module).__module__}.{type(module).__qualname__}" in classes
-    }
-    inside = any(path.startswith(f"{block}.") for path in hooks for block in blocks)
-    return {} if inside else blocks
-
-
-def _why_eager(name: str, part: torch.nn.Module, blocks: Mapping[str, torch.nn.Module]) -> NoEffect:
-    """Return the event that says which code of an offloaded part runs eager."""
-    kind = type(part).__name__
-    if not blocks:
-        reason = f"{kind} is offloaded layer by layer, and is left as it is: it runs eager"
-        return explain.no_effect("offloaded", name, reason)
-    which = f"its {len(blocks)} repeated blocks are" if len(blocks) > 1 else "its repeated block is"
-    reason = f"{kind} is offloaded: {which} compiled, and what is outside of them runs eager"
-    return explain.no_effect("offloaded_around", name, reason, partly=True)

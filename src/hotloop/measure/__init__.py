@@ -1,11 +1,9 @@
 """Measuring: the time of steps, the difference between two sets of tensors, the shapes that a run sees."""
 
-from hotloop.measure.buckets import bucket_edges
 from hotloop.measure.census import Census, Signature, TensorMeta, Unhashed, signature
 from hotloop.measure.differences import Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
 from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare, judge
-from hotloop.measure.roundings import BLIND, DRAWS, compare_with_roundings
 from hotloop.measure.steps import over_noisy_steps, over_steps
 from hotloop.measure.timing import Mark, StepClock, Timing, interval, ratio_interval, typical
 from hotloop.measure.tree import flatten, names, unflatten, untracked_attributes
@@ -13,8 +11,6 @@ from hotloop.measure.wide_reference import RATIO, compare_with_reference
 
 __all__ = [
     "ALL",
-    "BLIND",
-    "DRAWS",
     "RATIO",
     "Census",
     "Comparison",
@@ -29,10 +25,8 @@ __all__ = [
     "TensorMeta",
     "Timing",
     "Unhashed",
-    "bucket_edges",
     "compare",
     "compare_with_reference",
-    "compare_with_roundings",
     "differences",
     "flatten",
     "interval",

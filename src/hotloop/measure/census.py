@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hotloop.errors import ConfigError
-from hotloop.measure.buckets import Buckets, bucket_edges
 from hotloop.measure.tree import Structure, flatten, names
 
 if TYPE_CHECKING:
@@ -225,14 +223,6 @@ def _text(leaf: Any) -> str:
     return repr(float.fromhex(value) if cls is float else value)
 
 
-@dataclasses.dataclass(slots=True)
-class Seen:
-    """The frequency of a signature: its count, and its share of all steps."""
-
-    count: int
-    share: float
-
-
 @dataclasses.dataclass(frozen=True)
 class VaryingDim:
     """A dimension of an input that had several sizes."""
@@ -244,107 +234,52 @@ class VaryingDim:
     distinct: int
 
 
-@dataclasses.dataclass(slots=True)
-class _Entry:
-    count: int
-    first: int
-
-
 class Census:
     """A counter of signatures in bounded memory.
 
     Args:
-        limit: how many signatures are counted each; later signatures are counted together, and their sizes kept.
+        limit: how many signatures are counted each; of later ones only the steps are counted.
+
+    Attributes:
+        steps: how many were counted.
+        counts: of each signature, in the order in which they came first.
     """
 
     def __init__(self, limit: int = 256) -> None:
-        if limit < 1:
-            raise ConfigError(f"limit={limit}: a census needs room for at least 1 signature")
         self.steps = 0
-        self.untracked = 0
+        self.counts: dict[Signature, int] = {}
+        self._first: dict[Signature, int] = {}
         self._limit = limit
-        self._entries: dict[Signature, _Entry] = {}
-        self._untracked_at: collections.deque[int] = collections.deque(maxlen=limit)
-        self._untracked_sizes: dict[tuple[str, int], dict[int, int]] = {}
 
     def note(self, inputs: Signature) -> None:
         """Count one step's signature."""
-        step, self.steps = self.steps, self.steps + 1
-        entry = self._entries.get(inputs)
-        if entry is not None:
-            entry.count += 1
-        elif len(self._entries) < self._limit:
-            self._entries[inputs] = _Entry(1, step)
-        else:
-            self._note_untracked(inputs, step)
-
-    def _note_untracked(self, inputs: Signature, step: int) -> None:
-        self.untracked += 1
-        self._untracked_at.append(step)
-        for place, size in inputs.sizes():
-            has_room = place in self._untracked_sizes or len(self._untracked_sizes) < self._limit
-            sizes = self._untracked_sizes.setdefault(place, {}) if has_room else {}
-            if size in sizes or len(sizes) < self._limit * 16:
-                sizes[size] = sizes.get(size, 0) + 1
-
-    def seen(self, inputs: Signature) -> Seen | None:
-        """Return how often a signature was seen, without counting it; None for a signature that is not tracked."""
-        entry = self._entries.get(inputs)
-        return Seen(entry.count, entry.count / self.steps) if entry else None
-
-    def counted(self) -> list[tuple[Signature, int]]:
-        """Return each tracked signature with its count."""
-        return [(inputs, entry.count) for inputs, entry in self._entries.items()]
+        if inputs in self.counts or len(self.counts) < self._limit:
+            self.counts[inputs] = self.counts.get(inputs, 0) + 1
+            self._first.setdefault(inputs, self.steps)
+        self.steps += 1
 
     def new_in_last(self, steps: int) -> int:
-        """Count the signatures that came for the first time in the last steps.
-
-        Each signature that came when the census was full counts as new, at most ``limit`` of them.
-        """
-        since = self.steps - steps
-        tracked = sum(entry.first >= since for entry in self._entries.values())
-        return tracked + sum(step >= since for step in self._untracked_at)
-
-    def sizes(self, name: str, dim: int) -> dict[int, int]:
-        """Return how often each size of an input's dimension was seen; ``name`` is as in ``varying_dims``."""
-        return dict(self._histograms().get((name, dim), {}))
+        """Count the signatures that came for the first time in the last steps."""
+        return sum(first >= self.steps - steps for first in self._first.values())
 
     def varying_dims(self) -> list[VaryingDim]:
         """List each dimension that had more than one size, by input name and dimension."""
-        found = self._histograms().items()
-        return [VaryingDim(*place, min(sizes), max(sizes), len(sizes)) for place, sizes in found if len(sizes) > 1]
-
-    def suggest_buckets(self, name: str, dim: int, buckets: int, multiple: int = 1) -> Buckets:
-        """Return the edges that would waste the least padding on the sizes seen; see ``bucket_edges``.
-
-        Raises:
-            ConfigError: no input of that name has that dimension.
-        """
-        sizes = self.sizes(name, dim)
-        if not sizes:
-            known = sorted({known for known, _ in self._histograms()})
-            raise ConfigError(
-                f"no input {name!r} with a dimension {dim} was seen; seen were {', '.join(known) or 'none'}"
-            )
-        return bucket_edges(sizes, buckets, multiple)
-
-    def _histograms(self) -> dict[tuple[str, int], dict[int, int]]:
-        found = {place: dict(sizes) for place, sizes in self._untracked_sizes.items()}
-        for inputs, entry in self._entries.items():
+        found = collections.defaultdict[tuple[str, int], set[int]](set)
+        for inputs in self.counts:
             for place, size in inputs.sizes():
-                sizes = found.setdefault(place, {})
-                sizes[size] = sizes.get(size, 0) + entry.count
-        return found
+                found[place].add(size)
+        pairs = [(place, sizes) for place, sizes in found.items() if len(sizes) > 1]
+        return [VaryingDim(*place, min(sizes), max(sizes), len(sizes)) for place, sizes in pairs]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the census as plain JSON data, for the run record; with the ten most frequent signatures."""
-        frequent = sorted(self._entries.items(), key=lambda item: (-item[1].count, item[1].first))
+        frequent = sorted(self.counts.items(), key=lambda item: -item[1])[:10]
         return {
             "steps": self.steps,
-            "signatures": len(self._entries),
-            "untracked_steps": self.untracked,
+            "signatures": len(self.counts),
+            "untracked_steps": self.steps - sum(self.counts.values()),
             "frequent": [
-                {"inputs": str(inputs), "count": entry.count, "first": entry.first} for inputs, entry in frequent[:10]
+                {"inputs": str(inputs), "count": count, "first": self._first[inputs]} for inputs, count in frequent
             ],
             "varying_dims": [dataclasses.asdict(dim) for dim in self.varying_dims()],
         }

@@ -142,14 +142,12 @@ def differences(
     ``None`` says that there is no such tensor (no gradient); None on both sides is no entry. Tensors may be of any
     dtype that casts to float64, complex, strided in any way or sparse (compared coalesced). A pair on two devices is
     measured on the accelerator, the other tensor moved in parts. At most ``sums.CHUNK`` elements are held in float64
-    at a time. The host waits twice per device, four times where large tensors differ there, whatever the number of
-    tensors (sparse tensors wait in ``coalesce``).
+    at a time.
 
     Args:
         reference: tensors by name.
         candidate: the tensors to measure.
-        sized: whether ``rms`` and ``effective`` are wanted of tensors that are equal. Else ``effective`` is 0, and
-            ``rms`` is of float32's precision, or 0 where all tensors are equal.
+        sized: whether ``rms`` and ``effective`` are wanted where all tensors are equal. Else they are 0 then.
 
     Returns:
         the differences by name in the reference's order, and the pairs that cannot be measured.

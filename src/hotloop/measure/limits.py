@@ -138,7 +138,6 @@ class Limits:
             bits.
         scalars: relative error of a number that one of the two sides rounded to float32, on top of a few ulp.
         leans: by tensor, the tilt of one honest rounding against another; empty where both round alike.
-        updates_off: by tensor, the root mean square that rounded numbers of an optimizer may move it by; ``rounding``.
     """
 
     compute_dtype: ComputeDtype | None
@@ -147,7 +146,6 @@ class Limits:
     half: Figures | None = None
     scalars: float = 0.0
     leans: Mapping[str, float] = dataclasses.field(default_factory=dict, compare=False)
-    updates_off: Mapping[str, float] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
     def rounding(cls) -> Limits:
@@ -186,11 +184,8 @@ class Limits:
 
     def ulps(self, dtype: str) -> float:
         """Return the relative difference that rounding alone may make in a tensor of this dtype."""
-        # Scalars of an optimizer (learning rate, 1 - beta^t) are float32 on the device, and Python's double in eager.
-        # The worst is Adam's 1 - beta2^t at t = 1, with 0.999 rounded to float32: an update wrong by 1.5e-5 of itself,
-        # which is 13 ulp of a parameter that it made 1/10 of. `updates_off` has room for a larger part. Nothing else
-        # differs, since the kernels are the same. A value that is rounded to a narrower dtype afterwards moves by at
-        # most one ulp of that dtype.
+        # A recorded optimizer's learning rate is float32, and Python's double in eager. A value that is rounded to a
+        # narrower dtype afterwards moves by at most one ulp of that dtype.
         eps, single = _eps(dtype), _eps("float32")
         return (eps if eps > single else 16.0 * single) + self.scalars
 

@@ -46,7 +46,6 @@ class Failure:
             SAME_GRADIENT: f"not what its optimizer makes of the same gradient, by {value} of itself, limit {limit}",
             "error ratio": f"error {value} times eager's own, limit {limit}",
             "norm": f"longer or shorter than eager by a factor of e^{value}, limit e^{limit}",
-            "blind": f"rounding is as large as {value} of the tensors, limit {limit}: nothing is proven",
             "finite": "NaN or infinite in other places than the reference",
             "equal": f"not equal, by up to {value}",
             "missing": f"is {value}, the reference {limit}",
@@ -162,11 +161,6 @@ class Comparison:
             {**self.differences, **found},
             self.below_floor,
         )
-
-    def with_limits(self, known: Mapping[tuple[str, str], float]) -> Comparison:
-        """Judge a comparison again with limits that are at least those known, by tensor and measure."""
-        scores = [score.widened(known.get((score.name, score.measure), 0.0)) for score in self.scores]
-        return conclude(self.unscored_failures(), scores, self.differences, self.below_floor)
 
     def with_spread(self, spread: Mapping[str, Difference]) -> Comparison:
         """Judge a comparison under ``Limits.rounding()`` again, by what is now known of eager's own spread.
@@ -313,8 +307,7 @@ def _score(
         # started at zero.
         small = difference.rms < scale
         value = difference.rms_difference / scale if small else difference.relative or 0.0
-        off = limits.updates_off.get(difference.name, 0.0) / (max(difference.rms, scale) or 1.0)
-        limit = max(limits.ulps(difference.dtype) + off, allowed.for_rounding(difference, scale))
+        limit = max(limits.ulps(difference.dtype), allowed.for_rounding(difference, scale))
         scores.append(Score(difference.name, "relative", value, limit))
     return scores, {}
 

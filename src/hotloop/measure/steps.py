@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> Comparison:
+def over_steps(comparisons: Sequence[Comparison]) -> Comparison:
     """Return the verdict of a proof over several steps; each comparison is of the same kind of tensors.
 
     Slopes and lengths are averaged with their signs: a right compile in bfloat16 can be off by 1.4% in one matrix at
@@ -26,9 +26,6 @@ def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> C
 
     Args:
         comparisons: of ``compare``, one per step, at least one; the result has the last one's ``differences``.
-        scatter: also allow a mean slope what its scatter from step to step explains, and judge small tensors by their
-            median step. This is for thousands of comparisons, which must not go wrong by chance. A fault at every step
-            is still found; a fault at some steps may hide.
 
     Returns:
         a comparison that reads like that of a single step; ``below_floor`` names the tensors below it at every step.
@@ -38,7 +35,7 @@ def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> C
     below = {name: last[name] for name in sorted(last) if all(name in one.below_floor for one in comparisons)}
     return conclude(
         unscored_failures(comparisons, set(scores)),
-        [_join(steps, scatter=scatter) for steps in scores.values()],
+        [_join(steps) for steps in scores.values()],
         comparisons[-1].differences,
         below,
     )
@@ -77,16 +74,11 @@ def _by_measure(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], list
     return scores
 
 
-def _join(steps: list[Score], *, scatter: bool) -> Score:
+def _join(steps: list[Score]) -> Score:
     name, measure = steps[0].name, steps[0].measure
     if measure in ("slope", NORM):
         value = statistics.fmean(score.value for score in steps)
-        limit = statistics.fmean(score.limit for score in steps)
-        if scatter and len(steps) > 1:
-            # Scatter alone explains a mean within 5 standard errors: six steps pass that in one of 250 sets.
-            error = statistics.stdev(score.value for score in steps) / math.sqrt(len(steps))
-            limit = max(limit, 5.0 * error)
-        return Score(name, measure, value, limit)
+        return Score(name, measure, value, statistics.fmean(score.limit for score in steps))
     if measure == "relative":
         usual = math.sqrt(statistics.fmean(score.limit**2 for score in steps))
         steps = [score.widened(usual) for score in steps]
@@ -98,5 +90,4 @@ def _join(steps: list[Score], *, scatter: bool) -> Score:
     if measure == RATIO:
         return ranked[0]
     # The upper middle of an even number: two steps of which one is wrong are no proof.
-    typical = measure == "residual" or (scatter and measure == "relative")
-    return ranked[len(ranked) // 2] if typical else ranked[-1]
+    return ranked[len(ranked) // 2] if measure == "residual" else ranked[-1]

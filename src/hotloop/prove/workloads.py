@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hotloop.step.audit.findings import AuditFindings
-    from hotloop.step.audit.listener import Listener
     from hotloop.step.state.holdings import Holdings
 
 SEED = 0
@@ -139,14 +138,12 @@ def same_random_numbers() -> Iterator[None]:
         yield
 
 
-def survey_training(  # noqa: PLR0913 - a step, where it runs, and who listens
+def survey_training(
     holdings: Holdings,
     device: torch.device,
     inputs: list[torch.Tensor],
     step: Callable[[], Any],
     again: Callable[[], Any],
-    *,
-    listener: Listener | None = None,
 ) -> AuditFindings:
     """Run an eager step, and return its survey; refuse a workload that trains nothing.
 
@@ -158,7 +155,6 @@ def survey_training(  # noqa: PLR0913 - a step, where it runs, and who listens
         inputs: the tensors of the step's batch.
         step: runs the step.
         again: runs a further step; called only if the backward of the first reached no parameter.
-        listener: listens while the step runs.
 
     Raises:
         ConfigError: the step trains nothing.
@@ -173,7 +169,7 @@ def survey_training(  # noqa: PLR0913 - a step, where it runs, and who listens
     handles = [parameter.register_post_accumulate_grad_hook(note) for parameter in trained]  # type: ignore[no-untyped-call]
     try:
         with uncompiled():  # of compiled code nobody sees what it writes
-            _, seen = trace_step(holdings, device, inputs, step, listener)
+            _, seen = trace_step(holdings, device, inputs, step)
     finally:
         for handle in handles:
             handle.remove()

@@ -6,25 +6,20 @@ import importlib
 from typing import cast
 
 from hotloop.errors import ConfigError
-from hotloop.train import configure
 from hotloop.train.recipe import Recipe
 from hotloop.train.schema import nearest
 
 __all__ = ["NAMES", "Recipe", "load"]
 
-NAMES = ("criteria", "diffusion", "digits", "language", "focus")
+NAMES = ("criteria", "diffusion", "digits", "focus")
 
 
 def load(name: str) -> Recipe:
-    """Return the recipe of a name, or of a program of the user's own: ``FILE.py:function``, or a module and its data.
+    """Return the recipe of a name, or of a program of the user's own: ``FILE.py:function``.
 
     Raises:
         ConfigError: there is none of this name; the message gives the nearest.
     """
-    if configure.recipe_choice(name) == "lightning":
-        from hotloop.recipes.lightning import Lightning  # noqa: PLC0415 - as the others, when it is asked for
-
-        return Lightning(name)
     if ":" in name:
         from hotloop.recipes.program import Program  # noqa: PLC0415 - as the others, when it is asked for
 

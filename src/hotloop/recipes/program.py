@@ -11,29 +11,26 @@ import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hotloop.errors import ConfigError
-from hotloop.recipes.own_program import OwnProgram, fold_of, goal_of, say_settings, seeded
 from hotloop.step.loop.arguments import device_of
-from hotloop.train import compiling, configure, environment, opening, ranks, sharding
+from hotloop.train import compiling, configure, environment, folds, opening, program, ranks, sharding
 from hotloop.train.display import Display
-from hotloop.train.export import Made, example_of
+from hotloop.train.export import Made
 from hotloop.train.fit import fit
+from hotloop.train.folds import Side, Sides, sides_of
+from hotloop.train.goal import Goal
 from hotloop.train.program import as_trained
 from hotloop.train.start import SETTINGS, Start
 from hotloop.train.task import Task, components, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from rich.console import Console
 
     from hotloop.step import Workload
-    from hotloop.train import program
     from hotloop.train.fold import Fold
-    from hotloop.train.goal import Goal
     from hotloop.train.outcome import Outcome
     from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
@@ -51,7 +48,7 @@ make = of_run(Path(__file__).parent)
 '''
 
 
-class Program(OwnProgram):
+class Program:
     """The recipe of one program.
 
     Args:
@@ -59,6 +56,12 @@ class Program(OwnProgram):
     """
 
     COMPONENTS: tuple[str, ...] = ()  # known once it was made
+    GOAL: Goal | None = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._first: Fold | None = None
+        """The fold that the program was made for to see what it splits."""
 
     def train(self, start: Start, console: Console | None = None) -> Outcome:
         """Train from the start, or from where the run stopped.
@@ -68,11 +71,8 @@ class Program(OwnProgram):
             TrainingFailedError: the run could not go on.
         """
         settings, display = start.settings, Display(console)
-
-        # What can be refused is refused here, before anything of the program runs.
         opening.begin(settings, display)
         goal = goal_of(start)
-
         found = seeded(settings)
         ranks.check(settings)
         if not found.takes_fabric or start.dry:
@@ -83,13 +83,13 @@ class Program(OwnProgram):
     def _fit(
         self, start: Start, goal: Goal | None, found: program.Program, display: Display, devices: Devices | None = None
     ) -> Outcome:
-        # The seed comes first, for the program's weights. What can be compiled of it, it says itself.
+        # The seed comes first, for the program's weights.
         settings, together = start.settings, devices.ranks if devices else ranks.Ranks()
         environment.seed(settings.run.seed)
         values = found.filled(settings.program)
         fold = fold_of(settings)
         make = functools.partial(found.make, values, fold, devices and devices.fabric)
-        workload = self._own(make(), settings, devices)
+        workload = _own(make(), settings, devices)
         if not together.first:  # what is drawn in steps differs
             environment.seed(settings.run.seed + together.rank)
         fingerprint = fold.fingerprint() if fold else ""
@@ -112,28 +112,26 @@ class Program(OwnProgram):
             files={AGAIN: _AGAIN} if lines else {},
             ranks=together,
             wrappers=devices.wrappers if devices else (),
-            prefetch=settings.run.prefetch,
-            lines=["run.prefetch=true has no effect: there is nothing to copy"]
-            * (settings.run.prefetch and device.type != "cuda"),
         )
         display.say(task.checked(settings.training))
-
         return fit(task, start, chosen, display)
 
-    def _own(self, workload: Workload, settings: Settings, devices: Devices | None) -> Workload:
-        """Return the program as its devices train it: sharded where it was to be, with what scales its losses."""
-        if devices is None:
-            return workload
-        if settings.run.strategy == "fsdp2" and devices.ranks.size > 1:
-            sharding.check_optimizers(workload.models(), workload.holdings().optimizers.values())
-        scaler, state = devices.scaler, workload.holdings().state
-        if scaler is None or any(one is scaler for one in state):
-            return workload
-        return dataclasses.replace(workload, state=(*state, scaler))
+    def sides(self, settings: Settings) -> Sides:
+        """Return both sides of a fold, by what the program asked `Fold.split` as it was made for the first one.
 
-    def ask(self, settings: Settings, fold: Fold) -> None:
-        """Make the program for a fold."""
-        seeded(settings).make(settings.program, fold)
+        Raises:
+            ConfigError: settings or a program that cannot be used.
+            DataError: rows that cannot be split so.
+        """
+        fold = fold_of(settings)
+        assert fold is not None
+        if self._first is None:
+            seeded(settings).make(settings.program, fold)
+            self._first = fold
+        if not self._first.asked:
+            return Sides(Side((), ()), Side((), ()), "")
+        fold.asked[:] = self._first.asked
+        return sides_of(fold)
 
     def evaluate(self, settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
         """Return the program's metrics of a checkpoint's weights.
@@ -149,30 +147,8 @@ class Program(OwnProgram):
         return judge(workload)
 
     def made(self, settings: Settings, weights: dict[str, Any]) -> Made:
-        """Make the program's models again with a checkpoint's weights, for `hotloop export`.
-
-        Raises:
-            ConfigError: the weights are of another program.
-        """
-        workload = self.loaded(settings, weights)
-        return Made(workload.models(), functools.partial(example_of, workload))
-
-    def predictor(self, settings: Settings, weights: dict[str, Any]) -> Callable[..., Any]:
-        """Return the program's ``predict``, its models, and averages in its state, in evaluation mode.
-
-        Raises:
-            ConfigError: the weights are of another program, or it has no ``predict``.
-        """
-        workload = self.loaded(settings, weights, judges=True)
-        if workload.predict is None:
-            raise ConfigError(
-                f"recipe={self.name} has no predictions: give its Workload predict=, a function of a list of rows that "
-                "returns a prediction for each"
-            )
-        for one in (*workload.models().values(), *workload.holdings().state):
-            if isinstance(one, torch.nn.Module):
-                one.eval()
-        return workload.predict
+        """Make the program's models again with a checkpoint's weights, for `hotloop export`."""
+        return Made(self.loaded(settings, weights).models())
 
     def loaded(self, settings: Settings, weights: dict[str, Any], *, judges: bool = False) -> Workload:
         """Make the program with a run's settings and a checkpoint's weights.
@@ -195,6 +171,18 @@ class Program(OwnProgram):
         return workload
 
 
+def _own(workload: Workload, settings: Settings, devices: Devices | None) -> Workload:
+    """Return the program as its devices train it: sharded where asked, with the scaler of its losses in its state."""
+    if devices is None:
+        return workload
+    if settings.run.strategy == "fsdp2" and devices.ranks.size > 1:
+        sharding.check_optimizers(workload.models(), workload.holdings().optimizers.values())
+    scaler, state = devices.scaler, workload.holdings().state
+    if scaler is None or any(one is scaler for one in state):
+        return workload
+    return dataclasses.replace(workload, state=(*state, scaler))
+
+
 def of_run(folder: Path) -> Callable[[], Workload]:
     """Return the function that makes the program of a run, with the settings that are in its folder."""
     settings = configure.load(config=folder / SETTINGS)
@@ -205,3 +193,33 @@ def of_run(folder: Path) -> Callable[[], Workload]:
 
     found = seeded(settings)
     return make
+
+
+def say_settings(found: program.Program, values: Mapping[str, Any], display: Display) -> list[str]:
+    """Print the settings of a program, and return a line about each for the record."""
+    lines = [one.line(value) for one, value in found.values(values)]
+    if lines:
+        display.say(f"Settings: {' '.join(line.partition(' (')[0] for line in lines)}")
+    return lines
+
+
+def seeded(settings: Settings) -> program.Program:
+    """Run a program's file as its training does, and seed for what makes it: data that it draws are the same again."""
+    environment.seed(settings.run.seed)
+    found = program.load(settings.recipe.name)
+    environment.seed(settings.run.seed)
+    return found
+
+
+def fold_of(settings: Settings) -> Fold | None:
+    """Return the fold that a run holds out, None where it is no part of a cross-validation."""
+    return None if settings.kfold.n_splits is None else folds.fold_of(settings.kfold, settings.run.seed)
+
+
+def goal_of(start: Start) -> Goal | None:
+    """Return the goal that ``recipe.goal`` names; None without one."""
+    wanted, hpo = start.settings.recipe.wanted, start.settings.hpo
+    if wanted is None:
+        return None
+    of_search = start.within.metric is not None and wanted[0] == hpo.metric
+    return Goal(wanted[0], maximize=wanted[1] == "maximize", of_search=of_search)

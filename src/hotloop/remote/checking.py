@@ -63,7 +63,7 @@ class Asked:
         if "ray" in (self.settings.hpo.engine, self.settings.kfold.engine):
             return 0  # its trials or folds take them
         there = tuple(nodes)
-        wanted = Cluster(None, "hotloop submit", self.settings, there).needs["num_gpus"]
+        wanted = Cluster(None, self.settings, there).needs["num_gpus"]
         most = max((one.get("GPU", 0) for one in there), default=0)
         if self.settings.run.device.startswith("cuda:"):
             raise ConfigError(
@@ -101,8 +101,8 @@ def check(command: Sequence[str]) -> Asked:
     if config and config.is_absolute():
         raise ConfigError(f"--config {config}: expected a path below this folder, which the cluster has as well")
     settings = _settings(verb, overrides, config)
-    names = conf_files.pair(settings.recipe.name) or (settings.recipe.name,)
-    files = [Path(one.rpartition(":")[0]) for one in names if ".py:" in one]
+    name = settings.recipe.name
+    files = [Path(name.rpartition(":")[0])] if ".py:" in name else []
     return Asked(tuple(command), settings, (*map(_below, files), *([str(config)] if config else [])))
 
 

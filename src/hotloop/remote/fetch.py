@@ -321,7 +321,7 @@ def _is_wanted(path: PurePosixPath, checkpoints: Checkpoints) -> bool:
 
 
 def _kept() -> set[str]:
-    from hotloop.cache.process_folder import compiled_store  # noqa: PLC0415 - loads torch
+    from hotloop.cache.compiled import compiled_store  # noqa: PLC0415 - loads torch
 
     store = compiled_store()
     return set() if store is None else {one.name for one in store.entries()}
@@ -329,7 +329,7 @@ def _kept() -> set[str]:
 
 def _merge(folder: Path, say: Callable[[str], None]) -> None:
     """Take compiled code that came back into the local cache, by checksum."""
-    from hotloop.cache.process_folder import compiled_store  # noqa: PLC0415 - loads torch
+    from hotloop.cache.compiled import compiled_store  # noqa: PLC0415 - loads torch
     from hotloop.cache.share import Share  # noqa: PLC0415
 
     store = compiled_store()

@@ -188,7 +188,7 @@ def _compiled(asked: Asked, found: preflight.Found, made: Path) -> tuple[tuple[P
 
     Each is a request of its own, and Ray takes no larger one than it says.
     """
-    from hotloop.cache.process_folder import compiled_store  # noqa: PLC0415 - loads torch
+    from hotloop.cache.compiled import compiled_store  # noqa: PLC0415 - loads torch
     from hotloop.cache.share import Share  # noqa: PLC0415
 
     store = compiled_store()

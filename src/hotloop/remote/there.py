@@ -84,12 +84,12 @@ def link_name(name: str) -> str:
 
 def check(command: Sequence[str]) -> dict[str, Any]:
     """Return what this machine is and has, and what a dry run of the command says."""
+    from hotloop.cache.compiled import compiled_store  # noqa: PLC0415
     from hotloop.cache.keys import fits  # noqa: PLC0415 - loads torch
-    from hotloop.cache.process_folder import compiled_store  # noqa: PLC0415
     from hotloop.prove.doctor import gathering, judging  # noqa: PLC0415
 
     machine, here, store = gathering.gather(trials=False), fits(), compiled_store()
-    kept = [] if store is None else [one.name for one in store.entries() if not one.manifest.differences(here)]
+    kept = [] if store is None else [one.name for one in store.entries() if not one.differences(here)]
     found = {
         "hotloop": __version__,
         "digest": environment.digest(),
@@ -166,7 +166,9 @@ class Run:
         """Let ``run.resume=URL``, which takes ``runs/NAME`` in its working folder, take the folder that goes back."""
         self._out.mkdir(exist_ok=True)
         if not (self._out / STORED).is_file():  # by which it knows a folder that it may fill
-            (self._out / STORED).write_text(json.dumps({"saves": 0, "holder": ""}), encoding="utf-8")
+            (self._out / STORED).write_text(
+                json.dumps({"url": self._asked.storage.rstrip("/"), "saves": 0}), encoding="utf-8"
+            )
         link = self.folder / TREE / "runs" / self.folder.name
         link.parent.mkdir(exist_ok=True)
         if not link.is_symlink():
@@ -275,7 +277,7 @@ class Run:
 
     def _move(self, what: str, folder: str, *, give: bool) -> None:
         """Move compiled code to a folder, or take it from there; what fails is said, and costs the run nothing."""
-        from hotloop.cache.process_folder import compiled_store  # noqa: PLC0415 - loads torch
+        from hotloop.cache.compiled import compiled_store  # noqa: PLC0415 - loads torch
         from hotloop.cache.share import Share  # noqa: PLC0415
 
         store = compiled_store()
@@ -287,7 +289,7 @@ class Run:
                 _say(f"{what}: {share.pull(store)}")
                 return
             began = self._began.stat().st_mtime
-            others = [one.name for one in store.entries() if one.manifest.made < began]
+            others = [one.name for one in store.entries() if one.used < began]
             _say(f"{what}: {share.push(store, but=others)}")
         except (HotloopError, OSError) as error:
             _say(f"{what}: {describe(error)}. The run goes on without it.")

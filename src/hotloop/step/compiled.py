@@ -101,8 +101,6 @@ class Compiled:
         self.tier = Tier("as-given" if self.given else "eager")
         """The tier whose code is in force."""
         self._as_given = dict(models) if self.given else {}
-        self.static = False
-        """Whether each shape gets code of its own, where torch would make sizes that vary dynamic."""
         self._kept: dict[str, list[Installed]] = {}
         self._compiles: Callable[[], int] = int
 
@@ -153,9 +151,7 @@ class Compiled:
         cache in vain. Whether the step draws random numbers, for example, is known only after its audit, mostly when
         the child has already begun. If it draws none, the option for random numbers changes no code.
         """
-        static = self.static and (tier.preset is None or tier.preset.dynamic is None)
-        settings = {**tier.settings, **({"dynamic": False} if static else {})}
-        return {**settings, "preset": as_eager_draws(presets.get(settings["preset"]))}
+        return {**tier.settings, "preset": as_eager_draws(presets.get(tier.settings["preset"]))}
 
     def instead(self, base: str) -> str:
         """Return the preset that runs in place of the base in force, and why; empty if the base itself runs."""

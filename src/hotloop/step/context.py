@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hotloop._torch.own_compiles import OwnCompiles
 from hotloop.interrupts import interruptible
@@ -12,22 +12,27 @@ from hotloop.measure.limits import compute_dtype
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Hashable, Iterable, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     import torch
 
     from hotloop.events import Event
-    from hotloop.measure import Difference
     from hotloop.measure.limits import ComputeDtype
     from hotloop.step.compiled import Compiled
     from hotloop.step.engine import Engine
     from hotloop.step.obstacle import Obstacle
-    from hotloop.step.ranks.votes import Peers
+    from hotloop.step.ranks.peers import Alone, Peers
     from hotloop.step.state.holdings import Holdings, Parts
     from hotloop.step.state.memory_limit import Room
-    from hotloop.step.state.program import Program
-    from hotloop.step.state.undo import WriteWatch
+    from hotloop.step.state.program import Program, WriteWatch
     from hotloop.step.tiers import Tier
+
+
+class Verdict(NamedTuple):
+    """What a room below has found of a tier: the name of a method of the policy, and its arguments."""
+
+    name: str
+    arguments: tuple[Any, ...]
 
 
 class Reports(Protocol):
@@ -48,23 +53,19 @@ class Reports(Protocol):
     def gave_up(self, tier: str, why: str) -> None:
         """Note that the policy gave a tier up before it was proven."""
 
-    def timed_beside(self, tier: Tier, run: Callable[[], Any]) -> Any:
+    vetoes: dict[str, Obstacle]
+
+    def timed_beside(self, tier: Tier, run: Callable[[], Any], call: Hashable = None) -> Any:
         """Run the reference of a proof, and count its time as a step of the tier that it runs in."""
 
     def seconds_of(self, tier: str) -> float | None:
         """Return the typical seconds of a step in a tier; None where none was timed."""
 
+    def take(self) -> Sequence[Verdict]:
+        """Return the verdicts on tiers since the last time: the policy is told them after the step."""
+
     def proof_saves(self, seconds: float, against: str) -> None:
         """Note what a tier that is being proven saves against another: seconds a step, over all calls of the loop."""
-
-    def proof_takes(self, seconds: float) -> None:
-        """Note what the rest of the proof that is under way is expected to take."""
-
-    def spread_before(self, step: str) -> dict[str, Difference] | None:
-        """Return the noise of a step in earlier runs of this program, to be added to; None where it is not kept."""
-
-    def survey_too_dear(self, set_up_seconds: float) -> bool:
-        """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
 
     def declined_kinds(self) -> list[str]:
         """List why kinds of calls are not captured, each reason once."""
@@ -72,8 +73,11 @@ class Reports(Protocol):
     def proven(self, step: DecoratedStep, tier: Tier, *, worst: str, copied_bytes: int, on_host: bool) -> None:
         """Report that a tier agreed with its reference in enough steps."""
 
-    def kind_declined(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
-        """Report that one kind of call cannot be captured; other kinds may still be."""
+    def kind_declined(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle, *, every: bool) -> None:
+        """Report a kind of call that cannot be captured; ``every`` kind that comes back cannot."""
+
+    def left(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
+        """Report a tier that is left for good."""
 
     def failed(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
         """Report that the code of a tier failed or was wrong: from the next step on another tier runs."""
@@ -113,12 +117,11 @@ class Context:
         engine: records steps; None where nothing can be captured.
         compiled: what is compiled of the models, and what is in force of it.
         base_tier: the tier of the models as the user gave them: ``eager`` or ``as-given``.
-        peers: the other processes of the run; None where this is the only one.
+        peers: the processes of the run.
         writes: tells whether an optimizer has begun to write in the step that runs.
         progress: steps done, the tier in force.
         reports: where events, decisions, lines and verdicts go.
         room: the device memory that proofs may take.
-        checks: which checks of libraries, which read on the host only to raise, recordings leave out.
         layout: what the user said of the layout of convolutions, one of `tiers.LAYOUTS`.
         total_steps: how many steps the run takes, if the user said so.
         runs: how many runs use what is compiled in this one, if the user said so.
@@ -131,12 +134,11 @@ class Context:
     engine: Engine | None
     compiled: Compiled
     base_tier: Tier
-    peers: Peers | None
+    peers: Alone | Peers
     writes: WriteWatch
     progress: Progress
     reports: Reports
     room: Room
-    checks: str = "auto"
     layout: str = "auto"
     total_steps: int | None = None
     runs: float | None = None

@@ -13,7 +13,7 @@ from hotloop.errors import CompiledRunError, StepLostError, describe
 from hotloop.interrupts import interruptible, uninterrupted
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.memory_limit import NoRoomError
-from hotloop.step.state.undo import StepStart, drop_tracebacks
+from hotloop.step.state.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ class Rescue:
 
     def __init__(self, step: DecoratedStep) -> None:
         self._step, self._context = step, step.context
-        self._start: StepStart | None = None
+        self._start: Snapshot | None = None
         self._sizes: list[int] = []
         self._begun = 0
         """Collectives of the run that had begun when the step did."""
@@ -45,12 +45,13 @@ class Rescue:
         context = self._context
         optimizers = context.holdings.optimizers.values()
         sizes = [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
-        if self._start is None or sizes != self._sizes:
-            self._sizes = sizes
-            self._start = StepStart(self._step.program)
         context.writes.begun = False
-        self._begun = context.peers.begun() if context.peers is not None else 0
-        self._start.save(gradients=gradients and tensors, buffers=tensors)
+        self._begun = context.peers.begun()
+        if self._start is None or sizes != self._sizes:
+            self._start, self._sizes = None, sizes
+            self._start = Snapshot(self._step.program, everything=False, gradients=gradients and tensors)
+        else:
+            self._start.save(gradients=gradients and tensors, tensors=tensors)
 
     def has_run(self) -> None:
         """Let go of what `save` kept: the step has run to its end."""
@@ -91,7 +92,7 @@ class Rescue:
         self._check_alive(error, tier)
         peers = self._context.peers
         launched = tier.graph and self._context.device.type == "cuda"  # NCCL wants all to launch it, or none
-        if peers is not None and (launched or peers.begun() != self._begun):
+        if not peers.alone and (launched or peers.begun() != self._begun):
             raise peers.lost(error, f"in tier {tier.name}, step {self._context.progress.steps + 1}", ours=ours)
         start = self._start
         if start is not None and start.complete:  # otherwise the step failed before it began
@@ -128,7 +129,7 @@ class Rescue:
         if isinstance(error, StepLostError):  # another process has ended
             raise error
         self._check_alive(error, tier)
-        if peers is not None and failed.began:  # the other processes wait in its collectives, or behind them
+        if not peers.alone and failed.began:  # the other processes wait in its collectives, or behind them
             ours = is_compiled_codes(error) or isinstance(error, torch.OutOfMemoryError) or not failed.undone
             raise peers.lost(error, f"in a proof of tier {tier.name}", ours=ours)
         if not failed.undone:
@@ -175,7 +176,7 @@ def obstacle_of(error: Exception) -> Obstacle:
     cause = _cause_of(error)
     hint = "see the reason; move what it names out of the step"
     if isinstance(error, torch.OutOfMemoryError | NoRoomError):
-        hint = "take a smaller batch, allow proofs more where Loop(memory=...) is set, or train on without this tier"
+        hint = "take a smaller batch, or train on without this tier"
     if "legacy stream" in cause:
         hint = (
             "nothing of a captured step may wait for the default stream. Before torch 2.13, the gradients of a "
@@ -217,3 +218,15 @@ def _cause_of(error: Exception) -> str:
         return str(error)
     cause = error.__cause__ if isinstance(error, CompiledRunError) else None
     return describe(cause or error)
+
+
+def drop_tracebacks(error: BaseException) -> None:
+    """Drop the tracebacks of an exception and its causes: their frames hold everything the failed step computed."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        current = waiting.pop()
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            current.__traceback__ = None
+            waiting += current.__cause__, current.__context__

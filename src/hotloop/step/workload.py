@@ -38,9 +38,6 @@ class Workload:
         before: a function that runs right before each step, outside of it. It takes a batch and returns the batch for
             the step. It is for work that cannot be captured, since it depends on data or changes Python's state: an
             allocator that chooses what the step sees, a schedule of the learning rate.
-        predict: a function that takes rows of data, a list of dictionaries, and returns a sequence or tensor with a
-            number, a list or a dictionary for each row. `hotloop predict` calls it without gradients, with the models
-            in evaluation mode.
 
     Raises:
         ConfigError: ``step`` cannot be called, or ``batches`` is neither iterable nor a function.
@@ -55,7 +52,6 @@ class Workload:
     state: Any = ()
     infer: Callable[..., Any] | None = None
     before: Callable[..., Any] | None = None
-    predict: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.step):
@@ -63,7 +59,7 @@ class Workload:
                 f"Workload step {_shown(self.step)}: expected a function of one batch; the order is "
                 "Workload(model, optimizer, step, batches)"
             )
-        for name, function in (("infer", self.infer), ("before", self.before), ("predict", self.predict)):
+        for name, function in (("infer", self.infer), ("before", self.before)):
             if function is not None and not callable(function):
                 raise ConfigError(f"Workload {name} {_shown(function)}: expected a function of one batch, or None")
         if not callable(self.batches) and not isinstance(self.batches, Iterable):

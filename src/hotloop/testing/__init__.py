@@ -1,4 +1,4 @@
-"""Helpers for test suites, ours and users': captured steps and CUDA graphs without a GPU, assertions, conformance."""
+"""Helpers for test suites, ours and users': captured steps and CUDA graphs without a GPU, assertions."""
 
 from hotloop.compiling.fallback.emulation import cudagraph_emulation
 from hotloop.step.audit.host_side import on_host
@@ -9,14 +9,9 @@ from hotloop.testing.assertions import (
     assert_steps_marked,
 )
 from hotloop.testing.captured import captured_step_emulation
-from hotloop.testing.conformance import Conformance
-from hotloop.testing.fitting import Fitted, Task
 from hotloop.testing.planted import planted_failure
 
 __all__ = [
-    "Conformance",
-    "Fitted",
-    "Task",
     "assert_compiled",
     "assert_max_recompiles",
     "assert_outputs_owned",

@@ -10,13 +10,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hotloop.decide import EAGER_STEPS
-from hotloop.decide.shapes import MOST_DECLARED
 from hotloop.errors import StepLostError
 from hotloop.events import (
     Captured,
     CaptureDropped,
     Event,
     SentinelDisagreed,
+    StepsStale,
     StepUndone,
     TierChanged,
     TierDeclined,
@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from hotloop.step import Loop, LoopStatus
     from hotloop.train.settings import Settings
 
-_WRITTEN_BY_THE_LOOP = (Captured, CaptureDropped, SentinelDisagreed, StepUndone, TierChanged, TierDeclined, TierProven)
+_WRITTEN_BY_THE_LOOP = (
+    Captured,
+    CaptureDropped,
+    SentinelDisagreed,
+    StepsStale,
+    StepUndone,
+    TierChanged,
+    TierDeclined,
+    TierProven,
+)
 _FIGURES = re.compile(r"[\d.,]+")
 
 
@@ -88,8 +97,7 @@ class Automatic(Compiling):
         """Say what batches of several sizes cost: each has code, and a recording, of its own."""
         if self._disabled or many == 1:
             return ""
-        often = f"{many} times, once for each" if many <= MOST_DECLARED else f"for the first {MOST_DECLARED} of them"
-        return f"{many} sizes of batches: what auto prepares, code and recordings, is made {often}"
+        return f"{many} sizes of batches: what auto prepares, code and recordings, is made for each of the first eight"
 
     def _shared(self) -> str:
         """Say who shares what is compiled; nothing where this run is alone, or the last."""
@@ -233,8 +241,7 @@ def _line(event: Event) -> str:
         at = f" ({event.location})" if event.location else ""
         return f"{PREFIX} {_words(parse(event.tier))[1]}: {event.tier}: {event.reason.rstrip('.')}{at}. {event.hint}"
     if isinstance(event, SentinelDisagreed):
-        at = f", at fault: {event.region}" if event.region else ""
-        return f"{PREFIX} Step {event.step + 1} in {event.tier} does not agree with eager: {event.reason}{at}"
+        return f"{PREFIX} Step {event.step + 1} in {event.tier} does not agree with eager: {event.reason}"
     if isinstance(event, StepUndone):
         return f"{PREFIX} Step {event.step + 1} failed in {event.tier} and was done eagerly: {event.reason}"
     return ""

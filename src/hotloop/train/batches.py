@@ -10,10 +10,9 @@ from torch import Tensor
 
 from hotloop.errors import DataError
 from hotloop.train import checkpoint
-from hotloop.train.ahead import CopiedAhead, copy_stream, read_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +153,6 @@ class Epochs:
         together: how many batches of a step this process has.
         rank: which of the processes of the run this is.
         ranks: how many there are: each has its own of the batches of a step, which all have one order.
-        device: a GPU to which the next step's batches are copied while one runs; else they are read when they come.
 
     Raises:
         DataError: no step has a batch for each process.
@@ -168,11 +166,9 @@ class Epochs:
         together: int = 1,
         rank: int = 0,
         ranks: int = 1,
-        device: torch.device | None = None,
     ) -> None:
         self._data, self._size, self._seed, self._together = data, batch_size, seed, together * ranks
-        self._rank, self._ranks, self._device = rank, ranks, device
-        self._stream = copy_stream(device) if device else None
+        self._rank, self._ranks = rank, ranks
         many = per_epoch(data, batch_size, self._together)
         if ranks > 1 and many < self._together:
             raise DataError(
@@ -189,18 +185,10 @@ class Epochs:
     def __iter__(self) -> Iterator[list[Batch]]:
         order, many = self.order(), self._together
         steps = (order[step * many : (step + 1) * many] for step in range(self._done, self._steps))
-        for batches in self._read(rows[self._rank :: self._ranks] for rows in steps):
+        for rows in steps:
             self._done += 1
-            yield batches
+            yield [self._data.take(one) for one in rows[self._rank :: self._ranks]]
         self._epoch, self._done = self._epoch + 1, 0
-
-    def _read(self, steps: Iterable[list[Tensor]]) -> Iterator[list[Batch]]:
-        device, stream = self._device, self._stream
-        if device is None or stream is None:
-            return ([self._data.take(one) for one in rows] for rows in steps)
-        # Pinned by the thread that reads, which may wait for the memory: the steps do not.
-        read = read_ahead(lambda rows: [self._data.take(one).pin(device) for one in rows], steps)
-        return iter(CopiedAhead(read, lambda found: [one.to(device) for one in found], stream))
 
     def order(self) -> list[Tensor]:
         """Return the rows of each batch of the epoch that goes on, those of the other processes among them."""
@@ -214,16 +202,6 @@ class Epochs:
         """Go on there."""
         with checkpoint.part("loader"):
             self._epoch, self._done = int(state["epoch"]), int(state["done"])
-
-
-def one_of_each(dataset: Data, batch_size: int, together: int = 1) -> list[tuple[list[Batch]]]:
-    """Return the arguments of one optimizer step of each shape that stays apart: what a hot loop is to be ready for."""
-    size, found = min(batch_size, len(dataset)), []
-    for bucket in range(dataset.buckets if dataset.apart else 0):
-        rows = (dataset.bucket == bucket).nonzero().flatten()[: size * together]
-        if len(rows) == size * together:
-            found.append(([dataset.take(part) for part in torch.split(rows, size)],))
-    return found
 
 
 def in_order(dataset: Data, batch_size: int) -> Iterator[tuple[Batch, int]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 1
 FOLDER, BEST, LAST = "checkpoints", "best.pt", "last.pt"
 _OTHER = "Use another checkpoint of its folder (best.pt, last.pt), or start anew"
 STATE = "state["
@@ -113,9 +113,7 @@ def load(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} has schema {document['schema']}; this version of hotloop reads up to {SCHEMA_VERSION}"
         )
-    _check_parts(path, document, ("model", "settings", "position"))
-    document = _of_schema_1(document) if "optimizer" in document else document
-    _check_parts(path, document, ("others",))
+    _check_parts(path, document, ("model", "settings", "position", "others"))
     models, averages = document["model"], [one for name, one in document["others"].items() if name.endswith(".average")]
     bad = {"model": not all(isinstance(one, dict) for one in (*models.values(), *averages))}
     bad["position"] = not _is_position(document["position"])
@@ -135,11 +133,9 @@ def check_resumable(path: Path, document: Mapping[str, Any]) -> None:
     processes = document.get("of_ranks")
     if not isinstance(processes, list) or not all(isinstance(one, dict) for one in processes):
         raise _cannot_be_used(path, ["of_ranks"])
-    kinds: dict[str, tuple[type, ...]] = {"data": (str,), "record": (dict,)}
+    kinds: dict[str, tuple[type, ...]] = {"data": (str,), "record": (dict,), "loop": (dict, NoneType)}
     each: dict[str, tuple[type, ...]] = {"random": (dict,), "epoch_began": (dict, NoneType), "generators": (list,)}
-    if "state_dict" not in document:  # else it is a Trainer's, which has these of its own
-        kinds["loop"] = (dict, NoneType)
-        each["loader"] = (object,)  # a program's own loader may keep anything
+    each["loader"] = (object,)  # a program's own loader may keep anything
     for one, wanted in ((document, kinds), *((one, each) for one in (document, *processes))):
         if wrong := [name for name, kind in wanted.items() if name not in one or not isinstance(one[name], kind)]:
             raise _cannot_be_used(path, wrong)
@@ -209,21 +205,6 @@ def _cannot_be_used(path: Path, parts: Sequence[str]) -> ConfigError:
 def _is_position(given: Mapping[str, Any]) -> bool:
     usual = dataclasses.asdict(Position())
     return all(name in usual and type(value) is type(usual[name]) for name, value in given.items())
-
-
-def _of_schema_1(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe's checkpoint of schema 1 as one of schema 2: only programs had models and others by name."""
-    at, random = document["position"], document["random"]
-    kept = {name: document.pop(name, None) for name in ("optimizer", "average", "scaler")}
-    kept["model.average"] = kept.pop("average")
-    return {
-        **document,
-        "model": {"model": document["model"]},
-        "others": {**{name: one for name, one in kept.items() if one is not None}, "rate": {"steps": at["step"]}},
-        "epoch_began": {"random": random, "loader": []},
-        "generators": [],
-        "loader": {"epoch": at["epoch"], "done": at["step_in_epoch"]},
-    }
 
 
 def weights(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

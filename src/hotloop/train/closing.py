@@ -33,18 +33,17 @@ def reported(start: Start, display: Display) -> Iterator[None]:
     if start.dry or not start.leads:
         yield
         return
-    kept = start.kept
-    kept.push(display.say)
+    copy = start.copy
+    if copy:
+        copy.push(display.say)
     try:
         with _reported(start, display):
             yield
-    except BaseException:
-        kept.push_last(display.say)
-        raise
-    if start.within.trial is None:
-        kept.close(display.say)
-    else:  # the value of a trial is known, and worth no failure
-        kept.push_last(display.say)
+    finally:
+        if copy:
+            copy.push(display.say, last=True)
+    if copy and start.within.trial is None:  # the value of a trial is known, and worth no failure
+        copy.close(display.say)
 
 
 @contextlib.contextmanager

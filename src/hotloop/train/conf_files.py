@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hotloop import files
 from hotloop.errors import ConfigError
@@ -17,12 +16,8 @@ from hotloop.train.nested import leaves, merge, nested
 from hotloop.train.optional import require
 
 CONF = resources.files("hotloop.train") / "conf"
-BEGIN, END = "# The settings of a run. The file is whole where its last line is three dots.", "..."
-_MOST_NODES = 100_000
-"""Values in a YAML file once its aliases are replaced: YAML takes few lines to make billions of them."""
-_DEEPEST = 50
-"""Mappings and lists within each other in a YAML file: some 900 exhaust Python's stack, some 30,000 that of PyYAML."""
-_FLOAT = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d[\d_]*)[eE][-+]?\d+")
+_NUMBER = ("tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d[\d_]*)[eE][-+]?\d+$"))
+"""How the loader reads numbers that YAML 1.1 takes for text, which are quoted where they are text."""
 _INTERPOLATION = re.compile(r"\$\{([\w.-]+)\}")
 
 
@@ -106,120 +101,72 @@ def _piped(path: Path) -> bytes:
     return files.read_pipe(path)
 
 
-def read(path: Path, *, of_run: bool = False, named: bool = False) -> dict[str, Any]:
+def read(path: Path, *, named: bool = False) -> dict[str, Any]:
     """Read a YAML file of settings.
 
     Args:
         path: of the file.
-        of_run: a run wrote it into its folder, so its first and last line are known.
         named: the user names it by ``--config``: it may be a link or a pipe, which nobody can have planted there.
 
     Raises:
-        ConfigError: it cannot be read, is torn, is no mapping, or its aliases make more of it than settings are.
+        ConfigError: it cannot be read, or is no mapping.
     """
-    yaml = require("yaml", "Reading settings")
-    shown = f"--config {path}" if named else str(path)
+    yaml, shown = require("yaml", "Reading settings"), f"--config {path}" if named else str(path)
     try:
         text = (_named(path) if named else files.read(path)).decode("utf-8-sig")  # editors of Windows mark it so
-    except OSError as error:
+        return _mapping(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{shown} cannot be read: {error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{shown} cannot be read: it is no text in UTF-8") from error
-    try:
-        return _mapping(text.replace("\r\n", "\n"), of_run=of_run)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{shown} cannot be read as YAML: {error}") from error
 
 
-def _mapping(text: str, *, of_run: bool = False) -> dict[str, Any]:
-    """Read a YAML text, checked before anything is made of it."""
-    yaml = require("yaml", "Reading settings")
-
-    first = text.partition("\n")[0]
-    cut = len(text.strip()) > 1 and BEGIN.startswith(text.strip())  # it would be read as a comment, and no settings
-    begun = of_run or first == BEGIN or cut
-    if begun and not (first == BEGIN and text.endswith(f"\n{END}\n")):
-        raise ConfigError("the file is torn, as a full disk or a power cut leaves it: its end is missing")
-    loader = _loader()
-    depth = 0
-    for event in yaml.parse(text, Loader=loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise ConfigError(f"it has more than {_DEEPEST} mappings or lists within each other: settings have a few")
-    sizes: dict[int, float] = {}
-
-    def size(node: Any) -> float:
-        if id(node) not in sizes:
-            sizes[id(node)] = math.inf  # while its own parts are counted
-            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
-            inner = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
-            sizes[id(node)] = 1 + sum(map(size, inner))
-        return sizes[id(node)]
-
-    root = yaml.compose(text, Loader=loader)
-    if root is not None and size(root) > _MOST_NODES:
-        raise ConfigError(f"its aliases (&name, *name) make more than {_MOST_NODES:,} values: write out what is meant")
-    found = yaml.load(text, Loader=loader)
+def _mapping(text: str) -> dict[str, Any]:
+    found = require("yaml", "Reading settings").load(text, Loader=loader())
     if found is None:  # comments alone
         return {}
     if not isinstance(found, dict):
         raise ConfigError(f"expected a mapping of settings, found {type(found).__name__}")
-    return _undotted({str(key): value for key, value in found.items()})
-
-
-def _undotted(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Put what a file names from its top level on, ``training.num_epochs: 3``, below its groups."""
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        below = nested({name: value})
-        there = dict(leaves(found))
-        if twice := next((one for one, _ in leaves(below) if one in there), None):
-            raise ConfigError(f"{twice} stands there twice")
-        merge(found, below)
-    return found
+    values: dict[str, Any] = {}
+    for name, value in found.items():  # `training.num_epochs: 3` is below its group
+        merge(values, nested({str(name): value}))
+    return values
 
 
 @functools.cache
-def _loader() -> Any:
-    """Return YAML's safe loader as settings are written: ``1e-3`` is a number, a date is text, no key stands twice."""
+def loader() -> Any:
+    """Return YAML's safe loader as settings are written: ``1e-3`` is a number, ``no`` and dates are text."""
     yaml = require("yaml", "Reading settings")
-
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # made in C where it can be
 
     class Loader(base):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [one.value for one, _ in node.value]
-            if twice := next((one for at, one in enumerate(keys) if one in keys[:at]), None):
-                raise yaml.constructor.ConstructorError(None, None, f"{twice} stands there twice", node.start_mark)
-            return super().construct_mapping(node, deep=deep)
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
-    _resolve(Loader)
-    dates = "tag:yaml.org,2002:timestamp"
-    Loader.yaml_implicit_resolvers = {
-        sign: [one for one in known if one[0] != dates] for sign, known in Loader.yaml_implicit_resolvers.items()
-    }
+    for tag, form, first in _PLAIN:
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(rf"^(?:{form})$"), first)
     return Loader
 
 
-@functools.cache
-def _dumper() -> Any:
-    base: Any = require("yaml", "Writing settings").SafeDumper
-
-    class Dumper(base):  # type: ignore[misc]
-        """Puts text into quotes that the loader would take for a number."""
-
-    _resolve(Dumper)
-    return Dumper
-
-
-def _resolve(kind: Any) -> None:
-    kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_PLAIN = (
+    ("bool", r"true|false|True|False|TRUE|FALSE", list("tTfF")),
+    ("null", r"null|Null|NULL|~|", ["n", "N", "~", ""]),
+    ("int", r"[-+]?(?:0|[1-9][\d_]*)", list("-+0123456789")),
+    ("float", r"[-+]?(?:\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))(?:[eE][-+]?\d+)?", list("-+0123456789.")),
+    ("float", r"[-+]?\.(?:inf|nan)", list("-+.")),
+    ("merge", r"<<", ["<"]),
+)
+"""Plain words that are no text: their kinds, their forms, and the signs that they begin with."""
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
     """Return values as YAML that `read` reads back."""
     yaml = require("yaml", "Writing settings")
-    return str(yaml.dump(values, Dumper=_dumper(), sort_keys=False, allow_unicode=True))
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc, name-defined]
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+            **yaml.SafeDumper.yaml_implicit_resolvers,
+            **{sign: [*yaml.SafeDumper.yaml_implicit_resolvers.get(sign, ()), _NUMBER] for sign in "-+0123456789."},
+        }
+
+    return str(yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 
 def resolved(value: Any, root: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
@@ -246,18 +193,8 @@ def resolved(value: Any, root: Mapping[str, Any], within: tuple[str, ...] = ()) 
     return meant(whole[1]) if whole else _INTERPOLATION.sub(lambda found: str(meant(found[1])), value)
 
 
-_PAIR = re.compile(r"(.+:\w+),(.+:\w+)")
-
-
-def pair(recipe: str) -> tuple[str, ...]:
-    """Return the names of a LightningModule and its data, ``module.py:Module,data.py:Data``; () for another recipe."""
-    found = _PAIR.fullmatch(recipe)
-    return found.groups() if found else ()
-
-
 def folder_name(recipe: str) -> str:
     """Return the name of the folder for a recipe's runs and studies: ``train.py-make`` of ``/my/train.py:make``."""
-    recipe = (pair(recipe) or (recipe,))[0]
     return re.sub(r"[^\w.-]+", "-", recipe.replace("\\", "/").rsplit("/", 1)[-1])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import copy
 import functools
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hotloop.errors import ConfigError
 from hotloop.record import SUBMITTED
-from hotloop.train import conf_files, grammar, nested, run_storage, schema
+from hotloop.train import conf_files, grammar, nested, schema, storage
 from hotloop.train.conf_files import groups
 from hotloop.train.scope import ALONE, RECIPES, has
 from hotloop.train.settings import GROUP, HpoSettings, Settings
@@ -100,7 +99,6 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
     Raises:
         ConfigError: as `load`.
     """
-    overrides = with_data(overrides)
     composed = compose(overrides, config)
     named_keys = (text.partition("=")[0].strip().lstrip("+~") for text in overrides)
     keys = [*_written(config), *(one for one in named_keys if "." in one)]  # the others are choices
@@ -131,14 +129,13 @@ def _written(config: str | Path | None) -> list[str]:
 
 def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> dict[str, Any]:
     """Compose the settings as plain data, before their types are checked: those that the recipe has."""
-    overrides = with_data(overrides)
     path = Path(config) if config else None
     if path and not path.exists():
         raise ConfigError(f"--config {path}: no such file or folder")
     folder = path if path and path.is_dir() else None
     for file in folder.glob("*/*.yaml") if folder else ():
         conf_files.read(file, named=True)
-    written = dict(_moved(conf_files.read(path, named=True))) if path and not folder else {}
+    written = conf_files.read(path, named=True) if path and not folder else {}
     available = groups(folder)
     given = [*(f"{key}={name}" for key, name in written.items() if isinstance(name, str)), *overrides]
     named = next((name for one in reversed(given) if (name := program_name(one))), "")
@@ -169,7 +166,7 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
 def resumed(overrides: Sequence[str], config: str | Path | None = None) -> Path | None:
     """Return the folder that ``run.resume`` names; what else is said is then of the settings in it.
 
-    Of a copy of a run, at a URL or in a folder, the folder here that has what is there.
+    Of a copy of a run at a URL, the folder here that has what is there.
     """
     path = Path(config) if config else None
     written = conf_files.read(path, named=True).get("run") if path and _is_one_file(path) else None
@@ -180,7 +177,7 @@ def resumed(overrides: Sequence[str], config: str | Path | None = None) -> Path 
     if found is None:
         return None
     folder = Path(str(found))
-    return run_storage.fetched(str(found)) if "://" in str(found) or run_storage.is_copy(folder) else folder
+    return storage.fetched(str(found)) if "://" in str(found) else folder
 
 
 def _is_one_file(path: Path) -> bool:
@@ -197,15 +194,8 @@ def _unknown(recipe: type[Settings], key: str, also: Iterable[str] = ()) -> str:
     """Say that a recipe has no such setting, why where that is known, and which recipe has it."""
     said = schema.unknown(recipe, key, also=also)
     said += next((f" ({why})" for one, (name, why) in ALONE.items() if key == name and recipe is model(one)), "")
-    own = recipe in (
-        model("workload"),
-        model("lightning"),
-    )  # what a program decides itself is no matter of another recipe
-    others = [
-        f"recipe={one}"
-        for one in RECIPES
-        if one not in ("workload", "lightning") and not own and schema.at(model(one), key)
-    ]
+    own = recipe is model("workload")  # what a program decides itself is no matter of another recipe
+    others = [f"recipe={one}" for one in RECIPES if one != "workload" and not own and schema.at(model(one), key)]
     return f"{said}; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else said
 
 
@@ -216,7 +206,7 @@ def _chosen(group: str, asked: str, available: Mapping[str, Sequence[str]]) -> s
     known = set(available[group]) - {"default"} or {"default"}
     if group != "recipe":
         raise ConfigError(f"{group}={asked}: no such choice; {schema.nearest(asked, known)}")
-    near = schema.nearest(asked, {*known, *installed()} - {"workload", "lightning"})
+    near = schema.nearest(asked, {*known, *installed()} - {"workload"})
     raise ConfigError(f"recipe={asked}: no such choice; {near} (a program of your own: recipe=FILE.py:function)")
 
 
@@ -268,10 +258,7 @@ def _read(text: str, recipe: type[Settings], available: Iterable[str], program: 
             f"override {text!r}: ~ takes an entry out of a mapping, such as ~hpo.space.model; a setting or a group "
             f"always has a value, so give it another one, {key}=VALUE"
         )
-    try:
-        return key, grammar.parse(value)
-    except ValueError as error:
-        raise ConfigError(f"override {text!r} {error}") from error
+    return key, grammar.parse(value)
 
 
 def resume(folder: str | Path) -> str:
@@ -279,9 +266,7 @@ def resume(folder: str | Path) -> str:
     text = str(folder)
     if re.fullmatch(r"[\w./+@-]+", text, re.ASCII):
         return f"run.resume={text}"
-    # A backslash is one of its own, unless a quote comes behind it.
-    quoted = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
-    return f"run.resume='{quoted}'"
+    return f"run.resume={grammar.written(text)}"
 
 
 def again(folder: str | Path, verb: str = "train", changed: str = "") -> str:
@@ -299,9 +284,7 @@ def again(folder: str | Path, verb: str = "train", changed: str = "") -> str:
 
 def recipe_choice(name: str) -> str:
     """Return the choice of the group ``recipe`` that a recipe's name belongs to: a program of one's own has none."""
-    if ":" not in name:
-        return name
-    return "lightning" if conf_files.pair(name) else "workload"
+    return "workload" if ":" in name else name
 
 
 def installed() -> dict[str, str]:
@@ -328,12 +311,7 @@ def _as_written(text: str, named: str) -> str:
     texts = all(one in (str, NoneType) or {*map(type, get_args(one))} == {str} for one in kinds)  # str, or a Literal
     if not texts or (NoneType in kinds and value.strip() == "null"):
         return text
-    with contextlib.suppress(ValueError):  # what cannot be read is text as well
-        if isinstance(grammar.parse(value), str):
-            return text
-    # A backslash stands for itself but in front of a quote.
-    quoted = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value.strip())
-    return f"{key}='{quoted}'"
+    return text if isinstance(grammar.parse(value), str) else f"{key}={grammar.written(value.strip())}"
 
 
 def program_name(text: str) -> str | None:
@@ -346,7 +324,7 @@ def program_name(text: str) -> str | None:
         value = installed().get(value, "")
     if not re.fullmatch(r".+:\w+", value):
         return None
-    return ",".join(_found_anywhere(one) for one in conf_files.pair(value) or (value,))
+    return _found_anywhere(value)
 
 
 def _found_anywhere(name: str) -> str:
@@ -355,34 +333,12 @@ def _found_anywhere(name: str) -> str:
     return f"{Path(place).resolve() if place.endswith('.py') else place}:{function}"
 
 
-def with_data(overrides: Sequence[str]) -> list[str]:
-    """Return overrides in which a LightningModule and its ``data=FILE.py:Class`` are one program.
-
-    ``data.NAME`` is short for ``program.data.NAME`` beside them.
-
-    Raises:
-        ConfigError: ``data=`` names a class, and nothing names its module.
-    """
-    data = [one for one in overrides if re.fullmatch(r"data=.+:\w+", one)]
-    if not data:
-        return list(overrides)
-    module = next((one for one in reversed(overrides) if one not in data and program_name(one)), None)
-    if module is None:
-        raise ConfigError(
-            f"{data[-1]}: expected the LightningModule that it is for, such as module.py:Module {data[-1]}"
-        )
-    rest = [one for one in overrides if one not in data and one is not module]
-    below = [re.sub(r"^([+~]?(?:hpo\.(?:space|trial)\.)?)data\.", rf"\1{GROUP}.data.", one) for one in rest]
-    return [f"recipe={program_name(module)},{_found_anywhere(data[-1].partition('=')[2])}", *below]
-
-
 def own_program(text: str) -> list[str]:
     """Return the override that names a program as a choice and the name; any other override as it is."""
     name = program_name(text)
     if name is None:
         return [text]
-    quoted = name.replace("\\", "\\\\").replace("'", "\\'")
-    return [f"recipe={recipe_choice(name)}", f"recipe.name='{quoted}'"]
+    return [f"recipe={recipe_choice(name)}", f"recipe.name={grammar.written(name)}"]
 
 
 def to_dict(settings: Settings) -> dict[str, Any]:
@@ -398,25 +354,11 @@ def to_yaml(settings: Settings) -> str:
 def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Settings:
     """Rebuild settings from `to_dict`'s data, with overrides on top.
 
-    An earlier version wrote down the settings of all recipes: those that the run's own does not have are left out.
-
     Raises:
         ConfigError: as `load`.
     """
-    values, recipe = _moved(values), model(_recipe(values))
+    recipe = model(_recipe(values))
     kept = schema.trimmed(values, recipe)
     if overrides:
         kept = _put(kept, [_as_written(text, values["recipe"]["name"]) for text in overrides], recipe)
     return build(schema.trimmed(kept, model(_recipe(kept))))
-
-
-def _moved(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return written settings with an earlier version's ``diffusion.ema_decay`` as ``training.ema_decay``."""
-    by_run, own = isinstance(values.get("recipe"), dict), values.get("diffusion")
-    if not by_run or not isinstance(own, dict) or "ema_decay" not in own:
-        return values
-    found = copy.deepcopy(dict(values))
-    decay = found["diffusion"].pop("ema_decay")
-    if found["recipe"].get("name") == "diffusion":
-        nested.put(found, "training.ema_decay", decay)
-    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from hotloop.train import conf_files, configure, program, schema, start
@@ -25,25 +24,18 @@ hotloop train data=csv data.path=pairs.csv model=bge-reranker
 hotloop train train.py:make program.lr=3e-4
 ```
 
-- Values are written as in Hydra. Quote text with special signs, `'data.delimiter=";"'`. Lists are `[16,32]`,
-  mappings `{base: inductor, options: {shape_padding: true}}`, nothing is `null`.
-  `${run.seed}` is the value of another setting; `~hpo.space.model` takes an entry out of a mapping.
-- A recipe has only the settings that it reads: `recipe=digits data.path=x` is an error. The column `recipes`
-  names the recipes that have a setting, unless all have it. `shipped` stands for all that come with hotloop,
-  `workload` for a program of your own, `lightning` for a LightningModule.
-- The error for a wrong name has the nearest names, the error for a wrong value what was expected.
+- Values are written as in YAML: lists are `[16,32]`, mappings `{base: inductor, options: {shape_padding: true}}`,
+  nothing is `null`. `${run.seed}` is the value of another setting; `~hpo.space.model` takes an entry out of a mapping.
+- A recipe has only the settings that it reads: `recipe=digits data.path=x` is an error. The column `recipes` names the
+  recipes that have a setting, unless all have it. `workload` stands for a program of your own.
 - `--config FILE` takes a YAML file, such as the `settings.yaml` in a run's folder. The command line wins over the
-  file, and the file over these defaults. A group with a text there is a choice (`data: csv`). `--config FOLDER`
-  takes a folder with groups of your own, such as `training/long.yaml`, as further choices.
+  file, and the file over these defaults. `--config FOLDER` takes a folder with groups of your own.
 - `program.NAME=VALUE` sets a parameter of a program of your own ([its settings](../how-to/program-settings.md));
   `hotloop train FILE.py:make --help` lists them.
-- `--show` prints the settings of a command. `hotloop settings recipe=NAME` (or `FILE.py:make`) lists
-  all settings with their values.
-- `hotloop settings --schema recipe=NAME > schema.json` writes JSON Schema. With the first line
-  `# yaml-language-server: $schema=schema.json` in a file for `--config`, editors complete its settings, explain
-  them, and mark mistakes.
-- `hotloop train run.resume=FOLDER` goes on with an interrupted run. Further settings change its own, as
-  far as [they may change](#when-a-run-is-resumed).
+- `--show` prints the settings of a command. `hotloop settings recipe=NAME` (or `FILE.py:make`) lists all settings with
+  their values; `--schema` writes JSON Schema, by which editors complete a file for `--config`.
+- `hotloop train run.resume=FOLDER` goes on with an interrupted run. Further settings change its own, as far as
+  [they may change](#when-a-run-is-resumed).
 - `hotloop kfold` is `hotloop train kfold.n_splits=5`: a cross-validation ([kfold.md](../how-to/kfold.md)).
 - `hotloop eval run=FOLDER` (or `checkpoint=FILE`) judges a checkpoint on the validation side of its data.
 """
@@ -51,16 +43,18 @@ hotloop train train.py:make program.lr=3e-4
 
 def render() -> str:
     """Return the whole page."""
-    order = list(Settings.model_fields)
-    choices = conf_files.groups()
-    parts = [HEAD]
-    for group, names in sorted(choices.items(), key=lambda item: order.index(item[0])):
-        parts.append(_section(group, names))
-    return _linked("\n".join([*parts, *_resumed()]))
+    parts, choices = [HEAD], conf_files.groups()
+    for group in (one for one in Settings.model_fields if one in choices):
+        others = [f"`{group}={name}`" for name in choices[group] if name != "default"]
+        parts += [f"## {group}", "", *([f"Choices: {', '.join(others)}.", ""] if others else [])]
+        parts += ["| setting | default | takes | recipes | what it is for |", "|---|---|---|---|---|"]
+        parts += [*_rows(group), ""]
+    text = "\n".join([*parts, *_resumed()])
+    return re.sub(r"docs/((?:how-to|evidence)/[a-z-]+\.md)(#[a-z-]+)?", r"[\1](../\1\2)", text)
 
 
 def rows(settings: Settings) -> Iterator[tuple[str, str, str, str]]:
-    """Yield each setting: its name, its value as it is written in YAML, what it may be, and what it is for."""
+    """Yield each setting: its name, its value as it is written in YAML, its type, and what it is for."""
     values, model = configure.to_dict(settings), type(settings)
     for name in schema.names(model):
         setting = schema.at(model, name)
@@ -83,13 +77,22 @@ def json_schema(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _linked(text: str) -> str:
-    """Turn the names of pages (docs/how-to/focus.md) into links of this page."""
-    return re.sub(r"docs/((?:how-to|evidence)/[a-z-]+\.md)(#[a-z-]+)?", r"[\1](../\1\2)", text)
+def _rows(group: str) -> Iterator[str]:
+    usual = conf_files.own(group, "default") if "default" in conf_files.groups()[group] else {}
+    for name in schema.names(Settings):
+        setting = schema.at(Settings, name)
+        if setting and not setting.is_group and (name == group or name.startswith(f"{group}.")):
+            value: Any = usual
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            owners = [one for one in RECIPES if has(one, name)]
+            recipes = "" if len(owners) == len(RECIPES) else ", ".join(owners)
+            cells = (f"`{name}`", f"`{json.dumps(value)}`", setting.takes, recipes, conf_files.comments().get(name, ""))
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _resumed() -> list[str]:
-    """Say which settings may change when a run is resumed."""
+    """Return the section that says which settings may change when a run is resumed."""
 
     def named(names: Iterable[str]) -> str:
         return ", ".join(f"`{one}`" for one in names)
@@ -97,88 +100,21 @@ def _resumed() -> list[str]:
     rows = [(named(names), f"no: {why}") for why, names in start.FIXED.items()]
     rows += [
         (named(start.COMPARED), "as long as the data stay the same: they are compared, and other data are refused"),
-        (named(start.FREE), "yes: what is drawn and written of a model, and how much memory a step takes"),
-        (
-            "all others: `training`, `compile`, and of `run` the device and the logger",
-            "yes; the sizes of a folder's pictures follow from `training.batch_size`, and are compared with the data",
-        ),
+        (named(start.FREE), "yes: samples, and how much memory a step takes"),
+        ("all others: `training`, `compile`, and of `run` the device and the logger", "yes"),
         ("`run.folder`, `run.resume`", "they say which run it is"),
     ]
     return [
         "## When a run is resumed",
         "",
-        "`hotloop train run.resume=FOLDER NAME=VALUE ...`. A group stands for what is in it and has no row of its own.",
+        "`hotloop train run.resume=FOLDER NAME=VALUE ...`. A group stands for its settings without a row of their own.",
         "A run that stopped before its first checkpoint takes any. Cross-validations: [kfold.md](../how-to/kfold.md).",
         "",
         "| setting | may change |",
         "|---|---|",
-        *(f"| {what} | {may} |" for what, may in rows),
+        *(f"| {names} | {may} |" for names, may in rows),
         "",
-        "`hotloop eval` and `hotloop predict` refuse the same, but for `run.devices`, the optimizer and the goal.",
-        "Another `data.path` or `pictures.path` may be judged, and a program's settings that are text, which may name",
-        "data, may change; `predict` takes `data.columns` and `data.delimiter`.",
+        "`hotloop eval` refuses the same, but for `run.devices`, the optimizer and the goal. Another `data.path` or",
+        "`pictures.path` may be judged, and a program's settings that are text, which may name data, may change.",
         "",
     ]
-
-
-def _section(group: str, names: list[str]) -> str:
-    others = [name for name in names if name != "default"]
-    lines = [f"## {group}", ""]
-    if others:
-        lines += [f"Choices: {', '.join(f'`{group}={name}`' for name in others)}.", ""]
-    for name in others:
-        lines += _choice(group, name, described="default" in names)
-    if "default" in names:
-        lines += _rows(group, "default")
-    return "\n".join(lines)
-
-
-def _choice(group: str, name: str, *, described: bool) -> list[str]:
-    """Say what a choice is for and, where the group's default file describes the settings, what it sets."""
-    text, about = _read(group, name), _about(group, name)
-    if not described:
-        return [about, "", *_rows(group, name)]
-    within = "" if "@package _global_" in text else f"{group}."
-    values = (one for one in conf_files.entries(text) if one.value and not one.name.startswith("defaults"))
-    sets = ", ".join(f"`{within}{one.name}={one.value}`" for one in values)
-    return [f"- `{group}={name}`: {about}{f' Sets {sets}.' if sets else ''}", ""]
-
-
-def _about(group: str, name: str) -> str:
-    """Return the comment of a file that is of the whole of it."""
-    above = (line for line in _read(group, name).splitlines() if line.startswith("#") and "@package" not in line)
-    return " ".join(line.lstrip("# ") for line in above)
-
-
-def _rows(group: str, name: str) -> list[str]:
-    rows = ["| setting | default | takes | recipes | what it is for |", "|---|---|---|---|---|"]
-    if not any(conf_files.entries(_read(group, name))):  # the settings are the user's
-        rows.append(f"| `{group}.<name>` | | any value | {_recipes(group)} | {_about(group, name)} |")
-    for entry in conf_files.entries(_read(group, name)):
-        path = f"{group}.{entry.name}"
-        setting = schema.at(Settings, path)
-        if setting and setting.is_group:
-            continue
-        takes = setting.takes if setting else ""
-        if entry.value:
-            cells = (f"`{path}`", f"`{entry.value}`", takes, _recipes(path), entry.comment)
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        elif entry.comment:
-            rows.append(f"| `{path}.<name>` | | {takes} | {_recipes(path)} | {entry.comment} |")
-    return [*rows, ""]
-
-
-def _recipes(path: str) -> str:
-    """Name the recipes that have a setting, or that can search it; empty where all can."""
-    bare = re.sub(r"^hpo\.(trial|space)\.", "", path)
-    found = [one for one in RECIPES if has(one, bare)]
-    if len(found) == len(RECIPES):
-        return ""
-    own = [one for one in RECIPES if has(one, GROUP)]  # whose program is the user's
-    if set(RECIPES) - set(own) <= set(found):
-        found = ["shipped", *(one for one in found if one in own)]
-    return ", ".join(found)
-
-
-def _read(group: str, name: str) -> str:
-    return (resources.files("hotloop.train") / "conf" / group / f"{name}.yaml").read_text(encoding="utf-8")

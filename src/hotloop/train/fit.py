@@ -22,17 +22,15 @@ from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, arguments
 from hotloop.train.feed import NO_MORE, Feed
 from hotloop.train.interrupt import Interrupt
-from hotloop.train.optimizing import progress, unstepped
 from hotloop.train.outcome import Live, Outcome
 from hotloop.train.program import as_trained
 from hotloop.train.ranks import check_shares
 from hotloop.train.rehearse import unsafe
-from hotloop.train.requests import SAMPLE, SAVE, Requests
+from hotloop.train.requests import Requests
 from hotloop.train.saving import Checkpoints
 from hotloop.train.start import write_settings
 from hotloop.train.task import rate_of
 from hotloop.train.tracking import Tracking
-from hotloop.train.turn import hold_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +79,7 @@ def _fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         if start.dry:
             return dry.check(task, start, chosen, display)
         display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
-        record = stack.enter_context(RunRecord(start.folder if start.leads else None, hold_again))
+        record = stack.enter_context(RunRecord(start.folder if start.leads else None))
         opening.write(start, task.told, record, display)
         record.update("measurements", **({"goal": str(task.goal)} if task.goal else {}), **task.context)
         record.update("environment", **machine.describe(task.device))
@@ -96,7 +94,6 @@ def _fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         fitting = _Fitting(task, start, chosen, display, Live(record, events, interrupt))
         record.update("measurements", steps_total=fitting.total)
         stack.callback(fitting.compiling.close)
-        stack.callback(fitting.requests.close)
         if start.resume:
             with as_trained(task.name):
                 fitting.restore(start.resume)
@@ -124,19 +121,15 @@ class _Fitting:
         self.automatic = self.make_automatic(compiling) if auto else None
         self.compiling = self.automatic or compiling
         self.account = Account(live.record, task.per_step)
-        self.tracking = Tracking(start, live.record, display.say, live.interrupt)
-        self.checkpoints = Checkpoints(start, display.say, live.interrupt)
-        answers = (SAVE, SAMPLE) if task.show else (SAVE,)
-        self.requests = Requests(start.folder if start.leads else None, answers)
+        self.tracking = Tracking(start, live.record, display.say)
+        self.checkpoints = Checkpoints(start, display.say)
+        self.requests = Requests(start.folder if start.leads else None)
         self.ready_seconds: deque[float] = deque(maxlen=_TIMED)
         self.optimizers = list(task.workload.holdings().optimizers.values())
-        self.untouched, self.began_at = task.weights(), 0
-        self.state = task.workload.holdings().state
-        self.unstepped = progress(self.state)
 
     def make_automatic(self, between: Compiling) -> Automatic:
         """Hand the step to a hot loop that counts earlier starts too; ``between`` has what needs no gradients."""
-        workload, ahead = self.task.workload, self.task.ahead()
+        workload = self.task.workload
         parts = workload.models().values() if self.task.compiled else ()
         loop = Loop(
             self.task.compiled or workload.model,
@@ -145,8 +138,6 @@ class _Fitting:
             run="auto",
             total_steps=self.total,
             runs=max(1.0, self.within.runs),
-            batches=ahead,
-            shapes=ahead and len(ahead),
             # Several processes compile nothing in the background, and the first one may yet have to write its file.
             workload=self.task.factory if self.ranks.size == 1 else None,
             layout=self.settings.compile.layout,
@@ -164,8 +155,8 @@ class _Fitting:
                 for batch in self.rest_of_epoch():
                     self.step(batch)
                     wished, at = self.live.interrupt.signal is not None, self.position.step
-                    due = self.checkpoints.is_due(at) or self.requests.asked(SAVE)
-                    stops, saves, shows = self.ranks.any(wished, due, self.requests.asked(SAMPLE))
+                    due = self.checkpoints.is_due(at) or self.requests.asked()
+                    stops, saves = self.ranks.any(wished, due)
                     if stops:
                         outcome = self.interrupted()
                         status = "interrupted"
@@ -173,7 +164,7 @@ class _Fitting:
                     with self.account.aside():
                         if saves:
                             self.save(checkpoint.LAST)
-                        self.show(asked=shows)
+                        self.show()
                 with self.account.aside():
                     self.validate()
             self.show(last=True)
@@ -268,22 +259,19 @@ class _Fitting:
         self.compiling.after_validation(events)
         self.account.observed(self.position.step, self.compiling.unrecorded(events))
 
-    def show(self, *, last: bool = False, asked: bool = False) -> None:
+    def show(self, *, last: bool = False) -> None:
         """Let the task show the model as it stands, where it is time to; where the disk is full the run goes on."""
         step, show = self.position.step, self.task.show
-        make = show.due(step, last=last) or (show.make if asked else None) if show else None
+        make = show.due(step, last=last) if show else None
         if make is None:
             return
         self.doing = f"what is shown after step {step}"
 
         def shown() -> None:
-            problem = ""
             try:
                 self.live.record.update("measurements", **make(step))
             except OSError as error:
-                problem = str(error)
-                self.display.say(f"{problem}; the run goes on without it")
-            self.requests.answered(SAMPLE, step, problem)
+                self.display.say(f"{error}; the run goes on without it")
 
         with self.judging(), checkpoint.random_state_kept():
             self.ranks.led(shown)
@@ -292,19 +280,7 @@ class _Fitting:
         """Judge the model where there are metrics, keep it where it is the best so far, and begin a new epoch."""
         at, goal = self.position, self.task.goal
         self.doing = f"validation at step {at.step}"
-        if at.step > self.began_at and self.untouched and self.untouched == self.task.weights():
-            self.display.say(
-                f"No parameter of {self.task.name} has changed since the start: does its step call backward() and "
-                "optimizer.step()?"
-            )
-        self.untouched = []
         metrics = self.metrics()
-        for name in unstepped(self.unstepped, self.state, last=at.step >= self.total) if at.step > 1 else ():
-            del self.unstepped[name]
-            self.display.say(
-                f"{name} was not stepped in {at.step} steps: hotloop keeps it in checkpoints, and calls neither its "
-                "step() nor its update_parameters(). Call it in the program's step, before or metrics"
-            )
         best = goal is not None and goal.better(metrics, at.best)
         at.validated_step, at.stale = at.step, 0 if best else at.stale + 1
         if best:
@@ -380,8 +356,6 @@ class _Fitting:
             "record": self.live.record.lengths(),
         }
         self.ranks.led(lambda: self.checkpoints.save(name, document))
-        if name == checkpoint.LAST:
-            self.requests.answered(SAVE, self.position.step, self.checkpoints.problem)
 
     def restore(self, document: dict[str, Any]) -> None:
         """Go back to where a checkpoint was written.
@@ -404,8 +378,6 @@ class _Fitting:
             sharding.load_own(self.task.workload.models(), own)
         self.feed.load_state_dict(own)
         self.compiling.resumed(self.position.step, document["loop"])
-        self.untouched, self.began_at = self.task.weights(), self.position.step
-        self.unstepped = {}  # an earlier start may have stepped them
         checkpoint.restore_random_state(own["random"])
 
     def settle(self) -> None:
@@ -414,7 +386,7 @@ class _Fitting:
         if self.ready_seconds:
             figures["before_step_ms"] = 1000 * statistics.median(self.ready_seconds)
         memory = environment.peak_memory(self.task.device)
-        self.account.settle(status, memory, {**figures, **self.tracking.cost()})
+        self.account.settle(status, memory, figures)
         self.tracking.compiled(status, figures, self.position.step)
 
     def outcome(self, status: str) -> Outcome:

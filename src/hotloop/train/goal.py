@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
-import inspect
 import math
-import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hotloop.errors import ConfigError
 from hotloop.train import configure
@@ -16,7 +13,7 @@ from hotloop.train.schema import meant
 from hotloop.train.settings import usual_direction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
 
@@ -79,39 +76,3 @@ class Goal:
 
 def _is_high(metric: str) -> bool:
     return usual_direction(metric) == "maximize"
-
-
-def stated(metrics: Callable[..., Any]) -> list[str] | None:
-    """Return the names of all metrics where the function's text states them; None where only its call tells.
-
-    The text states them where each ``return`` has a dictionary with its keys written out. The function is not called
-    before a run: it may count epochs, or step a schedule.
-    """
-    try:
-        function = ast.parse(textwrap.dedent(inspect.getsource(metrics))).body[0]
-    except (OSError, TypeError, SyntaxError):  # no text, or one that begins within an expression
-        return None
-    wrappers, inner = 0, metrics
-    while hasattr(inner, "__wrapped__"):
-        wrappers, inner = wrappers + 1, inner.__wrapped__
-    # What other decorators, or wrappers that its text does not show, make of its result is unknown.
-    if not isinstance(function, ast.FunctionDef) or wrappers > len(function.decorator_list):
-        return None
-    if not all(ast.unparse(one).startswith("torch.") for one in function.decorator_list):
-        return None
-    names: list[str] = []
-    for given in _returned(function):
-        for key in given.keys if isinstance(given, ast.Dict) else [None]:  # None: what ** takes in
-            if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
-                return None
-            names.append(key.value)
-    return names or None
-
-
-def _returned(node: ast.AST) -> Iterator[ast.expr | None]:
-    """Yield what the ``return`` statements of a function have, without those of functions within it."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Return):
-            yield child.value
-        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield from _returned(child)

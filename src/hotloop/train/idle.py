@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
-from hotloop.train import conf_files, configure, schema
+from hotloop.train import configure, schema
 from hotloop.train.nested import leaves, nested
 from hotloop.train.scope import within
 
@@ -80,24 +80,7 @@ RULES = (
         )
         for name in ("text_encoder", "text_encoder_2")
     ),
-    Rule(
-        ("diffusion.sample_steps", "diffusion.guidance", "diffusion.prompts", "diffusion.samples"),
-        {"diffusion.output": (True,), "diffusion.sample_every": _set},
-        "nothing is sampled",
-        refused=False,
-    ),
-    Rule(
-        ("data.validation_fraction",),
-        {"kfold.n_splits": (None,)},
-        "each fold holds out its own share",
-        refused=False,
-    ),
     Rule(("kfold.workers", "kfold.engine"), {"kfold.n_splits": _set}, "one run has no folds to share out"),
-    Rule(
-        ("kfold.workers", "kfold.engine"),
-        {"kfold.fold": (None,), "kfold.inner_trials": _set},
-        "one fold is an ordinary run of this machine",
-    ),
     Rule(
         ("engine",),
         {"hpo.engine": ("ray",), "kfold.engine": ("ray",)},
@@ -134,25 +117,13 @@ RULES = (
     ),
     Rule(
         ("compile.sentinel",),
-        {_COMPILE: ("auto", False), "recipe.name": conf_files.pair},
+        {_COMPILE: ("auto", False)},
         "no loop owns the step, so nothing can be run eagerly as well; auto has one",
-    ),
-    Rule(
-        ("compile.layout",),
-        {"run.devices": (1,)},
-        "a loop lays out the steps of a single process",
-        refused=False,
     ),
     Rule(
         ("run.strategy",),
         {"run.devices": lambda many: many > 1},
         "one device has the whole model, and more of them share it",
-    ),
-    Rule(
-        ("run.tracking", "run.project"),
-        {"run.logger": lambda value: "mlflow" in value or "wandb" in value},
-        "only mlflow and wandb have projects, and mlflow a server or a store",
-        refused=False,
     ),
 )
 """What makes settings idle that a recipe reads otherwise: the one place for it."""

@@ -39,11 +39,6 @@ class Interrupt:
         if error is not None and self.signal:
             setattr(error, _WISHED, self.signal)
 
-    def hear_again(self) -> None:
-        """Put this in front of handlers that a trainer has put there since; nothing once a signal came."""
-        for one in self._before:
-            signal.signal(one, self._note)
-
     def _restore(self) -> None:
         for one, handler in self._before.items():
             signal.signal(one, handler)

@@ -1,18 +1,22 @@
 """Cross-validation: each fold an ordinary run in a folder of its own, and a summary of all of them.
 
-``STUDY/fold-0``, ``fold-1``, ... are run folders like any other: record, report, settings, checkpoints. What is known
-of the whole is in ``STUDY/kfold.json`` and on ``STUDY/report.html``, both written anew after each fold. A fold is done
-once the document says so; one that is not goes on from its own last checkpoint, so that a kill at any moment costs the
-steps behind that and nothing else.
+``STUDY/fold-0``, ``fold-1``, ... are run folders like any other. ``STUDY/kfold.json`` and ``STUDY/report.html`` sum
+them up, and are written after each fold. A fold that was cut off goes on from its own last checkpoint.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import gc
+import importlib
+import math
+import statistics
 import sys
+import time
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,46 +24,49 @@ import torch
 from hotloop import record
 from hotloop.errors import ConfigError, DataError, HotloopError, MissingExtraError, StepLostError
 from hotloop.report import folds as report
+from hotloop.report.page import write_view
 from hotloop.train import (
     checkpoint,
+    cluster,
     compiling,
     conf_files,
     configure,
     environment,
     folds,
-    gpus,
     idle,
-    kfold_state,
     program,
-    run_storage,
     start,
+    storage,
+    workers,
 )
-from hotloop.train.cluster import connected
 from hotloop.train.display import Display, figures
-from hotloop.train.fold_workers import FoldWorkers
 from hotloop.train.interrupt import Interrupt, wished
-from hotloop.train.kfold_state import State
 from hotloop.train.nested import leaves
-from hotloop.train.one_fold import OneFold, words
 from hotloop.train.outcome import CHECKED
 from hotloop.train.scope import DECISIVE, STILL_COMPARABLE
-from hotloop.train.search import space
-from hotloop.train.search.nested import check
-from hotloop.train.search.preparing import prepared
+from hotloop.train.search import command, preparing, space
 from hotloop.train.turn import folder_held
+from hotloop.train.within import Within
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import Console
 
-    from hotloop.train.cluster import Cluster
+    from hotloop.train.folds import Sides
+    from hotloop.train.outcome import Outcome
     from hotloop.train.recipe import Recipe
     from hotloop.train.settings import Settings
 
 SPLITS = 5
 """Folds of a plain ``hotloop kfold``."""
+PAGE, SEARCH = "report.html", "search"
+ATTEMPTS = 2
+"""How often a fold is begun at most, by one command, while its workers die."""
+_END_ALL = (ConfigError, DataError, MissingExtraError, StepLostError)
+"""The user's to mend before any other fold can run, or a GPU that no other fold can use."""
+_PATIENCE_SECONDS, _EVERY = 120.0, 0.2
+_STORED = (start.SETTINGS, report.DOCUMENT, PAGE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +125,7 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     if kfold.n_splits is None or (kfold.fold is not None and kfold.inner_trials is None):
         return None
     if kfold.inner_trials:
-        settings = prepared(configure.load_search(overrides, config))
+        settings = preparing.prepared(configure.load_search(overrides, config))
     idle.refuse_idle(settings, space.varied(settings) if kfold.inner_trials else ())
     return Study(settings, start.new_folder(settings))
 
@@ -142,20 +149,18 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
     )
     old, new = (dict(leaves(configure.to_dict(one))) for one in (before, now))
     for name in dict.fromkeys([*old, *new]):
-        free = any(f"{name}.".startswith(f"{one}.") for one in STILL_COMPARABLE) and name not in DECISIVE
+        free = space.is_within(name, STILL_COMPARABLE) and name not in DECISIVE
         if not free and old.get(name) != new.get(name):
             raise ConfigError(
                 f"{name} cannot change while a cross-validation is resumed ({old.get(name)!r} to {new.get(name)!r}): "
                 "its folds could not be compared. Start a new one, in another run.folder"
             )
-    run_storage.check_resumed(now.run.storage, folder)
+    storage.check(now.run.storage)
     return Study(now, folder, document, open=held)
 
 
 def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
-    """Run the folds that are not done yet, one after another, and sum them up.
-
-    A fold that fails is recorded with its cause, and the others still run.
+    """Run the folds that are not done yet, and sum them up. A fold that fails costs no other fold.
 
     Args:
         study: the cross-validation.
@@ -169,76 +174,104 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
     """
     settings, display = study.settings, Display(console)
     if not hasattr(recipe, "sides"):
-        raise ConfigError(
-            f"recipe={settings.recipe.name} cannot be split into folds: it has no function `sides` (see "
-            "hotloop.recipes.Recipe). Leave kfold.n_splits out"
-        )
-    # What can be refused is refused here, before anything is loaded or written.
-    _check_search(settings)
+        raise ConfigError(f"recipe={settings.recipe.name} cannot be split into folds: leave kfold.n_splits out")
+    if settings.kfold.inner_trials is not None:
+        preparing.inner(settings)
     if settings.kfold.engine == "ray":
-        with connected(settings, "kfold.engine"):
-            pass  # what is wrong with it is told now; what a node's device cannot do, its first fold says
-    else:
-        device = environment.device_of(settings.run)
-        if recipe.COMPONENTS:
-            compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings, device.type)
+        with cluster.connected(settings, "kfold.engine"):
+            pass  # what is wrong with it is said now
+    elif recipe.COMPONENTS:
+        chosen = compiling.plan(settings, recipe.COMPONENTS)
+        compiling.check(chosen, settings, environment.device_of(settings.run).type)
     display.say(f"Cross-validation of recipe {settings.recipe.name} in {settings.kfold.n_splits} folds: {study.folder}")
     found = folds.examine(settings, recipe.sides)
     if all(one.fingerprint for one in found):
-        table = [*folds.describe(found), "No group is on both sides of a fold, nor held out by two of them"]
-        display.say("\n".join(table))
+        display.say("\n".join([*folds.describe(found), "No group is on both sides of a fold, nor held out by two"]))
     else:
         display.say("What is in the folds is not known: the program did not call fold.split while it was made")
-    document = study.before or kfold_state.begin(settings, found, study.which)
-    if document["contents"] != kfold_state.contents_of(found):
+    document = study.before or _begin(settings, found, study.which)
+    if document["contents"] != _contents(found):
         raise DataError(
             f"{study.folder} was begun on other data than its settings give now: put the data back as it was, or start "
             "a new cross-validation without run.resume"
         )
-    if study.dry:
-        return _checked(study, document, recipe, console)
-    start.write_settings(start.Start(settings, study.folder, open=study.open))
-    document.update(settings=configure.to_dict(settings), status="running", error=None, finished=None)
-    document.update(record.this_process(), starts=document.get("starts", 0) + 1)
-    state = State(study.folder, document, display.say)
-    state.save()
     with study.open:
+        if study.dry:
+            first = folds.of_fold(settings, study.which[0])
+            recipe.train(start.Start(first, study.folder, dry=True), console)
+            return Ended(CHECKED, study.folder, {**document, "status": CHECKED})
+        start.write_settings(start.Start(settings, study.folder, open=study.open))
+        document.update(settings=configure.to_dict(settings), status="running", error=None, finished=None)
+        document.update(record.this_process(), starts=document.get("starts", 0) + 1)
+        state = _State(study.folder, document, display.say)
+        state.save()
         return _Running(study, recipe, state, display, console).all()
 
 
-def _checked(study: Study, document: dict[str, Any], recipe: Recipe, console: Console | None) -> Ended:
-    """Check the run of the first fold, as a dry run does."""
-    with study.open:
-        first = folds.of_fold(study.settings, study.which[0])
-        recipe.train(start.Start(first, study.folder, dry=True), console)
-    return Ended(CHECKED, study.folder, {**document, "status": CHECKED})
+class _State:
+    """The document of a cross-validation, on disk after each change; a failing disk is printed once."""
+
+    def __init__(self, folder: Path, document: dict[str, Any], say: Callable[[str], None]) -> None:
+        self.folder, self.document, self._say, self._warned = folder, document, say, False
+        self._copy = storage.of(document["settings"]["run"].get("storage"), folder)
+
+    def fold(self, fold: int) -> dict[str, Any]:
+        """Return the entry of one fold."""
+        found: dict[str, Any] = next(one for one in self.document["folds"] if one["fold"] == fold)
+        return found
+
+    def note(self, fold: int, **values: Any) -> None:
+        """Set values of a fold, and write the document."""
+        self.fold(fold).update(values)
+        done = [one for one in self.document["folds"] if one.get("status") == "finished"]
+        self.document["metrics"] = {kind: spread([one.get(kind) or {} for one in done]) for kind in ("best", "last")}
+        self.save()
+
+    def settle(self, status: str, error: str | None = None) -> None:
+        """Write how the whole ended, and its page."""
+        self.document.update(status=status, error=error, finished=time.time())
+        self.save()
+        self.write_page()
+        if self._copy:
+            self._copy.push(self._say, _STORED, last=True)
+        self._say(f"Report of the folds: {self.folder / PAGE}")
+
+    def write_page(self) -> None:
+        """Write the page of what is known by now."""
+        self._try(lambda: write_view(report.build(self.document), self.folder / PAGE))
+
+    def save(self) -> None:
+        """Write the document."""
+        self.document["updated"] = time.time()
+        self._try(lambda: report.SCHEMA.write(self.folder, self.document))
+        if self._copy:
+            self._copy.push(self._say, _STORED)
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._warned:
+                self._say(f"{self.folder} cannot be written: {error}. The folds go on")
+            self._warned = True
 
 
 class _Running:
-    """The folds on their way.
+    """The folds on their way."""
 
-    Args:
-        study: the cross-validation.
-        recipe: trains a fold.
-        state: what is known of it.
-        display: prints.
-        console: what a fold prints to.
-    """
-
-    def __init__(self, study: Study, recipe: Recipe, state: State, display: Display, console: Console | None) -> None:
+    def __init__(self, study: Study, recipe: Recipe, state: _State, display: Display, console: Console | None) -> None:
         self.study, self.state, self.display = study, state, display
-        self.fold = OneFold(study.settings, study.folder, study.again, recipe, console)
-        self.stop = False  # somebody wished it, too late for the fold that ran
+        self.recipe, self.console = recipe, console
 
     def all(self) -> Ended:
-        """Run what is left, and settle the whole however it ends."""
+        """Run the folds that are left, and settle the whole however it ends."""
         status, error = "failed", None
         try:
             status = self.rest()
         except KeyboardInterrupt:
             status = "interrupted"
         except BaseException as failure:
-            error = words(failure)
+            error = _words(failure)
             raise
         finally:
             if status == "interrupted":
@@ -247,19 +280,20 @@ class _Running:
         return Ended(status, self.study.folder, self.state.document)
 
     def rest(self) -> str:
-        """Run the folds that are not done; gives the status of the whole."""
-        which = self.study.which
+        """Run the folds that are not done; returns the status of the whole."""
+        settings, which = self.study.settings, self.study.which
         left = [fold for fold in which if self.state.fold(fold)["status"] != "finished"]
         for fold in which:
             if fold not in left:
                 best = self.state.fold(fold).get("best") or {}
                 self.display.say(f"Fold {fold}: finished by an earlier start: {figures(best)}")
-        settings, asked = self.study.settings, self.study.settings.kfold.workers
+        asked = settings.kfold.workers
         if settings.kfold.engine == "ray":
-            with connected(settings, "kfold.engine") as cluster:
-                ended = self.at_once(left, cluster.room if asked == "auto" else asked, cluster)
-        elif (workers := gpus.workers(asked, settings)) > 1 and len(left) > 1:
-            ended = self.at_once(left, workers)
+            with cluster.connected(settings, "kfold.engine") as found:
+                many = found.room if isinstance(asked, str) else asked
+                ended = self.at_once(left, many, cluster.RayWorkers(found, _WORKER))
+        elif (many := workers.count(asked, settings)) > 1 and len(left) > 1:
+            ended = self.at_once(left, many, workers.Workers(_WORKER, self.study.folder / "workers"))
         else:
             ended = self.by_turns(left)
         if not ended:
@@ -267,71 +301,161 @@ class _Running:
         failed = [fold for fold in which if self.state.fold(fold)["status"] == "failed"]
         if failed:
             names = ", ".join(map(str, failed))
-            self.display.say(f"Failed: fold {names}. What finished is kept; to try again: {self.study.again}")
+            self.display.say(f"Failed: fold {names}. Finished folds are kept; to try again: {self.study.again}")
         return "failed" if failed else "finished"
 
     def by_turns(self, left: Sequence[int]) -> bool:
-        """Run folds in this process; says whether all have ended by themselves."""
+        """Run folds in this process; returns whether all have ended by themselves."""
         for position, fold in enumerate(left):
             if position:
                 _forget()
             self.display.say(f"\nFold {fold} of {self.study.settings.kfold.n_splits}")
-            status = self.one(fold, runs=len(left) - position)
-            if status == "interrupted" or (self.stop and fold != left[-1]):
+            self.state.note(fold, status="running", error=None)
+            known = self.state.fold(fold).get("chosen")
+            folder, stop = self.study.folder / f"fold-{fold}", False
+
+            def note(chosen: list[str], fold: int = fold) -> None:
+                self.state.note(fold, chosen=chosen)
+
+            try:
+                outcome = train_fold(
+                    self.study.settings, self.study.folder, fold, len(left) - position, self.study.again, known,
+                    note, self.recipe, self.console,
+                )  # fmt: skip
+                self.state.note(fold, **ended(outcome, folder))
+                stop = outcome.stop
+            except KeyboardInterrupt:
+                self.state.note(fold, status="interrupted", **facts(folder))
+                raise
+            except Exception as error:
+                self.failed(fold, error)
+                if isinstance(error, _END_ALL):
+                    raise
+                stop = wished(error)
+            if self.state.fold(fold)["status"] == "interrupted" or (stop and fold != left[-1]):
                 return False
             self.state.write_page()
         return True
 
-    def at_once(self, left: Sequence[int], workers: int, cluster: Cluster | None = None) -> bool:
-        """Run folds in worker processes, here or on a cluster; says whether all have ended by themselves."""
-        study = self.study
-        job: dict[str, Any] = {"settings": configure.to_dict(study.settings), "folder": str(study.folder)}
-        job.update(again=study.again, away=cluster is not None)
-        with Interrupt("finishing the steps of all folds, then saving") as interrupt:
-            pool = FoldWorkers(job, study.settings, self.state, self.display.say, min(workers, len(left)), cluster)
-            return pool.run(left, lambda: interrupt.signal is not None)
+    def failed(self, fold: int, error: BaseException) -> None:
+        """Write down that a fold failed, with its cause."""
+        if not isinstance(error, HotloopError):
+            traceback.print_exception(error, file=sys.stderr)
+        self.display.say(f"Fold {fold} failed: {_words(error)}")
+        self.state.note(fold, status="failed", error=_words(error), **facts(self.study.folder / f"fold-{fold}"))
 
-    def one(self, fold: int, runs: int) -> str:
-        """Run one fold, or go on with it; gives how it ended. A failure is noted with its cause."""
-        self.state.note(fold, status="running", error=None)
+    def at_once(self, left: Sequence[int], many: int, pool: workers.Workers | cluster.RayWorkers) -> bool:
+        """Run folds in worker processes, one fold each; returns whether all have ended by themselves.
+
+        Raises:
+            ConfigError, DataError, MissingExtraError, StepLostError: a fold did, and no other fold can run.
+        """
+        study, waiting, at = self.study, collections.deque(left), dict[int, int]()
+        begun: collections.Counter[int] = collections.Counter()
+        failure: BaseException | None = None
+        with contextlib.ExitStack() as stack:
+            interrupt = stack.enter_context(Interrupt("finishing the steps of all folds, then saving"))
+            stack.callback(pool.close)
+            asked = False
+            while at or waiting:
+                for number in range(1, many + 1):
+                    if number not in at and waiting and not asked:
+                        fold = at[number] = waiting.popleft()
+                        begun[fold] += 1
+                        self.display.say(f"Fold {fold} began (worker {number}, its output: {pool.log(number)})")
+                        self.state.note(fold, status="running", error=None)
+                        job = {"settings": configure.to_dict(study.settings), "folder": str(study.folder), "fold": fold}
+                        job.update(again=study.again, chosen=self.state.fold(fold).get("chosen"))
+                        pool.start(number, job, workers.environment(study.settings, many, number))
+                time.sleep(_EVERY)
+                for one in pool.ended():
+                    fold = at.pop(one.number)
+                    if one.died and begun[fold] < ATTEMPTS and not asked:
+                        self.display.say(f"Fold {fold}: its worker died ({one.died}); it goes on from its checkpoint")
+                        waiting.appendleft(fold)
+                        continue
+                    failure = self.over(fold, one) or failure
+                if (interrupt.signal or failure) and not asked:
+                    asked = True
+                    pool.interrupt()
+                if asked and not at:
+                    break
+        if failure:
+            raise failure
+        return not asked
+
+    def over(self, fold: int, one: workers.Ended) -> BaseException | None:
+        """Write down how a fold ended in its worker; returns an error that no other fold would escape."""
         folder = self.study.folder / f"fold-{fold}"
-        known = self.state.fold(fold).get("chosen")
-        try:
-            outcome = self.fold.train(fold, runs, known, lambda chosen: self.state.note(fold, chosen=chosen))
-        except KeyboardInterrupt:
-            self.state.note(fold, status="interrupted", **kfold_state.facts(folder))
-            raise
-        except (ConfigError, DataError, MissingExtraError, StepLostError) as error:
-            # The user's to mend before any other fold can run, or a GPU that no other fold can use.
-            self.state.note(fold, status="failed", error=words(error), **kfold_state.facts(folder))
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever ends one fold is told, and costs no other fold
-            if not isinstance(error, HotloopError):
-                traceback.print_exception(error, file=sys.stderr)
-            self.display.say(f"Fold {fold} failed: {words(error)}")
-            self.state.note(fold, status="failed", error=words(error), **kfold_state.facts(folder))
-            self.stop = wished(error)
-            return "failed"
-        self.stop = outcome.stop
-        self.state.note(fold, **kfold_state.ended(outcome, folder))
-        return outcome.status
+        storage.bring(storage.of(self.study.settings.run.storage, folder, self.study.folder), self.display.say)
+        if one.result:
+            self.state.note(fold, **one.result)
+            self.display.say(
+                f"Fold {fold} {one.result['status']}: {figures(one.result.get('best') or {})}".rstrip(": ")
+            )
+            self.state.write_page()
+            return None
+        if isinstance(one.error, KeyboardInterrupt):
+            self.state.note(fold, status="interrupted", **facts(folder))
+            return None
+        self.failed(fold, one.error or HotloopError(f"its worker died ({one.died}), and so did the one before"))
+        return one.error if isinstance(one.error, _END_ALL) else None
 
 
-def _check_search(settings: Settings) -> None:
-    """Refuse, before hours of it, an inner search that cannot begin.
+_WORKER = f"{__name__}:work"
 
-    Raises:
-        ConfigError: its space or ``hpo.trial`` cannot be used, or names the data, the folds or the run itself.
+
+def work(settings: dict[str, Any], folder: str, fold: int, again: str, chosen: list[str] | None) -> dict[str, Any]:
+    """Train one fold in a worker's process, and return its entry in the document."""
+    whole, place, kept = configure.from_dict(settings), Path(folder), dict[str, Any]()
+    recipe = importlib.import_module("hotloop.recipes").load(whole.recipe.name)
+    storage.check(whole.run.storage)
+    with folder_held(place / f"fold-{fold}", _PATIENCE_SECONDS):
+        outcome = train_fold(
+            whole, place, fold, 1, again, chosen, lambda found: kept.update(chosen=found), recipe, None
+        )
+    return {**ended(outcome, place / f"fold-{fold}"), **kept}
+
+
+def train_fold(  # noqa: PLR0913, PLR0917 - a fold, what it is part of, and who hears of it
+    settings: Settings,
+    study: Path,
+    fold: int,
+    runs: int,
+    again: str,
+    known: Sequence[str] | None,
+    note: Callable[[list[str]], None],
+    recipe: Recipe,
+    console: Console | None,
+) -> Outcome:
+    """Train a fold from its start, or from its last checkpoint, after a search of its own where there is one.
+
+    Args:
+        settings: of the whole.
+        study: the folder of the whole.
+        fold: its number.
+        runs: how many folds, this one included, will use what is compiled in this process.
+        again: the command that goes on with the whole.
+        known: the overrides that its inner search chose in an earlier start.
+        note: takes those that it chose in this one.
+        recipe: trains.
+        console: prints.
     """
-    if settings.kfold.inner_trials is not None:
-        check(settings)
-
-
-def _forget() -> None:
-    """Free the memory of a fold's model before the next one is made; compiled code stays."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    folder, one, say = study / f"fold-{fold}", folds.of_fold(settings, fold), Display(console).say
+    if (trials := settings.kfold.inner_trials) is not None:
+        later = (runs - 1) * trials
+        if known is None:
+            say(f"Inner search: {trials} trials on the training side of fold {fold}, in {folder / SEARCH}")
+            known = command.nested(folds.with_search(settings, fold), folder / SEARCH, trials, say, later)
+            note(list(known))
+        say(f"Inner search of fold {fold} chose: {' '.join(known) or 'no change'}")
+        for changed in known:
+            if changed.lstrip("+~").split(".")[0] in space.KEPT:
+                raise ConfigError(f"the inner search chose {changed}: a search within a fold has no say in it")
+        one = configure.from_dict(configure.to_dict(one), known)
+        runs += later * settings.kfold.inner_splits
+    within = Within(runs=runs, study=study.name, fold=fold, folder=study, resume=again)
+    return recipe.train(start.take_up(one, folder, within), console)
 
 
 def judge(folder: Path, fold: int | None, recipe: Recipe, overrides: Sequence[str]) -> list[dict[str, Any]]:
@@ -360,3 +484,90 @@ def judge(folder: Path, fold: int | None, recipe: Recipe, overrides: Sequence[st
         step = document["position"]["step"]
         found.append({"fold": one, "checkpoint": str(paths[one]), "step": step, "metrics": metrics})
     return found
+
+
+def _begin(settings: Settings, contents: Sequence[Sides], which: Iterable[int]) -> dict[str, Any]:
+    return {
+        "schema": report.SCHEMA.version,
+        "recipe": settings.recipe.name,
+        "created": time.time(),
+        "starts": 0,
+        "settings": configure.to_dict(settings),
+        "contents": _contents(contents),
+        "folds": [{"fold": fold, "folder": f"fold-{fold}", "status": "pending"} for fold in which],
+        "metrics": {},
+    }
+
+
+def _contents(found: Sequence[Sides]) -> list[dict[str, Any]]:
+    return [
+        {"train": one.train.to_dict(), "validation": one.validation.to_dict(), "fingerprint": one.fingerprint}
+        if one.fingerprint
+        else {}
+        for one in found
+    ]
+
+
+def ended(outcome: Outcome, folder: Path) -> dict[str, Any]:
+    """Return the entry of a fold that ended by itself or was interrupted."""
+    return {
+        "status": outcome.status,
+        "error": None,
+        "step": outcome.step,
+        "best_step": outcome.best_step,
+        "best": dict(outcome.best),
+        **facts(folder),
+    }
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """Return the last validation of a fold, its step and seconds, and its compiles; empty without a record."""
+    try:
+        document = record.load(folder)
+    except HotloopError:
+        return {}
+    validations = [one for one in document["metrics"] if one.get("split") == "validation"]
+    latest = validations[-1] if validations else {}
+    compiles = [one for one in document["events"] if one.get("kind") == "compiled"]
+    # A hot loop has measured all of its preparing; else the compiles are all that there was.
+    prepared = document["measurements"].get("prepare_seconds")
+    running = next((one.get("running") for one in document["components"].values()), None)
+    return {
+        "last": {key: value for key, value in latest.items() if key not in ("step", "epoch", "split", "time")},
+        "last_step": latest.get("step"),
+        "seconds": _sum(document["steps"]),
+        "compiled": {
+            "running": "eager" if running == "none" else running,
+            "compiles": len(compiles),
+            "captured": sum(one.get("kind") == "captured" for one in document["events"]),
+            "seconds": prepared if isinstance(prepared, int | float) else _sum(compiles),
+        },
+    }
+
+
+def _sum(entries: Iterable[Mapping[str, Any]]) -> float:
+    return math.fsum(one["seconds"] for one in entries if isinstance(one.get("seconds"), int | float))
+
+
+def spread(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """Return mean and sample standard deviation of each metric that all of several mappings have."""
+    names = [name for name in (metrics[0] if metrics else ()) if all(name in one for one in metrics)]
+    found: dict[str, dict[str, float | None]] = {}
+    for name in names:
+        values = [float(one[name]) for one in metrics]  # "nan" is read as well: a fold that has it must be seen
+        finite = all(map(math.isfinite, values))
+        std = statistics.stdev(values) if finite and len(values) > 1 else math.nan
+        found[name] = {"mean": statistics.fmean(values), "std": std if len(values) > 1 else None}
+    return found
+
+
+def _words(error: BaseException) -> str:
+    said = " ".join(str(error).split())
+    return (said if isinstance(error, HotloopError) else f"{type(error).__name__}: {said}")[: record.ERROR_LENGTH]
+
+
+def _forget() -> None:
+    """Free the memory of a fold's model before the next one is made; compiled code stays."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

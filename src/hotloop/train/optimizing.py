@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import weakref
 from collections.abc import Mapping  # noqa: TC003 - read as settings
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hotloop.errors import ConfigError
 from hotloop.train.parameters import Optimizer, Range, ScheduleName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
 
     from hotloop.train.settings import TrainingSettings
 
@@ -181,14 +179,12 @@ class Training:
 
     def make_rate(self, optimizer: torch.optim.Optimizer) -> Rate:
         """Make the schedule: in the Workload's ``state`` it is told the run's steps, and sets the rate before each."""
-        _MADE_FOR[optimizer] = Rate
         return Rate(optimizer, self)
 
     def make_average(self, model: torch.nn.Module) -> AveragedModel | None:
         """Make an average of a model's weights, for the Workload's ``state``; None without ``ema_decay``."""
         if self.ema_decay is None:
             return None
-        _MADE_FOR[model] = AveragedModel
         blend = get_ema_multi_avg_fn(self.ema_decay)  # type: ignore[no-untyped-call]
         return AveragedModel(model, multi_avg_fn=blend)
 
@@ -196,32 +192,3 @@ class Training:
         """Clip gradients, between ``backward()`` and the optimizer's step."""
         if self.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
-
-
-_LATE = ("(SWALR)", "(AveragedModel)")
-"""What may begin in a later epoch."""
-_MADE_FOR: weakref.WeakKeyDictionary[object, type] = weakref.WeakKeyDictionary()
-"""What `Training` has made for an optimizer or a model: a schedule or an average."""
-
-
-def forgotten(held: Iterable[object], state: Sequence[object]) -> Iterator[str]:
-    """Yield the methods of `Training` that made something for a program's optimizers or models that its state lacks."""
-    made = [_MADE_FOR[one] for one in held if one in _MADE_FOR]
-    for kind, method in ((Rate, "make_rate"), (AveragedModel, "make_average")):
-        if made.count(kind) > sum(isinstance(one, kind) for one in state):
-            yield method
-
-
-def progress(state: Sequence[object]) -> dict[str, str]:
-    """Return how far each of torch's schedules and averages in a program's state has come, by its name."""
-    return {
-        f"state[{place}] ({type(one).__name__})": repr(getattr(one, "n_averaged", one.state_dict()))
-        for place, one in enumerate(state)
-        if isinstance(one, LRScheduler | AveragedModel)
-    }
-
-
-def unstepped(began: Mapping[str, str], state: Sequence[object], *, last: bool) -> list[str]:
-    """Return the names of schedules and averages that are as they began; of those that may begin late, at the end."""
-    now = progress(state)
-    return [name for name, was in began.items() if now[name] == was and (last or not name.endswith(_LATE))]

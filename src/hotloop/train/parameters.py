@@ -6,35 +6,17 @@ Neither needs an optional package, so that a program with annotations runs anywh
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
-@dataclasses.dataclass(frozen=True)
-class WhyNot:
-    """Values that a setting does not take although a user may expect them, each with the reason and what to do."""
-
-    reasons: Mapping[str, str]
-
-
-OptimizerName = Literal[
+Optimizer = Literal[
     "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
     "SGD",
 ]  # fmt: skip
 """The classes of torch.optim that step by dense gradients alone; listed, since the page offers them without torch."""
-Optimizer = Annotated[
-    OptimizerName,
-    WhyNot(
-        {
-            "LBFGS": "it computes the loss several times a step, by a closure. Take another one, such as AdamW, or "
-            "write a program whose step calls torch.optim.LBFGS(...).step(closure)",
-            "SparseAdam": "it steps by sparse gradients alone. Take another one, such as AdamW, or write a program "
-            "that makes it",
-        }
-    ),
-]
 ScheduleName = Literal["linear", "cosine", "constant", "one_cycle", "wsd"]
 
 

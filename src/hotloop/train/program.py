@@ -21,7 +21,7 @@ import pydantic
 
 from hotloop.errors import ConfigError
 from hotloop.step.workload import checked, load_function
-from hotloop.train import conf_files, modules, schema, signature
+from hotloop.train import schema, signature
 from hotloop.train.parameters import Search
 from hotloop.train.settings import GROUP
 
@@ -267,17 +267,17 @@ def load(name: str) -> Program:
     Raises:
         ConfigError: there is no such file or function, or its parameters cannot be settings.
     """
-    return Program(name, modules.pair(name) if conf_files.pair(name) else modules.no_module(name, load_function(name)))
+    return Program(name, load_function(name))
 
 
 def known(name: str) -> Program:
     """Return a program as its file is now, for its settings; what it prints as it is read is for its run to print."""
-    places = [Path(one.rpartition(":")[0]) for one in conf_files.pair(name) or (name,)]
-    return _known(name, tuple(one.stat().st_mtime_ns if one.is_file() else 0 for one in places))
+    place = Path(name.rpartition(":")[0])
+    return _known(name, place.stat().st_mtime_ns if place.is_file() else 0)
 
 
 @functools.lru_cache(maxsize=8)
-def _known(name: str, changed: tuple[int, ...]) -> Program:  # noqa: ARG001 - a changed file is read again
+def _known(name: str, changed: int) -> Program:  # noqa: ARG001 - a changed file is read again
     with contextlib.redirect_stdout(io.StringIO()):
         return load(name)
 
@@ -307,16 +307,13 @@ def filled(settings: Settings) -> Settings:
         return settings
     program = known(settings.recipe.name)
     if settings.kfold.n_splits is not None and not program.takes_fold:
-        takes, split = "its function takes no fold. Give it", "split its rows by fold.split(n)"
-        if conf_files.pair(settings.recipe.name):
-            takes = "neither module nor data takes a fold. Give __init__ of the data"
-            split = "split the rows by self.fold.split(n) in setup, where __init__ kept it"
         raise ConfigError(
-            f"recipe={settings.recipe.name} cannot be cross-validated: {takes} the parameter `*, fold: "
-            f"hotloop.Fold | None = None`, and {split}; or train it once, by hotloop train without kfold.n_splits"
+            f"recipe={settings.recipe.name} cannot be cross-validated: its function takes no fold. Give it "
+            "the parameter `*, fold: hotloop.Fold | None = None`, and split its rows by fold.split(n); "
+            "or train it once, by hotloop train without kfold.n_splits"
         )
     run = settings.run
-    if ":" in settings.recipe.name and not conf_files.pair(settings.recipe.name) and not program.takes_fabric:
+    if not program.takes_fabric:
         usual = type(run).model_fields
         for name in ("devices", "accelerator", "precision"):
             if (value := getattr(run, name)) != usual[name].default:

@@ -10,28 +10,26 @@ import contextlib
 import dataclasses
 import datetime as dt
 import gc
-import json
+import importlib
 import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import distributed
 
-from hotloop import host
 from hotloop.errors import ConfigError, HotloopError, RunPrunedError, TrainingFailedError
 from hotloop.measure import machine
 from hotloop.train import configure, sharding
 from hotloop.train.optional import require
+from hotloop.train.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,8 +41,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 GRACE_SECONDS = 30.0
 """How long the first process may go on after another one was lost, until it is ended: it may wait for that one."""
-_JOB = "HOTLOOP_RANK_JOB"
-"""In the environment of the other processes: the file that says what they run."""
+_JOINED = "HOTLOOP_JOINED"
+"""In the environment of the other processes."""
+_ENDED = "the first process has ended the run"
 _MOST_ON_FEW_CORES = 4
 """Processes that any machine may have on CPUs, to try a program out."""
 _PATIENCE = dt.timedelta(days=1)
@@ -139,7 +138,7 @@ class Several(Ranks):
         finally:
             (failed,) = self.any(failed)
         if failed:
-            raise RunPrunedError("the first process has ended the run")
+            raise RunPrunedError(_ENDED)
 
     def explain(self, error: Exception) -> TrainingFailedError | None:
         """Say that another process was lost, if that is why this one has an error."""
@@ -208,7 +207,7 @@ def devices(start: Start) -> Iterator[Devices]:
         return
     with contextlib.ExitStack() as stack:
         lost: Callable[[], str] = str
-        if _JOB not in os.environ:
+        if _JOINED not in os.environ:
             lost = stack.enter_context(_others(start))
         fabric = _fabric(start.settings)
         fabric.launch()
@@ -326,36 +325,57 @@ def _replicated() -> Any:
 
 @contextlib.contextmanager
 def _others(start: Start) -> Iterator[Callable[[], str]]:
-    """Start the other processes, and end them with the block; yields what says which of them was lost."""
-    many = start.settings.run.devices
+    """Start the other processes, and end them with the block; yields the function that says which of them was lost."""
+    many, before = start.settings.run.devices, dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="hotloop-ranks-") as folder:
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(many)}
-        job = Path(folder) / "job.json"
-        job.write_text(json.dumps({"settings": configure.to_dict(start.settings), "folder": str(start.folder)}))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        place |= {"WORLD_SIZE": str(many), "NODE_RANK": "0"}
         if start.resume is not None:
             torch.save(start.resume, Path(folder) / "resume.pt")
-        children = [_Child(rank, many, {**place, _JOB: str(job)}, Path(folder)) for rank in range(1, many)]
-        before = {name: os.environ.get(name) for name in (*place, "LOCAL_RANK", "NODE_RANK")}
-        os.environ.update({**place, "LOCAL_RANK": "0", "NODE_RANK": "0"})
+        pool = Workers(f"{__name__}:join", Path(folder))
+        job = {"settings": configure.to_dict(start.settings), "folder": str(start.folder), "place": folder}
+        for rank in range(1, many):
+            pool.start(rank, job, {**place, "LOCAL_RANK": str(rank)})
+        os.environ.update({**place, "LOCAL_RANK": "0"})
+        watch = _Watch(pool, many)
         try:
-            yield lambda: next((one.lost for one in children if one.lost), "")
-            for one in children:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    one.process.wait(GRACE_SECONDS)
+            yield lambda: watch.lost
+            until = time.monotonic() + GRACE_SECONDS
+            while pool.running and time.monotonic() < until:
+                time.sleep(0.05)
         finally:
-            for one in children:
-                one.end()
-            for name, value in before.items():
+            watch.over = True
+            pool.close()
+            for name in (*place, "LOCAL_RANK"):
                 os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
+                if name in before:
+                    os.environ[name] = before[name]
+
+
+class _Watch:
+    """A thread that looks for a lost process; it ends this one if that waits for the lost one for ever."""
+
+    def __init__(self, pool: Workers, many: int) -> None:
+        self.lost, self.over, self._pool, self._many = "", False, pool, many
+        threading.Thread(target=self._look, name="hotloop-ranks", daemon=True).start()
+
+    def _look(self) -> None:
+        while not self.over and not self.lost:
+            for one in self._pool.ended():
+                how = str(one.error or one.died)
+                if not how.startswith("exit code 0") and how != _ENDED:
+                    self.lost = f"rank {one.number} of {self._many} was lost: {how}"
+            time.sleep(0.05)
+        until = time.monotonic() + GRACE_SECONDS
+        while not self.over and time.monotonic() < until:
+            time.sleep(0.05)
+        if not self.over:
+            os.write(2, f"hotloop: {self.lost}; the run ends without it\n".encode())
+            os._exit(1)
 
 
 def _free_port() -> int:
-    """Return a port at which the processes can meet once all of them have started, which takes seconds.
-
-    It is below those that the system gives to connections, of which any program may get one meanwhile.
-    """
+    """Return a port below those that the system gives to connections, of which any program may get one meanwhile."""
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):  # the program's own stream stays as it is
         with socket.socket() as free, contextlib.suppress(OSError):
             free.bind(("127.0.0.1", port))
@@ -363,72 +383,18 @@ def _free_port() -> int:
     raise ConfigError("run.devices: its processes meet at a port from 20000 to 32000, and none of these is free")
 
 
-class _Child:
-    """One of the other processes, and a thread that hears of its end."""
-
-    def __init__(self, rank: int, many: int, environment: Mapping[str, str], folder: Path) -> None:
-        self.lost, self._name, self._ending = "", f"rank {rank} of {many}", False
-        self._said = folder / f"rank-{rank}.txt"
-        with self._said.open("wb") as said:
-            # It ends where its input does: with this process, however that ends. Ctrl-C is for this process alone.
-            self.process = subprocess.Popen(  # noqa: S603 - this very program
-                host.python("-m", "hotloop.train.ranks"),
-                stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True,
-                env={**os.environ, **environment, "LOCAL_RANK": str(rank), "NODE_RANK": "0"},
-            )  # fmt: skip
-        threading.Thread(target=self._watch, name=f"hotloop-{self._name}", daemon=True).start()
-
-    def _watch(self) -> None:
-        code = self.process.wait()
-        if self._ending or not code:
-            return
-        lines = self._said.read_text(errors="replace").strip().splitlines()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self.lost = f"{self._name} {how}{f': {lines[-1]}' if lines and code > 0 else ''}"
-        time.sleep(GRACE_SECONDS)
-        if not self._ending:  # this process waits for the other one where nothing tells it
-            os.write(2, f"hotloop: {self.lost}; the run ends without it\n".encode())
-            os._exit(1)
-
-    def end(self) -> None:
-        """End the process, if it has not ended."""
-        self._ending = True
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-
-def _end_with_the_first() -> None:
-    sys.stdin.buffer.read()
-    os._exit(1)
-
-
-def main() -> None:
-    """Run what the first process runs, in one of the others."""
-    import importlib  # noqa: PLC0415 - for this process alone
-
-    from rich.console import Console  # noqa: PLC0415
+def join(settings: dict[str, Any], folder: str, place: str) -> None:
+    """Run the first process's run in one of the others. Ctrl-C is for the first alone, and its death is this one's."""
+    from rich.console import Console  # noqa: PLC0415 - for this process alone
 
     from hotloop.train.start import Start  # noqa: PLC0415
 
-    threading.Thread(target=_end_with_the_first, daemon=True).start()
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)
-    job = Path(os.environ[_JOB])
-    given, kept = json.loads(job.read_text()), job.with_name("resume.pt")
-    settings = configure.from_dict(given["settings"])
+    signal.signal(signal.SIGINT, lambda *_: os._exit(1))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.environ[_JOINED] = "1"
+    chosen, kept = configure.from_dict(settings), Path(place) / "resume.pt"
     document = torch.load(kept, weights_only=True) if kept.exists() else None
-    recipe = importlib.import_module("hotloop.recipes").load(settings.recipe.name)
-    code = 1
-    try:
-        recipe.train(Start(settings, Path(given["folder"]), document), Console(quiet=True))
-        code = 0
-    except Exception:  # noqa: BLE001 - the first process reads the last line
-        traceback.print_exc()
+    recipe = importlib.import_module("hotloop.recipes").load(chosen.recipe.name)
+    recipe.train(Start(chosen, Path(folder), document), Console(quiet=True))
     sys.stderr.flush()
-    os._exit(code)  # gloo's threads abort a process now and then that ends in the usual way
-
-
-if __name__ == "__main__":
-    main()
+    os._exit(0)  # gloo's threads abort a process now and then that ends in the usual way

@@ -41,14 +41,6 @@ class DigitsSettings(_Transformer):
     patch_size: Literal[1, 2, 4]
 
 
-class LanguageSettings(_Transformer):
-    """The tokens and the GPT-2 of the recipe `language`."""
-
-    group = "language"
-    vocabulary: int = Field(ge=257, le=65536)
-    context: int = Field(ge=8)
-
-
 class PicturesSettings(Group):
     """Which captioned pictures, and the sizes that they are brought to."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Un
 
 from hotloop.errors import ConfigError
 from hotloop.train.optional import require
-from hotloop.train.parameters import Range, WhyNot
+from hotloop.train.parameters import Range
 
 require("pydantic", "Reading settings")
 import pydantic  # noqa: E402 - where it is missing, the line above says how to install it
@@ -33,6 +33,7 @@ class Group(pydantic.BaseModel):
 
 
 M = TypeVar("M", bound=Group)
+_FEW, _ALL = 12, "`hotloop settings` lists all"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,29 +157,9 @@ def _place(model: Any, loc: tuple[Any, ...]) -> tuple[str, Setting | None]:
 
 
 def _expected(setting: Setting, path: str, value: Any) -> str:
-    if setting.is_group:
-        return (
-            f"{path}={shown(value)}: expected settings below it, such as {path}.{next(iter(fields(setting.kind)))}=..."
-        )
-    if get_origin(setting.kind) is Mapping:
-        return f"{path}={shown(value)}: expected a mapping, such as {path}.<name>=<value>"
-    return f"{path}={shown(value)}: {_reason(setting, value) or f'expected {setting.takes}{_near(setting, value)}'}"
-
-
-def _reason(setting: Setting, value: Any) -> str:
-    """Say why a value that may be expected to be one is none, in the words of a `WhyNot`."""
-    reasons = (one.reasons for one in setting.extras if isinstance(one, WhyNot))
-    return next((why for each in reasons for name, why in each.items() if name.lower() == str(value).lower()), "")
-
-
-def _near(setting: Setting, value: Any) -> str:
-    """Say, behind a colon, which word of a setting may be meant by one that differs in capitals or in a letter."""
-    words = [one for each in members(setting.kind) if get_origin(each) is Literal for one in get_args(each)]
-    kinds = (one for one in members(setting.kind) if isinstance(one, type) and issubclass(one, enum.Enum))
-    words += [one.value for kind in kinds for one in kind]
-    by_lower = {str(one).lower(): one for one in words}
-    near = difflib.get_close_matches(str(value).lower(), by_lower, n=1, cutoff=0.8)
-    return f": did you mean {by_lower[near[0]]}?" if near else ""
+    kind = get_origin(setting.kind) is Mapping
+    wanted = f"settings below it, {path}.NAME=VALUE" if setting.is_group or kind else setting.takes
+    return f"{path}={shown(value)}: expected {wanted}"
 
 
 def of_recipe(  # noqa: PLR0913, PLR0917 - what there is, what of it, and how it is described
@@ -235,48 +216,26 @@ def trimmed(values: Mapping[str, Any], model: Any, same: Mapping[str, Any] | Non
 
 
 def unknown(model: Any, path: str, prefix: str = "", also: Iterable[str] = ()) -> str:
-    """Say that there is no setting of a dotted name, and which may be meant; ``also`` names what else there is."""
-    parent = path.rpartition(".")[0]
-    if at(getattr(model, "__base__", None), path) is not None:  # other recipes have it
-        while parent and at(model, parent) is None:
-            parent = parent.rpartition(".")[0]
-        group = at(model, parent) if parent else None
-        there = ", ".join(f"{parent}.{one}" if parent else one for one in fields(group.kind if group else model))
-        leaf = path.rpartition(".")[2]
-        own = next((one for one in also if one.rpartition(".")[2] == leaf), None)
-        return f"{model.__name__} has no {path}: {f'did you mean {own}?' if own else f'it has {there}'}"
-    beside = at(model, parent) if parent else None
-    within = names(beside.kind, f"{parent}.") if beside and beside.is_group else ()
-    known = {*names(model), *within, *also} - {parent}  # the group itself is no answer to a name in it
-    parts = path.split(".")
-    cuts = (".".join(parts[:end]) for end in range(1, len(parts)))
-    first = next((cut for cut in cuts if at(model, cut) is None), None)  # a misspelt group, with what is below it
-    for near in difflib.get_close_matches(first, known, n=1) if first else ():
-        if at(model, fixed := near + path.removeprefix(first or "")) is not None:
-            return f"unknown setting {prefix}{path}: did you mean {prefix}{fixed}?"
-    return f"unknown setting {prefix}{path}: {nearest(path, known, prefix=prefix)}"
+    """Say that there is no setting of a dotted name, and which may be meant; ``also`` names further ones."""
+    other = at(getattr(model, "__base__", None), path) is not None  # other recipes have it
+    said = f"{model.__name__} has no {prefix}{path}" if other else f"unknown setting {prefix}{path}"
+    return f"{said}: {nearest(path, {*names(model), *also}, prefix=prefix)}"
 
 
-def nearest(name: str, known: Iterable[str], *, count: int = 3, prefix: str = "") -> str:
-    """Say "did you mean" with the nearest known names, or list them all where none is near and they are few.
-
-    What all names begin with, a ``prefix``, makes no two of them near.
-    """
-    known = sorted(known)
-    leaves = {one: one.rsplit(".", 1)[-1] for one in known}
-    alike = difflib.get_close_matches(name.rsplit(".", 1)[-1], leaves.values(), n=count, cutoff=0.7)
-    same = [one for one, last in leaves.items() if last == name.rsplit(".", 1)[-1]]
-    near = [*same, *difflib.get_close_matches(name, known, n=count), *(one for one in known if leaves[one] in alike)]
+def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """Return "did you mean" with the nearest known names, or all of them where none is near and they are few."""
+    by_leaf = {one.rpartition(".")[2]: one for one in sorted(known, reverse=True)}
+    leaf = name.rpartition(".")[2]
+    near = [by_leaf[one] for one in difflib.get_close_matches(leaf, by_leaf, n=2, cutoff=0.7)]
+    near = list(dict.fromkeys([*near, *difflib.get_close_matches(name, sorted(known), n=2)]))[:3]
     if near:
-        return f"did you mean {' or '.join(prefix + one for one in list(dict.fromkeys(near))[:count])}?"
-    few = len(known) <= 12 or prefix  # noqa: PLR2004 - as many as a line holds
-    if few:
-        return f"expected one of {', '.join(prefix + one for one in known)}"
-    return "`hotloop settings` lists all"
+        return f"did you mean {' or '.join(prefix + one for one in near)}?"
+    many = sorted(known)
+    return f"expected one of {', '.join(prefix + one for one in many)}" if len(many) <= _FEW else _ALL
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Say, behind a colon, which known name may be meant; nothing where none is near."""
+    """Return which known name may be meant, behind a colon; empty where none is near."""
     near = difflib.get_close_matches(name, known, n=1)
     return f": did you mean {near[0]}?" if near else ""
 
@@ -379,11 +338,11 @@ def _describe(kind: Any, limits: Mapping[str, Any]) -> str:
 
 def _range(limits: Mapping[str, Any]) -> str:
     low, high = limits.get("low"), limits.get("high")
-    if low is not None and high is not None and not limits.get("open_low") and not limits.get("open_high"):
+    if None not in (low, high) and not limits.get("open_low") and not limits.get("open_high"):
         return f" from {low} to {high}"
     above = "" if low is None else f" above {low}" if limits.get("open_low") else f" of at least {low}"
     below = "" if high is None else f" below {high}" if limits.get("open_high") else f" of at most {high}"
-    return f"{above} and{below}" if above and below else above + below
+    return " and".join(one for one in (above, below) if one)
 
 
 def shown(value: Any) -> str:

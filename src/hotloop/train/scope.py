@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "criteria": (("data", "model", "training.freeze_embeddings"), ()),
     "digits": (("data.sample_size", "data.validation_fraction", "model.dropout", "digits"), ()),
-    "language": (("data.sample_size", "data.validation_fraction", "model.dropout", "language"), ()),
     "diffusion": (("data.sample_size", "data.validation_fraction", "pictures", "diffusion"), ("run.strategy",)),
     "focus": (
         ("data.validation_fraction", "focus"),
@@ -22,17 +21,8 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "run.accelerator", "run.devices", "run.strategy",
         ),
     ),
-    "lightning": (
-        ("recipe.goal", GROUP),
-        (
-            "training.batch_size", "training.eval_batch_size", "training.optimizer", "training.optimizer_options",
-            "training.learning_rate", "training.schedule", "training.warmup_fraction", "training.weight_decay",
-            "training.ema_decay", "compile.inference", "compile.components", "compile.regions", "compile.dynamic",
-            "compile.fullgraph", "compile.options", "compile.ladder", "compile.strict", "compile.measure_eager_steps",
-        ),
-    ),
     "workload": (
-        ("recipe.goal", GROUP, "run.prefetch"),
+        ("recipe.goal", GROUP),
         (
             "run.device", "training.batch_size", "training.eval_batch_size",
             "training.gradient_accumulation", "training.optimizer", "training.optimizer_options",
@@ -43,7 +33,7 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """What each recipe has of the settings, or groups of them, that only some have; and what it lacks that all others have.
-A program of the user's own, `workload`, and a LightningModule decide themselves what they lack."""
+A program of the user's own, `workload`, decides itself what it lacks."""
 
 ALONE: Mapping[str, tuple[str, str]] = {
     "focus": (

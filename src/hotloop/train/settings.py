@@ -13,7 +13,6 @@ from hotloop.train.recipe_settings import (  # noqa: TC001 - pydantic reads the 
     DiffusionSettings,
     DigitsSettings,
     FocusSettings,
-    LanguageSettings,
     PicturesSettings,
 )
 from hotloop.train.schema import Group
@@ -226,14 +225,13 @@ class HpoSettings(Group):
     timeout_seconds: float | None = Field(gt=0)
     metric: str | None
     direction: Literal["maximize", "minimize"] | None
-    also: tuple[str, ...] = ()
     sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
     pruner: Literal["hyperband", "successive_halving", "median", "none"]
     startup_trials: int = Field(ge=1)
     reduction_factor: int = Field(ge=2)
     storage: str | None
     heartbeat_seconds: int = Field(ge=1)
-    keep_checkpoints: Literal["none", "best", "all"]
+    keep_checkpoints: Literal["none", "best"]
     enqueue: tuple[Mapping[str, Any], ...] = ()
     trial: Mapping[str, Any]
     space: Mapping[str, Any]
@@ -247,27 +245,6 @@ class HpoSettings(Group):
     def at_once(self) -> int:
         """How many trials run at the same time; one while nobody has looked what ``auto`` stands for."""
         return 1 if isinstance(self.workers, str) else self.workers
-
-    @property
-    def objectives(self) -> dict[str, str]:
-        """What is done with each metric: with ``metric`` first, and with those of ``also``."""
-        words = {"max": "maximize", "min": "minimize"}
-        further = (one.partition(":") for one in self.also)
-        own = {self.metric: self.towards} if self.metric else {}
-        return {**own, **{metric: words[wanted] for wanted, _, metric in further}}
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse further metrics that cannot be read, or that the sampler cannot weigh."""
-        for one in self.also:
-            wanted, _, metric = one.partition(":")
-            if wanted not in ("max", "min") or not metric or metric == self.metric:
-                raise ConfigError(f"hpo.also={one!r}: expected max:<metric> or min:<metric>, and not hpo.metric again")
-        if self.also and self.sampler == "cmaes":
-            raise ConfigError(
-                "hpo.also with hpo.sampler=cmaes: it weighs one metric; take tpe, gp, random, qmc or grid"
-            )
-        return self
 
 
 class CacheSettings(Group):
@@ -305,11 +282,9 @@ class RunSettings(Group):
     devices: int = Field(1, ge=1)
     strategy: Literal["ddp", "fsdp2"] = "ddp"
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"] | None = None
-    prefetch: bool = False
     folder: str | None
     resume: str | None
     storage: str | None = None
-    on_full_disk: Literal["continue", "wait"]
     logger: Literal["none", "csv", "tensorboard", "mlflow", "wandb"] | tuple[Logger, ...]
     log_every: int = Field(ge=1)
     tracking: str | None
@@ -342,7 +317,6 @@ class Settings(Group):
     data: DataSettings
     model: ModelSettings
     digits: DigitsSettings
-    language: LanguageSettings
     pictures: PicturesSettings
     diffusion: DiffusionSettings
     focus: FocusSettings

@@ -89,29 +89,16 @@ def model(name: str, function: Callable[..., Any], hints: Mapping[str, Any]) -> 
         )
 
 
-_SECTIONS = (
-    # Google: `Args:`, then lines `name (type): text` that are all indented.
-    (r"^(?:Args|Arguments|Attributes|Parameters):\n((?:[ \t]+.*\n?|\n)+)", r"(\w+)(?: \(.*?\))?: *(.*)"),
-    # NumPy: `Parameters` underlined, then lines `name : type` with indented text below, up to the next underlined line.
-    (r"^(?:Other )?(?:Parameters|Attributes)\n-+\n((?:(?!.+\n-+(?:\n|$)).*\n?)+)", r"(\w+(?:, *\w+)*) *(?::.*)?()$"),
-    # Sphinx: `:param type name: text`, each with indented text below.
-    (r"^((?::(?:param|parameter|arg|argument|key|keyword) .*\n?(?:[ \t]+.*\n?)*)+)", r":\w+ (?:[^:]* )?(\w+): *(.*)"),
-)
-"""How docstrings write down parameters: the section, and within it the line where one begins."""
-
-
 def documented(text: str) -> dict[str, str]:
-    """Return what a docstring says of each parameter, in Google's style, NumPy's or Sphinx's."""
+    """Return what a docstring says of each parameter, in Google's style."""
     found: dict[str, str] = {}
-    for section, begin in _SECTIONS:
-        for one in re.finditer(section, text, re.MULTILINE):
-            lines, names = textwrap.dedent(one[1]).splitlines(), []
-            for line in lines:
-                if begins := re.match(begin, line):
-                    names = re.split(", *", begins[1])
-                    found |= dict.fromkeys(names, begins[2])
-                elif line.strip():
-                    found |= {name: f"{found[name]} {line.strip()}".strip() for name in names}
+    for section in re.finditer(r"^(?:Args|Arguments|Attributes):\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE):
+        name = ""
+        for line in textwrap.dedent(section[1]).splitlines():
+            if begins := re.match(r"(\w+)(?: \(.*?\))?: *(.*)", line):
+                name, found[begins[1]] = begins[1], begins[2]
+            elif line.strip() and name:
+                found[name] = f"{found[name]} {line.strip()}".strip()
     return found
 
 

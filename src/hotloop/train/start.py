@@ -16,10 +16,8 @@ from hotloop.errors import ConfigError, DataError
 from hotloop.files import check_folders, guard, too_long, whole
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds, study
-from hotloop.train import checkpoint, conf_files, configure, idle, mirror, program, run_storage
-from hotloop.train.kept import Kept
+from hotloop.train import checkpoint, conf_files, configure, idle, program, storage
 from hotloop.train.nested import leaves
-from hotloop.train.schema import Group
 from hotloop.train.scope import within
 from hotloop.train.settings import GROUP, Settings
 from hotloop.train.turn import cannot_write, folder_held
@@ -30,15 +28,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hotloop")
 SETTINGS = "settings.yaml"
-_CHOICES = ("recipe=workload", "recipe=lightning")
-"""What is chosen for a program, beside its name."""
 GOAL = "recipe.goal"
 FIXED: Mapping[str, tuple[str, ...]] = {
     "it would be another run": ("recipe.name",),
     "a validation was kept as the best by the former": (GOAL,),
     "it would learn from other data, or from another share of them": ("data", "pictures", "kfold", "run.seed"),
-    "what is trained, or what it is to learn, would be another": (
-        "model", "digits", "language", "diffusion", "focus", "training.freeze_embeddings", "program",
+    "another model would be trained": (
+        "model", "digits", "diffusion", "focus", "training.freeze_embeddings", "program",
     ),
     "each device has a share of the batches of its own": ("run.devices",),
     "the checkpoint has the state of the former": (
@@ -47,18 +43,14 @@ FIXED: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Settings, and groups of them, that a resumed run cannot change, by the reason."""
 COMPARED = ("data.path", "data.on_bad_rows", "pictures.path", "pictures.skip_bad", "pictures.min_size")
-"""Of these, what may change as long as the data stay the same, which `Start.check_data` compares."""
+"""Of these, the settings that may change as long as the data stay the same, which `Start.check_data` compares."""
 FREE = (
     *(f"diffusion.{name}" for name in ("output", "sample_every", "sample_steps", "guidance", "prompts", "samples")),
     "diffusion.gradient_checkpointing",
 )
-"""Of these, what may change anyhow: what is drawn and written of a model, and how much memory its step takes."""
-JUDGED = (
-    "data.path", "data.on_bad_rows", "pictures.path", "pictures.skip_bad",
-    *FREE, GOAL, "run.devices", "training.optimizer", "training.optimizer_options",
-)  # fmt: skip
-"""Of `FIXED`, what `hotloop eval` and `hotloop predict` may change: it changes neither the model, nor which rows of the
-same data are held out."""
+"""Of these, the settings that may change anyhow."""
+JUDGED = (*COMPARED[:4], *FREE, GOAL, "run.devices", "training.optimizer", "training.optimizer_options")
+"""Of `FIXED`, the settings that `hotloop eval` may change."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +83,10 @@ class Start:
         return given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
 
     @functools.cached_property
-    def kept(self) -> Kept:
+    def copy(self) -> storage.Copy | None:
         """The copy of the folder at ``run.storage``, to which only a process that writes the run sends."""
         writes = self.leads and not self.dry
-        return Kept(mirror.of(self.settings.run.storage, self.folder, self.within.folder) if writes else None)
+        return storage.of(self.settings.run.storage, self.folder, self.within.folder) if writes else None
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse to go on with other data than before.
@@ -148,7 +140,7 @@ def new_folder(settings: Settings) -> Path:
             f"run.folder={folder} holds a run already: go on with it by run.resume={folder}, or name another folder "
             "(or delete this one, if nothing was saved in it yet)"
         )
-    run_storage.check_new(settings.run.storage, folder)
+    storage.check(settings.run.storage, folder)
     return folder
 
 
@@ -161,12 +153,12 @@ def take_up(settings: Settings, folder: Path, within: Within) -> Start:
         ConfigError: the checkpoint, or what another machine has stored of the run, cannot be read.
     """
     last = folder / checkpoint.FOLDER / checkpoint.LAST
-    stored = mirror.of(settings.run.storage, folder, within.folder)
+    stored = storage.of(settings.run.storage, folder, within.folder)
     if stored:
         try:
-            stored.take()
-        except mirror.StorageError as error:
-            raise ConfigError(f"{mirror.SETTING}: {error}") from error
+            stored.pull()
+        except storage.StorageError as error:
+            raise ConfigError(f"{storage.SETTING}: {error}") from error
     guard(within.folder or folder)
     _check_folder_of_checkpoints(folder)
     run = {"folder": str(folder), "resume": str(folder) if last.is_file() else None}
@@ -179,48 +171,38 @@ def take_up(settings: Settings, folder: Path, within: Within) -> Start:
 def _resume(given: Path, overrides: Sequence[str]) -> Start:
     """Take up a run by its folder, or by one of its checkpoints; one that has none yet begins with its first step."""
     # A recipe may be named as it was for the new run.
-    given_ = [one for one in configure.with_data(overrides) if not is_about_folder(one)]
+    given_ = [one for one in overrides if not is_about_folder(one)]
     named = [text for one in given_ for text in configure.own_program(one)]
-    changed = [re.sub(r"^recipe=", "recipe.name=", one) for one in named if one not in _CHOICES]
+    changed = [re.sub(r"^recipe=", "recipe.name=", one) for one in named if one != "recipe=workload"]
     folder, held = given.parent.parent if given.is_file() else given, contextlib.ExitStack()
     if folder.is_dir():  # first, since another process that trains there would write a newer checkpoint
         held.enter_context(folder_held(folder))
         _check_folder_of_checkpoints(folder)
     found = _died_early(given, changed) or _from_checkpoint(given, changed)
-    run_storage.check_resumed(found.settings.run.storage, found.folder)
+    storage.check(found.settings.run.storage)
     return dataclasses.replace(found, open=held)
 
 
 def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
     path = given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
-    folder = path.parent.parent
-    document = checkpoint.load(path)
+    folder, document = path.parent.parent, checkpoint.load(path)
     checkpoint.check_resumable(path, document)
     before = configure.from_dict(document["settings"])
     with program.as_trained(before.recipe.name):
         before = program.filled(before)
-    _check_recipe(folder, path, before)
     now = program.filled(configure.from_dict(document["settings"], changed))
-    for why, names in FIXED.items():
-        for name in names:
-            if name == GOAL and not document["position"]["best"]:
-                continue  # nothing was judged by it
-            if what := ", ".join(_changes(before, now, name, (*COMPARED, *FREE))):
-                raise ConfigError(
-                    f"{name} cannot change while a run is resumed ({what}): {why}. Start a new run instead "
-                    "(docs/reference/settings.md lists what may change)"
-                )
+    for why, name, what in _changes(before, now, (*COMPARED, *FREE)):
+        if name != GOAL or document["position"]["best"]:  # else nothing was judged by it
+            raise ConfigError(
+                f"{name} cannot change while a run is resumed ({what}): {why}. Start a new run instead "
+                "(the settings page lists the settings that may change)"
+            )
     _check_end(folder, document["position"], before, now)
     return Start(_with_run(now, folder=str(folder), resume=str(given)), folder, document)
 
 
-def settings_to_judge(document: Mapping[str, Any], changed: Sequence[str], also: Sequence[str] = ()) -> Settings:
+def settings_to_judge(document: Mapping[str, Any], changed: Sequence[str]) -> Settings:
     """Return the settings of a checkpoint that is judged, with changed ones.
-
-    Args:
-        document: the checkpoint's.
-        changed: overrides.
-        also: what may change beside `JUDGED`.
 
     Raises:
         ConfigError: it would be another model, or judged on rows that it was trained on.
@@ -237,12 +219,10 @@ def settings_to_judge(document: Mapping[str, Any], changed: Sequence[str], also:
         # Text may name data, which lie elsewhere now.
         text = {name: value for name, value in (now.program or {}).items() if isinstance(value, str)}
         before = before.model_copy(update={GROUP: {**(before.program or {}), **text}})
-    fixed = (name for names in FIXED.values() for name in names)
-    if what := ", ".join(one for name in fixed for one in _changes(before, now, name, (*JUDGED, *also))):
+    if wrong := ", ".join(what for _, _, what in _changes(before, now, JUDGED)):
         raise ConfigError(
-            f"{what}: cannot change, as it would be another model than the run's, or judged on rows that it was "
-            f"trained on. Leave it out; {', '.join([*also, 'data.path'])}, training.eval_batch_size, and the device "
-            "and precision of run may change (docs/reference/settings.md, When a run is resumed)"
+            f"{wrong}: cannot change, as it would be another model than the run's, or judged on rows that it was "
+            "trained on. Leave it out"
         )
     return now
 
@@ -250,48 +230,26 @@ def settings_to_judge(document: Mapping[str, Any], changed: Sequence[str], also:
 def _check_end(folder: Path, at: Mapping[str, Any], before: Settings, now: Settings) -> None:
     """Refuse to go on behind an end that the run is newly given.
 
-    A run that is just at its end is no error: it may have been killed before it said that it was finished. An old end
-    is not looked at: where nobody knows how long an epoch is, ``training.max_steps`` alone ends a run.
+    A run that is just at its end is no error: it may have been killed before it said that it was finished.
 
     Raises:
         ConfigError: the run is past it.
     """
-    training, old, step, epochs = now.training, before.training, at["step"], at["epoch"]
-    within = at["step_in_epoch"] > 0
-    where = f"it has done {step:,} steps, " + (f"and is in epoch {epochs + 1}" if within else f"{epochs} epochs")
-    if training.num_epochs != old.num_epochs and epochs + within > training.num_epochs:
-        name, value, more = "num_epochs", training.num_epochs, epochs + 1
-    elif training.max_steps not in (None, old.max_steps) and step > training.max_steps:
-        name, value, more = "max_steps", training.max_steps, step + 1
-    else:
-        return
-    raise ConfigError(
-        f"training.{name}={value}: run {folder} is past that, {where}. Set training.{name}={more} or more to go on "
-        "with it, or start a new run without run.resume"
-    )
-
-
-def _check_recipe(folder: Path, path: Path, settings: Settings) -> None:
-    """Refuse a checkpoint that was put into the folder of a run of another recipe: one record would hold both."""
-    if not (folder / SETTINGS).is_file():
-        return
-    try:
-        there = dict(leaves(conf_files.read(folder / SETTINGS, of_run=True))).get("recipe.name")
-    except ConfigError as error:
-        _log.warning("%s. The settings in %s are used, and written there anew.", error, path)
-        return
-    if there != settings.recipe.name:
-        raise ConfigError(
-            f"checkpoint {path} is of recipe={settings.recipe.name}, and run {folder} of recipe={there}: put it back "
-            "into the folder that it is from"
-        )
+    training, old, epoch, step = now.training, before.training, at["epoch"], at["step"]
+    ends = {"num_epochs": (epoch + (at["step_in_epoch"] > 0), epoch + 1), "max_steps": (step, step + 1)}
+    for name, (done, more) in ends.items():
+        value = getattr(training, name)
+        if value is not None and value != getattr(old, name) and done > value:
+            raise ConfigError(
+                f"training.{name}={value}: run {folder} is past that, at {done}. Set training.{name}={more} or "
+                "more to go on with it, or start a new run without run.resume"
+            )
 
 
 def _died_early(folder: Path, changed: Sequence[str]) -> Start | None:
     """Begin a run again that left its settings and no checkpoint; None where that is not so."""
     if not (folder / SETTINGS).is_file() or any((folder / checkpoint.FOLDER).glob("*.pt")):
         return None
-    conf_files.read(folder / SETTINGS, of_run=True)  # of a torn file the rest would come from the defaults
     settings = program.filled(configure.load(changed, folder / SETTINGS))
     return Start(_with_run(settings, folder=str(folder)), folder, anew=True)
 
@@ -313,29 +271,13 @@ def is_about_folder(override: str) -> bool:
     return override.lstrip("+").startswith(("run.resume=", "run.folder="))
 
 
-def _changes(before: Settings, now: Settings, name: str, free: Sequence[str]) -> Iterator[str]:
-    """Say what of a setting, or of a group of them, is no longer as it was and has to be; ``free`` has not."""
-    old, new = (_at(one, name) for one in (before, now))
-    if within(name, free):
-        return
-    if isinstance(old, Group):
-        for field in type(old).model_fields:
-            yield from _changes(before, now, f"{name}.{field}", free)
-    elif name == GROUP:
-        yield from (
-            f"{name}.{one}={(old or {}).get(one)!r} to {value!r}"
-            for one, value in (new or {}).items()
-            if (old or {}).get(one) != value
-        )
-    elif old != new:
-        yield f"{name}={old!r} to {new!r}"
-
-
-def _at(settings: Settings, name: str) -> Any:
-    value: Any = settings
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+def _changes(before: Settings, now: Settings, free: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the settings of `FIXED` that have changed and are not ``free``: the reason, the name, and the change."""
+    old, new = (dict(leaves(configure.to_dict(one))) for one in (before, now))
+    for why, groups in FIXED.items():
+        for name in dict.fromkeys([*old, *new]):
+            if within(name, groups) and not within(name, free) and old.get(name) != new.get(name):
+                yield why, name, f"{name}={old.get(name)!r} to {new.get(name)!r}"
 
 
 def _unused(folder: Path) -> Path:
@@ -357,7 +299,7 @@ def write_settings(start: Start, files: Mapping[str, str] | None = None) -> None
     again = _with_run(start.settings, folder=None, resume=None)
     try:
         with whole(start.folder / SETTINGS) as file:
-            file.write(f"{conf_files.BEGIN}\n{configure.to_yaml(again)}{conf_files.END}\n".encode())
+            file.write(configure.to_yaml(again).encode())
         for name, text in (files or {}).items():
             with whole(start.folder / name, durable=False) as file:
                 file.write(text.encode())

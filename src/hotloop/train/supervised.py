@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.step import Workload
-from hotloop.train import dry, environment, failures, sharding
+from hotloop.train import environment, failures, sharding
 from hotloop.train.average import Average
-from hotloop.train.batches import Epochs, one_of_each, shapes
+from hotloop.train.batches import Epochs, shapes
 from hotloop.train.evaluate import evaluate, evaluating
 from hotloop.train.optimizing import Rate, make_optimizer, parameter_groups
 from hotloop.train.task import Show, Task
@@ -79,11 +79,9 @@ class Supervised(Task):
         together, seed = training.gradient_accumulation, start.settings.run.seed
         rank, many = devices.ranks.rank, start.settings.run.devices
         self.model, self.train, self.validation, self._judge = model, train, validation, judge
-        self.loader = Epochs(train, training.batch_size, seed, together, rank, many, devices.fabric.device)
+        self.loader = Epochs(train, training.batch_size, seed, together, rank, many)
         size = min(training.batch_size, len(train))
         taken, device = {"samples": size * together * many}, devices.fabric.device
-        if start.dry:
-            dry.memory(model.parameters(), device)
         self.fabric, self.scaler = devices.fabric, devices.scaler
         groups = parameter_groups(model.to(device), training.weight_decay)
         self.optimizer = make_optimizer(training, groups, fuse=self.scaler is None)  # a fused one scales by itself
@@ -201,10 +199,6 @@ class Supervised(Task):
         """Return the tokens of a step, padding included."""
         return sum(one.tokens for one in batch)
 
-    def weights(self) -> list[float]:
-        """Return nothing: this step forgets no optimizer."""
-        return []
-
     # -- between the steps -----------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
@@ -251,10 +245,6 @@ class Supervised(Task):
             "scaler": self.scaler,
         }
         return {name: one for name, one in kept.items() if one is not None}
-
-    def ahead(self) -> Any:
-        """Return a step's batches of each size that stays apart."""
-        return one_of_each(self.train, self.training.batch_size, self.training.gradient_accumulation) or None
 
     def trial(self, names: Sequence[str]) -> Workload:
         """Return a copy of the training as it stands, on which the presets of these components are tried."""

@@ -14,11 +14,9 @@ import torch
 
 from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.presets import Preset
-from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import call, check_takes
 from hotloop.train import checkpoint, sharding
-from hotloop.train.goal import stated
-from hotloop.train.optimizing import Rate, forgotten
+from hotloop.train.optimizing import Rate
 from hotloop.train.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -34,6 +32,14 @@ if TYPE_CHECKING:
 Plan = Mapping[str, tuple[Preset, Preset]]  # the presets of each component to be compiled: training, inference
 _TAKEN = {"loss", "step", "seconds", "learning_rate", "running", "ready_seconds"}
 """Names that an entry of the record has anyway."""
+
+
+def generators_of(batches: Any) -> list[torch.Generator]:
+    """Return the generators that the order of a loader's samples is drawn from."""
+    batch_sampler = getattr(batches, "batch_sampler", None)
+    holders = [batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
 class Judge(Protocol):
@@ -92,7 +98,6 @@ class Task:
         sizes: how many sizes batches have that were chosen beforehand.
         ranks: the processes that train together.
         wrappers: what averages gradients over them.
-        prefetch: read the next batch, and copy it to the device, while a step runs.
     """
 
     name: str
@@ -113,7 +118,6 @@ class Task:
     sizes: int = 1
     ranks: Ranks = dataclasses.field(default_factory=Ranks)
     wrappers: Sequence[torch.nn.Module] = ()
-    prefetch: bool = False
     generators: Sequence[torch.Generator] = dataclasses.field(default=(), init=False)
     """Those that the order of the batches is drawn from. A function that makes a loader may give each the same one."""
     smaller: ClassVar[str] = "smaller batches in the program, or bfloat16 autocast in its step"
@@ -129,10 +133,6 @@ class Task:
         if isinstance(self.workload.model, Mapping) or "model" not in chosen:
             return chosen
         return dict.fromkeys(self.parts, chosen["model"])
-
-    def ahead(self) -> Any:
-        """Return batches that a hot loop is to be ready for before they come; None where there are none."""
-        return None
 
     def amount(self, batch: Any) -> int:  # noqa: ARG002 - of other tasks it says
         """Return how much there is to compute in a step, to compare batches of several sizes by."""
@@ -163,13 +163,6 @@ class Task:
                 f"the loss is {loss}{at}; the step was applied, so the parameters are lost, and no checkpoint holds "
                 "them. Try a lower learning rate, or clipped gradients, in the program"
             )
-
-    def weights(self) -> list[float]:
-        """Return one number for each parameter that an optimizer, or without one the program, trains."""
-        held = self.workload.holdings()
-        found = [one for each in held.optimizers.values() for group in each.param_groups for one in group["params"]]
-        found = found or [one for one in held.parameters().values() if one.requires_grad]
-        return [float(sharding.local(one.detach()).double().abs().sum()) for one in found]
 
     def judged(self) -> dict[str, float]:
         """Return the metrics of the models as they are."""
@@ -215,8 +208,7 @@ class Task:
 
         Raises:
             ConfigError: its optimizers hold no parameter of its models, it has no metric for ``recipe.goal``, its
-                state cannot be kept in a checkpoint, lacks a schedule or an average, or nothing says how many steps
-                it takes.
+                state cannot be kept in a checkpoint, or nothing says how many steps it takes.
         """
         models, held = self.workload.models(), self.workload.holdings()
         trained = [one for model in models.values() for one in model.parameters() if one.requires_grad]
@@ -229,8 +221,6 @@ class Task:
             raise ConfigError(f"recipe={self.name}: {whose} parameter of its model that requires gradients")
         if self.goal is not None and self.workload.metrics is None:
             raise ConfigError(f"recipe.goal={self.goal}: recipe={self.name} has no metrics: give its Workload metrics=")
-        if self.goal is not None and self.workload.metrics and (names := stated(self.workload.metrics)):
-            self.goal.check(names, self.name)
         for name, one in [*models.items(), *self.others().items()]:
             if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
                 raise ConfigError(
@@ -238,11 +228,6 @@ class Task:
                     "load_state_dict(), so no checkpoint can keep it"
                 )
             check_plain(self.name, name, one.state_dict())
-        if missing := next(forgotten([*models.values(), *held.optimizers.values()], held.state), None):
-            raise ConfigError(
-                f"recipe={self.name}: what {missing}() made is not in the Workload's state=, so no checkpoint would "
-                "have it, and a schedule would stay at its highest rate: Workload(..., state=[rate, average])"
-            )
         self.steps_per_epoch(training)
         numbers_ = sum(one.numel() for one in trained)
         return f"Program: {', '.join(models)} with {numbers_:,} trained parameters, {len(held.optimizers)} optimizer(s)"

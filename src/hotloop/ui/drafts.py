@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hotloop.train.settings import Settings
 
-RECIPES = ("criteria", "digits", "language", "diffusion", "focus")
+RECIPES = ("criteria", "digits", "diffusion", "focus")
 """The first is the one that the page opens on, as the command line does."""
 VERBS = {"train": "Train once", "kfold": "Cross-validate", "hpo": "Search for settings"}
 HIDDEN = ("recipe.name", "run.folder", "run.resume", "hpo.folder", "hpo.name", *compilation.OWN)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, BinaryIO
 from hotloop import files
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds, runs, study
-from hotloop.train import requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +25,7 @@ _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", "
 _LARGEST_PICTURE = 2**26
 _WATCHED = (
     LINES, DOCUMENT, folds.DOCUMENT, study.DOCUMENT, runs.SETTINGS, START, STOP, LOG, SAMPLES, "checkpoints",
-    "run.lock.json", requests.FOLDER, ".",
+    "run.lock.json", ".",
 )  # fmt: skip
 """Of the folder itself the time tells of what is made in it beside these, such as an export."""
 _DEEPEST = 6

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 STUDY = "study.yaml"
 """The settings that a search keeps in its folder, by which it goes on."""
 EXPORT_SECONDS = 300.0
-FORMATS = ("safetensors", "pretrained", "torch-export")
-"""Of `hotloop export`. The first needs weights alone; the others make the model again, by the program of the run."""
+FORMATS = ("safetensors", "pretrained")
+"""Of `hotloop export`. The first needs weights alone; the other makes the model again, by the program of the run."""
 
 
 class RunActs:
@@ -86,14 +86,14 @@ class RunActs:
         return self.site.show(request, "refused.html.j2", 409, name=name, why=str(why))
 
     def ask(self, request: Request) -> Response:
-        """Ask a run for something that it answers after its step: a checkpoint, or samples."""
+        """Ask a run for something that it answers after its step: a checkpoint."""
         form = form_of(request)
         name, path = self.site.run_named(form)
         what = form.get("what", "")
-        if processes.find(path) is None or what not in requests.answered_by(path):
+        if processes.find(path) is None or what != requests.SAVE:
             return self._refused(request, name, f"{what[:80]}: the run does not answer that now")
         try:
-            requests.ask(path, what)
+            requests.ask(path)
         except OSError as error:
             return self._refused(request, name, f"the run cannot be asked: {error}")
         return back_to(name)

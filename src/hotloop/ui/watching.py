@@ -59,7 +59,6 @@ class Shown:
         seconds: of the processor to make this, and the parts of its page.
         serial: another number for each look at it.
         asked: what the process answers after a step, and whether it was asked for that already.
-        answered: what it has answered, by what it was asked for.
         compiles: of the process, so far; None where none runs.
         parts: what was rendered of it, by name: the same for whoever watches it.
     """
@@ -74,7 +73,6 @@ class Shown:
     seconds: float = 0.0
     serial: int = 0
     asked: Mapping[str, bool] = dataclasses.field(default_factory=dict)
-    answered: Mapping[str, requests.Answer] = dataclasses.field(default_factory=dict)
     compiles: Compiles | None = None
     parts: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
@@ -117,8 +115,7 @@ class Watching:
         entry = self._entry(path)
         with entry.lock:
             process, began = processes.find(path), time.monotonic()
-            answered = requests.answers_of(path) if _asks(process) else {}
-            asked = (processes.asked_to_stop(path, process), _asked(path, process), answered)
+            asked = (processes.asked_to_stop(path, process), _asked(path, process))
             gone = entry.shown is not None and record.was_killed(entry.shown.row.writer)
             seen, known = (signature(path), process, gone), (process, asked, gone)
             # However many watch a run, it is looked at no more often than it should be, unless somebody acts on it.
@@ -127,7 +124,7 @@ class Watching:
                 spent = time.thread_time()
                 shown = _shown(path, process, entry.follower)
                 took, serial = time.thread_time() - spent, next(_serials)
-                entry.shown = dataclasses.replace(shown, seconds=took, serial=serial, asked=asked[1], answered=answered)
+                entry.shown = dataclasses.replace(shown, seconds=took, serial=serial, asked=asked[1])
                 gone = record.was_killed(shown.row.writer)
                 entry.seen, entry.known, entry.made = (*seen[:2], gone), (*known[:2], gone), time.monotonic()
             return entry.shown
@@ -189,7 +186,7 @@ class Watching:
 
 
 def _asked(path: Path, process: processes.Process | None) -> dict[str, bool]:
-    return {one: requests.is_asked(path, one) for one in requests.answered_by(path)} if _asks(process) else {}
+    return {requests.SAVE: requests.is_asked(path)} if _asks(process) else {}
 
 
 def _asks(process: processes.Process | None) -> bool:

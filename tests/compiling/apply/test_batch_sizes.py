@@ -1,10 +1,8 @@
 """Batches of several sizes: a short last batch never takes the full batches to slower, dynamic code."""
 
-from collections import UserDict
-
 import pytest
 import torch
-from compiling_models import Net, against_eager, one, rows, total, train
+from compiling_models import Net, against_eager, one, rows, train
 from torch import nn
 
 import hotloop
@@ -49,37 +47,12 @@ class Plain(nn.Module):
         return self.layer(x).relu()
 
 
-class Mapped(Plain):
-    def forward(self, batch):
-        return super().forward(batch["x"])
-
-
 def test_a_short_last_batch_leaves_the_full_ones_on_their_static_graph(graphs):
     model = hotloop.compile(Plain(), "aot_eager")
     train(model, [rows(size, seed=seed) for seed, size in enumerate((32, 32, 7, 32, 32, 7, 32))])
     assert graphs.made == [32, 7]
     assert [number for number, size in graphs.ran if size == 32] == [0] * 5
     assert (one(model).compiles, one(model).recompiles) == (2, 1)
-
-
-def test_two_graphs_a_grad_mode(graphs):
-    model = hotloop.compile(Plain(), "aot_eager")
-    for size in (32, 7, 32):
-        model(rows(size))
-        with torch.no_grad():
-            model(rows(2 * size))
-    assert sorted(graphs.made) == [7, 14, 32, 64]
-
-
-def test_unfreezing_after_a_short_batch_compiles_the_full_one_static_again(graphs):
-    model = hotloop.compile(Plain(), "aot_eager")
-    model.layer.bias.requires_grad_(False)
-    for size in (32, 7, 32):
-        total(model(rows(size))).backward()
-    model.layer.bias.requires_grad_(True)
-    total(model(rows(32))).backward()
-    assert graphs.made == [32, 7, 32]
-    assert model.layer.bias.grad is not None
 
 
 def test_further_sizes_share_one_graph_for_any_size(graphs):
@@ -89,36 +62,11 @@ def test_further_sizes_share_one_graph_for_any_size(graphs):
     assert graphs.ran[-2:] == [(0, 32), (1, 7)]
 
 
-def test_a_trial_call_with_two_rows_does_not_cost_the_full_batches_their_graph(graphs):
-    model = hotloop.compile(Plain(), "aot_eager")
-    train(model, [rows(size, seed=size) for size in (2, 32, 7, 32)])
-    assert graphs.made == [2, 32, None]
-    assert [number for number, size in graphs.ran if size == 32] == [1, 1]
-
-
 def test_lengths_that_vary_go_dynamic_as_torch_does(graphs):
     model = hotloop.compile(Plain(), "aot_eager")
     for length in (16, 24, 20, 18):
         model(torch.randn(4, length, 8))
     assert graphs.made == [4, None]
-
-
-def test_a_short_batch_of_varying_lengths_leaves_full_batches_their_graph(graphs):
-    model = hotloop.compile(Plain(), "aot_eager")
-    for size, length in ((4, 16), (4, 24), (3, 20), (4, 18)):
-        model(torch.randn(size, length, 8))
-    assert [number for number, size in graphs.ran if size == 4] == [0, 1, 1]
-
-
-@pytest.mark.parametrize("call", ["mapping", "keyword", "userdict"])
-def test_the_size_is_found_wherever_the_first_tensor_is(graphs, call):
-    model = hotloop.compile(Plain() if call == "keyword" else Mapped(), "aot_eager")
-    for size in (32, 7, 32):
-        if call == "keyword":
-            model(x=rows(size))
-        else:
-            model({"x": rows(size)} if call == "mapping" else UserDict(x=rows(size)))
-    assert graphs.made == [32, 7]
 
 
 def test_the_second_trial_finds_the_code_of_both_sizes(graphs):

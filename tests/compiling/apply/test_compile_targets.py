@@ -1,10 +1,8 @@
 """Everything that can be handed to `hotloop.compile`: containers, mappings, pipelines, callables, a LightningModule."""
 
 import copy
-import functools
 import inspect
 import pickle
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -47,17 +45,6 @@ def test_containers_really_compile(make):
     assert (status.compiles, status.frames_compiled, status.frames_eager) == (1, 2, 0)
 
 
-@pytest.mark.campaign
-def test_twelve_containers_of_different_widths_all_compile():
-    models = [hotloop.compile(nn.Sequential(nn.Linear(8, 8 + i), nn.GELU()), "aot_eager") for i in range(12)]
-    for model in models:
-        for _ in range(2):
-            total(model(rows())).backward()
-    for model in models:
-        status = one(model)
-        assert (status.state, status.compiles, status.frames_compiled) == ("compiled", 1, 2)
-
-
 def test_a_mapping_is_compiled_in_place_by_component():
     parts = {"net": Net(), "head": nn.Linear(8, 2), "loss": F.mse_loss, "name": "not a part"}
     net, head = parts["net"], parts["head"]
@@ -77,39 +64,11 @@ def test_a_mapping_is_compiled_in_place_by_component():
     assert {part.state for part in hotloop.status(parts).components.values()} == {"eager"}
 
 
-def test_a_preset_for_each_component():
-    parts = {"a": Net(), "b": Net(), "c": Net()}
-    hotloop.compile(parts, {"a": "aot_eager", "b": "none"}, inference={"a": "none"})
-    status = hotloop.status(parts).components
-    assert [status[name].requested for name in "abc"] == ["aot_eager", "none", "none"]
-    assert status["a"].inference == "none"
-    with pytest.raises(ConfigError, match=r"component 'd'.*does not exist: expected one of a, b, c"):
-        hotloop.compile(parts, {"d": "default"})
-
-
 def test_a_mapping_of_callables_that_cannot_be_updated_is_refused():
     from types import MappingProxyType
 
     with pytest.raises(ConfigError, match="loss"):
         hotloop.compile(MappingProxyType({"loss": F.mse_loss}), "aot_eager")
-
-
-def test_module_dict():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.parts = nn.ModuleDict({"one": Net(), "two": nn.Sequential(nn.Linear(8, 8), nn.ReLU())})
-
-        def forward(self, x):
-            return self.parts["two"](self.parts["one"](x))
-
-    model = Model()
-    reference = train(copy.deepcopy(model), [rows()] * 2)
-    assert hotloop.compile(model.parts, "aot_eager") is model.parts
-    train(model, [rows()] * 2).assert_equal(reference)
-    status = hotloop.status(model.parts)
-    assert {name: part.state for name, part in status.components.items()} == {"one": "compiled", "two": "compiled"}
-    assert set(hotloop.status(model).components) == {"parts.one", "parts.two"}
 
 
 class Pipeline:
@@ -139,16 +98,6 @@ def test_a_pipeline_compiles_its_denoiser_and_names_the_others(denoiser):
     assert hotloop.status(pipe).components["vae"].state == "compiled"
     hotloop.uncompile(pipe)
     assert hotloop.status(pipe).components[denoiser].state == "eager"
-
-
-def test_a_pipeline_without_a_denoiser_compiles_what_is_named():
-    pipe = Pipeline(encoder=Net(), decoder=Net())
-    with pytest.raises(ConfigError, match=r"the parts are: encoder, decoder; name what to compile, preset=\{'encoder'"):
-        hotloop.compile(pipe, "aot_eager")
-    hotloop.compile(pipe, {"decoder": "aot_eager"})
-    assert {name: one.requested for name, one in hotloop.status(pipe).components.items()} == {
-        "encoder": "none", "decoder": "aot_eager"
-    }  # fmt: skip
 
 
 def test_a_part_that_torch_compile_wrapped_is_refused_where_it_is_to_be_compiled():
@@ -183,38 +132,6 @@ def test_a_plain_function_comes_back_as_a_new_one():
     assert hotloop.status(loss_function).components["loss_function"].state == "eager"
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: functools.partial(loss_function, weight=3.0),
-        lambda: lambda a, b: (a * b).sum(),
-        nn.MSELoss,
-        lambda: Calls(2.0),
-        lambda: Calls(2.0).method,
-    ],
-    ids=["partial", "lambda", "loss module", "callable object", "bound method"],
-)
-def test_other_callables(make):
-    plain = make()
-    compiled = hotloop.compile(make(), "aot_eager")
-    for seed in range(3):
-        a, b = rows(seed=seed), rows(seed=seed + 5)
-        assert_same(compiled(a, b), plain(a, b))
-    assert one(compiled).state == "compiled"
-    assert one(compiled).frames_compiled == 3
-
-
-class Calls:
-    def __init__(self, factor):
-        self.factor = factor
-
-    def __call__(self, a, b):
-        return (a * b).sum() * self.factor
-
-    def method(self, a, b):
-        return (a - b).sum() * self.factor
-
-
 def test_a_method_of_a_model_that_is_called_instead_of_forward():
     class Model(nn.Module):
         def __init__(self):
@@ -234,16 +151,6 @@ def test_a_method_of_a_model_that_is_called_instead_of_forward():
     total(mine).backward()
     assert model.net.last.weight.grad is not None
     assert one(model.encode).state == "compiled"
-
-
-def test_used_as_a_decorator():
-    @functools.partial(hotloop.compile, preset="aot_eager")
-    def scaled(x, k=2):
-        return x * k
-
-    assert_same(scaled(rows()), rows() * 2)
-    assert_same(scaled(rows(), k=3), rows() * 3)
-    assert one(scaled).state == "compiled"
 
 
 def test_compiling_twice_replaces_the_first_and_shares_nothing_stale():
@@ -318,29 +225,6 @@ def test_a_module_that_torch_compiled_in_place_is_taken_over(caplog):
     model(rows())
     assert one(model).state == "compiled"
     assert "hotloop.compile compiles over it" in caplog.text
-
-
-def test_dataclass_like_outputs_and_keyword_calls():
-    class Dicts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = Net()
-
-        def forward(self, *, x, flag=True):
-            y = self.net(x)
-            return OrderedDict(loss=y.sum(), y=y if flag else None)
-
-    model = Dicts()
-    reference = copy.deepcopy(model)
-    hotloop.compile(model, "aot_eager")
-    for flag in (True, False):
-        torch.manual_seed(0)
-        mine = model(x=rows(), flag=flag)
-        torch.manual_seed(0)
-        its = reference(x=rows(), flag=flag)
-        assert list(mine) == list(its)
-        assert_same(mine["loss"], its["loss"])
-        assert (mine["y"] is None) == (its["y"] is None)
 
 
 @pytest.fixture

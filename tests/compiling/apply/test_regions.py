@@ -62,62 +62,6 @@ def test_each_block_trains_its_own_parameters():
     assert not any(torch.equal(moved[0], other) for other in moved[1:])
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("regions", ["whole", "blocks"])
-@pytest.mark.parametrize("dynamic", [None, True, False])
-@pytest.mark.some_of(3)
-def test_second_and_third_sizes(counter, regions, dynamic):
-    batches = [(tokens(b, n), tokens(b, n)) for b, n in [(2, 5), (3, 5), (4, 5), (2, 5)]]
-    status = against_eager(Tied(layers=2 if regions == "blocks" else 1), batches, regions=regions, dynamic=dynamic)
-    assert status.state == "compiled"
-    expected = {None: 3, True: 1, False: 3}[dynamic]  # None: the first, the second, and one for all further sizes
-    assert status.compiles == expected
-    if not dynamic:  # forced, dynamo asks the compiler once more when a size turns out to be fixed
-        assert counter.calls == expected * (3 if regions == "blocks" else 1)
-
-
-@pytest.mark.parametrize("regions", ["whole", "blocks"])
-def test_no_grad_and_inference_mode(regions):
-    model = Tied(layers=3).eval()
-    reference = copy.deepcopy(model)
-    hotloop.compile(model, "aot_eager", regions=regions)
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            assert torch.equal(model(tokens()), reference(tokens()))
-    assert one(model).modes["inference"]["frames_compiled"] == 2 * (5 if regions == "blocks" else 1)
-    assert one(model).modes["training"]["calls"] == 0
-
-
-def test_batchnorm_buffers_inside_blocks_move_each_on_its_own(counter):
-    block = part(lambda s, x: torch.relu(s.norm(s.inner(x))))
-    status = against_eager(Stack(block(), block(), block()), [rows(seed=s) for s in range(3)], regions="blocks")
-    assert status.state == "compiled"
-    assert counter.calls == 3
-
-
-def test_blocks_that_return_tuples_and_take_keywords(counter):
-    block = part(lambda s, x, scale=None, mask=None: (s.inner(x) * scale + (0 if mask is None else mask), x.mean()))
-
-    def call(b, x):
-        y, mean = b(x, scale=2.0, mask=x > 0)
-        return y + mean
-
-    status = against_eager(
-        Stack(block(), block(), block(), call=call), [rows(seed=s) for s in range(2)], regions="blocks"
-    )
-    assert status.state == "compiled"
-    assert "Part" in status.regions
-
-
-def test_two_kinds_of_blocks_in_turn(counter):
-    one_kind, other = part(lambda s, x: torch.relu(s.inner(x))), part(lambda s, x: torch.tanh(s.norm(s.inner(x))))
-    model = Stack(one_kind(), other(), one_kind(), other())
-    status = against_eager(model, [rows(seed=s) for s in range(2)], regions="blocks")
-    assert status.state == "compiled"
-    assert counter.calls == 4
-    assert status.frames_compiled == 6 * 2
-
-
 def test_blocks_of_one_class_that_differ_are_compiled_each(counter):
     class Wide(nn.Module):
         def __init__(self, width, p):
@@ -131,48 +75,6 @@ def test_blocks_of_one_class_that_differ_are_compiled_each(counter):
     status = against_eager(model, [rows(seed=s) for s in range(2)], regions="blocks")
     assert status.state == "compiled"
     assert counter.calls == 2 + 3
-
-
-def test_frozen_blocks_are_not_taken_for_trained_ones(counter):
-    model = Tied(layers=4, tied=False)
-    model.blocks[1].requires_grad_(False)
-    status = against_eager(model, [(tokens(), tokens())] * 2, regions="blocks")
-    assert status.state == "compiled"
-    assert counter.calls == 4
-
-
-def test_a_model_that_starts_and_ends_with_blocks(counter):
-    class Bare(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.Sequential(Block(), Block(), Block())
-
-        def forward(self, x):
-            return self.blocks(x)
-
-    status = against_eager(Bare(), [rows().view(1, 4, 8)] * 2, regions="blocks")
-    assert status.regions == ("Block",)
-    # The first block's input needs no gradient, so it is another program than its like.
-    assert counter.calls == 2
-
-
-def test_a_shared_block_called_twice_with_work_between(counter):
-    class Albert(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks, self.norm = nn.ModuleList([Block(), Block()]), nn.LayerNorm(8)
-
-        def forward(self, x):
-            for _ in range(2):
-                for block in self.blocks:
-                    x = block(x)
-                x = self.norm(x)
-            return x
-
-    status = against_eager(Albert(), [rows().view(1, 4, 8)] * 2, regions="blocks")
-    assert status.state == "compiled"
-    assert counter.calls == 3  # the first block's input is a leaf: another program than the other three
-    assert status.frames_compiled == 2 * 6
 
 
 @pytest.mark.parametrize("where", ["inside", "around"])
@@ -203,37 +105,6 @@ def test_checkpoint_around_a_compiled_component():
     hotloop.compile(model.net, "aot_eager")
     train(model, [rows().requires_grad_()] * 2).assert_equal(reference)
     assert one(model).state == "compiled"
-
-
-@pytest.mark.parametrize("around", ["autocast", "no_grad", "autocast in a block"])
-def test_modes_set_inside_the_model_hold_in_every_piece(around):
-    class Moded(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.blocks, self.last = (
-                nn.Linear(8, 8),
-                nn.ModuleList([Block(), Block(), Block()]),
-                nn.Linear(8, 8),
-            )
-
-        def forward(self, x):
-            x = self.first(x)
-            if around == "autocast":
-                with torch.autocast("cpu", torch.bfloat16):
-                    for block in self.blocks:
-                        x = block(x)
-                return self.last(x.float())
-            if around == "no_grad":
-                with torch.no_grad():
-                    x = self.blocks[1](self.blocks[0](x))
-                return self.last(self.blocks[2](x))
-            x = self.blocks[0](x)
-            with torch.autocast("cpu", torch.bfloat16):
-                x = self.blocks[1](x)
-            return self.last(self.blocks[2](x.float()))
-
-    status = against_eager(Moded(), [rows().view(1, 4, 8)] * 2, regions="blocks")
-    assert status.state == "compiled", status.causes
 
 
 @pytest.mark.campaign

@@ -5,7 +5,7 @@ import traceback
 
 import pytest
 import torch
-from compiling_models import Net, against_eager, assert_same, one, rows, train
+from compiling_models import Net, assert_same, one, rows, train
 from torch import nn
 
 import hotloop
@@ -131,53 +131,6 @@ def test_random_position_and_buffers_after_the_users_error_are_eagers(settings):
     assert_same(after[0][1], after[1][1])
 
 
-def test_met_in_a_recompile_after_good_steps():
-    model = hotloop.compile(Fussy("shape"), "aot_eager")
-    train(model, [rows()])
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            model(rows(3))
-    before = one(model)
-    train(model, [rows()])
-    status = one(model)
-    assert status.frames_compiled == before.frames_compiled + 1
-    assert status.state == "compiled"
-
-
-@pytest.mark.campaign
-def test_it_is_not_traced_forever(monkeypatch):
-    """A loop that catches its own error at every call is not slowed for good."""
-    from hotloop.compiling.observe import collector
-
-    model = hotloop.compile(Fussy("value"), "aot_eager")
-    for _ in range(4):
-        error_of(model, rows(3))
-    frames = collector._reader.frames()
-    for _ in range(4):
-        error_of(model, rows(3))
-    assert collector._reader.frames() == frames
-    train(model, [rows()])
-    status = one(model)
-    assert status.state == "partial"
-    assert any("three rows" in cause.source and cause.file == __file__ for cause in status.causes)
-
-
-@pytest.mark.parametrize("settings", [{}, {"strict": True}])
-def test_item_breaks_the_graph(settings):
-    class Item(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = Net()
-
-        def forward(self, x):
-            x = self.net(x)
-            return x * x.mean().item()
-
-    status = against_eager(Item(), [rows(), rows(seed=1)], **settings)
-    assert status.state == "compiled"
-    assert status.graph_breaks >= 1
-
-
 class Item(nn.Module):
     def forward(self, x):
         return x * 2 if x.sum().item() > 0 else x
@@ -239,25 +192,6 @@ def test_an_operator_of_the_users_own_raises_inside_compiled_code(settings):
     model(rows())
     assert one(model).state == "compiled"
     assert one(model).frames_compiled == 3
-
-
-def test_an_operator_of_torchs_raises_inside_compiled_code(capsys):
-    class Lookup(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(4, 4)
-
-        def forward(self, ids):
-            return self.embed(ids).sum()
-
-    model = hotloop.compile(Lookup(), "aot_eager")
-    model(torch.tensor([1, 2]))
-    with pytest.raises(IndexError, match="index out of range") as caught:
-        model(torch.tensor([1, 9]))
-    assert any("test_errors_as_eager.py" in note and "self.embed(ids)" in note for note in caught.value.__notes__)
-    model(torch.tensor([1, 2]))
-    assert one(model).state == "compiled"
-    assert "Traceback" not in capsys.readouterr().err, "torch prints the graph's source when it raises"
 
 
 def test_keyboard_interrupt_while_compiling_leaves_torch_as_it_was(monkeypatch):

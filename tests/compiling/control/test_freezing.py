@@ -3,9 +3,7 @@
 import copy
 
 import pytest
-import torch
 from compiling_models import Tied, one, tokens, train
-from torch import nn
 
 import hotloop
 
@@ -28,25 +26,3 @@ def test_a_parameter_that_is_frozen_or_unfrozen_later(first, regions):
     assert (mine.gradients[0]["embed.weight"] is None) == first
     mine.assert_equal(its)
     assert one(model).state == "compiled"
-
-
-def test_lora_like_adapters_switched_on_later():
-    class Adapted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.base, self.down, self.up = nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(2, 8)
-
-        def forward(self, x):
-            return self.base(x) + self.up(self.down(x))
-
-    model = Adapted()
-    hotloop.compile(model, "aot_eager")
-    model.requires_grad_(False)
-    model(torch.ones(2, 8))
-    model.up.requires_grad_(True)
-    model(torch.ones(2, 8)).sum().backward()
-    assert model.up.weight.grad is not None
-    assert model.base.weight.grad is None
-    model.requires_grad_(True)
-    model(torch.ones(2, 8)).sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())

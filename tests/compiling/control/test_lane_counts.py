@@ -7,9 +7,6 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop._torch import cudagraphs
-from hotloop.compiling.apply import Cut
-from hotloop.compiling.control.lane import Lane, MarkingLane, lane
 from hotloop.config import component_config
 from hotloop.report import components as shown
 from hotloop.testing import cudagraph_emulation
@@ -78,32 +75,7 @@ def test_hostile_counts_in_a_record_do_no_harm():
     assert all("\n" not in fact and len(fact) < 300 for fact in facts)
 
 
-def test_presets_without_cuda_graphs_get_nothing_of_this():
-    model = hotloop.compile(Net(), "aot_eager")
-    kept = [model(x(seed)) for seed in range(2)]
-    kept[0].sum().backward()
-    assert type(model._compiled_call_impl._training) is Lane
-    status = hotloop.status(model).components["model"]
-    assert status.outputs_copied == 0
-    assert "shapes" not in status.modes["training"]
-    for preset, kind in (("default", Lane), ("inductor", Lane), ("triton", MarkingLane), ("max-autotune", MarkingLane)):
-        config = component_config(preset)
-        assert type(lane("model", "training", config.training, config, Cut())) is kind
-
-
 def test_options_that_turn_cuda_graphs_on_count_as_well_as_modes():
     config = component_config("default", options={"triton.cudagraphs": True})
     assert config.training.cudagraphs
     assert not component_config("triton", options={"triton.cudagraphs": False}).training.cudagraphs
-
-
-def test_without_a_gpu_a_preset_with_cuda_graphs_marks_nothing_and_copies_nothing():
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    model = hotloop.compile(Net(), PRESET, ladder=("aot_eager", "none"))
-    before = cudagraphs.marked()
-    with torch.no_grad():
-        model(x(0))
-    assert cudagraphs.marked() == before
-    one = hotloop.status(model).components["model"]
-    assert (one.running, one.outputs_copied) == ("aot_eager", 0), "a ladder that is given is asked for, rung by rung"

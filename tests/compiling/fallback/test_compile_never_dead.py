@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from compiling_models import Block, Broken, Counter, Net, against_eager, aot, one, real_aot_eager, rows, train
+from compiling_models import Broken, Counter, Net, against_eager, aot, one, real_aot_eager, rows, train
 from torch import nn
 
 import hotloop
@@ -91,18 +91,6 @@ def test_first_compile(failing, model):
     assert cause.hint
 
 
-def test_a_compiler_that_changes_the_graph_before_it_fails_spoils_nothing(plant):
-    def spoils(graph, inputs):
-        for node in list(graph.graph.nodes):
-            if node.op == "call_function" and "relu" in str(node.target):
-                node.target = torch.neg
-        graph.recompile()
-        refuse()
-
-    plant(spoils)
-    assert against_eager(Net(), STEPS).state == "eager"
-
-
 @pytest.mark.parametrize("where", ["backend", "forward", "backward"])
 def test_recompile_for_a_second_shape(plant, where):
     seen = []
@@ -122,65 +110,6 @@ def test_recompile_for_a_second_shape(plant, where):
     assert len(seen) == 3
     # Batches of the first size keep their code, whatever comes of the others.
     assert (status.frames_compiled, status.frames_eager) == (2, 2)
-
-
-def test_one_failing_layer_leaves_the_others_compiled(plant):
-    class Three(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two, self.three = Net(), Net(), Net()
-
-        def forward(self, x):
-            x = self.one(x)
-            torch._dynamo.graph_break()
-            x = self.two(x)
-            torch._dynamo.graph_break()
-            return self.three(x)
-
-    counter = plant(Counter(fail=lambda nth, graph: nth == 2, inner=real_aot_eager()))
-    status = against_eager(Three(), STEPS)
-    assert (status.state, status.running, status.fallbacks) == ("partial", "aot_eager", 1)
-    assert status.frames_compiled == 2 * status.frames_eager > 0
-    assert counter.calls == 3
-
-
-def test_a_failure_in_the_second_graph_does_not_rerun_the_first(plant):
-    ran = []
-    counter = Counter(fail=lambda nth, graph: nth == 2, inner=real_aot_eager())
-    plant(counter)
-    model = Broken()
-    model.one.register_forward_hook(lambda *a: ran.append(1))
-    hotloop.compile(model, "aot_eager")
-    torch.manual_seed(0)
-    model(rows())
-    assert model.one.norm.num_batches_tracked.item() == 1
-    assert model.two.norm.num_batches_tracked.item() == 1
-    assert len(ran) == 1
-    position = torch.get_rng_state()
-    torch.manual_seed(0)
-    hotloop.uncompile(model)(rows())
-    assert torch.equal(position, torch.get_rng_state())
-
-
-def test_one_block_of_many_can_fail_alone(plant):
-    class Stack(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList([Block(), Block()])
-            self.head = nn.Linear(8, 8)
-
-        def forward(self, x):
-            for block in self.blocks:
-                x = block(x)
-            return self.head(x).tanh()
-
-    plant(
-        Counter(fail=lambda nth, graph: any("tanh" in str(n.target) for n in graph.graph.nodes), inner=real_aot_eager())
-    )
-    status = against_eager(Stack(), [rows().view(1, 4, 8)] * 2, regions="blocks")
-    assert (status.state, status.fallbacks) == ("partial", 1)
-    assert status.frames_compiled == 4
-    assert status.frames_eager == 2
 
 
 @pytest.mark.parametrize("model", [Net, Broken])
@@ -204,25 +133,6 @@ def test_a_bug_in_dynamo(monkeypatch, model):
     assert len(failed) <= 6
     assert all(e.stage == "trace" and "dynamo bug" in e.reason for e in failed)
     assert any(c.file and c.file.endswith("compiling_models.py") and "sigmoid" in c.source for c in status.causes)
-
-
-@pytest.mark.parametrize("setting", ["fullgraph", "strict"])
-def test_a_bug_in_dynamo_under_fullgraph_goes_eager_and_under_strict_is_raised(monkeypatch, setting):
-    from torch._dynamo.variables.tensor import TensorVariable
-
-    def bug(*args, **kwargs):
-        raise AssertionError("dynamo bug")
-
-    monkeypatch.setattr(TensorVariable, "call_method", bug)
-    if setting == "strict":
-        model = hotloop.compile(Net(), "aot_eager", strict=True)
-        with pytest.raises(hotloop.errors.CompileFailedError, match="dynamo bug"):
-            model(rows())
-        assert model.norm.num_batches_tracked.item() == 0
-    else:
-        status = against_eager(Net(), STEPS, fullgraph=True)
-        assert (status.state, status.running) == ("eager", "none")
-        assert "dynamo bug" in status.causes[0].reason
 
 
 def test_a_failing_backend_under_strict_is_raised_and_under_fullgraph_steps_down(plant):
@@ -298,22 +208,6 @@ def test_recompile_limit(settings):
     assert any("recompile limit" in cause.reason for cause in status.causes)
 
 
-def test_torchs_own_flag_to_fail_at_the_limit_is_the_users_to_set():
-    class Growing(nn.Module):
-        k = 2
-
-        def forward(self, x):
-            return x * self.k
-
-    model = hotloop.compile(Growing(), "aot_eager")
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        with pytest.raises(Exception, match="fail_on_recompile_limit_hit"):
-            for step in range(40):
-                model.k = step + 2
-                model(rows())
-        assert torch._dynamo.config.suppress_errors is False
-
-
 @pytest.mark.campaign
 def test_the_state_a_module_counts_in_python_moves_once_a_call():
     model = Counting()
@@ -345,24 +239,3 @@ def test_torchs_own_reset_does_not_take_the_safety_off(plant):
     train(model, STEPS).assert_equal(train(reference, STEPS))
     assert one(model).compiles == 2
     assert one(model).fallbacks == 1
-
-
-def test_what_compiles_after_a_reset_still_guards_its_hooks():
-    model, ran = hotloop.compile(Net(), "aot_eager"), []
-    model(rows())
-    torch.compiler.reset()
-    model(rows())
-    model.norm.register_forward_hook(lambda *args: ran.append(1))
-    model(rows())
-    assert ran == [1]
-
-
-def test_a_reset_then_a_bug_in_dynamo(monkeypatch):
-    from torch._dynamo.variables.tensor import TensorVariable
-
-    model = hotloop.compile(Net(), "aot_eager")
-    torch.compiler.reset()
-    monkeypatch.setattr(TensorVariable, "call_method", refuse)
-    reference = copy.deepcopy(model)
-    train(model, STEPS).assert_equal(train(reference, STEPS))
-    assert one(model).state == "eager"

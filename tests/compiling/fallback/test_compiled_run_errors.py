@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from compiling_models import Broken, Counter, Net, aot, dies_as_kernel, one, real_aot_eager, rows, total, train
+from compiling_models import Broken, Counter, Net, aot, dies_as_kernel, one, rows, total, train
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -52,63 +52,6 @@ def test_out_of_memory_is_left_as_it_is(plant, phase):
         total(model(rows())).backward()
     assert type(caught.value) is torch.OutOfMemoryError
     assert caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("cannot be copied")])
-def test_a_kernel_that_dies_is_told_where_eager_cannot_be_asked_for_want_of_copies(plant, monkeypatch, error):
-    plant(aot(forward=dies_as_kernel()))
-    model = hotloop.compile(Net(), "aot_eager")
-    with pytest.raises(CompiledRunError, match="kernel died"):
-        model(rows())
-
-    def fails(*_, **__):
-        raise error
-
-    monkeypatch.setattr(torch.Tensor, "clone", fails)
-    with pytest.raises(CompiledRunError, match="kernel died") as caught:
-        model(rows())
-    (note,) = caught.value.__cause__.__notes__
-    assert str(error) in note
-
-
-def test_a_users_hook_that_raises_in_the_backward_keeps_its_error():
-    class Mine(Exception):
-        pass
-
-    def hook(grad):
-        raise Mine("from my hook")
-
-    model = hotloop.compile(Net(), "aot_eager")
-    model(rows())
-    out = model(rows())
-    out.register_hook(hook)
-    with pytest.raises(Mine, match="from my hook"):
-        total(out).backward()
-    model.first.weight.register_hook(hook)
-    with pytest.raises(Mine, match="from my hook"):
-        total(model(rows())).backward()
-
-
-class Hooked(Net):
-    """Asks for a gradient on its way: a hook inside the graph, which needs gradients to be registered."""
-
-    def __init__(self, write):
-        super().__init__()
-        self.write = write
-
-    def forward(self, x):
-        x = x.mul_(2) if self.write else x * 2
-        x.register_hook(lambda grad: grad * 2)
-        return super().forward(x)
-
-
-@pytest.mark.parametrize("write", [False, True])
-def test_a_graph_with_a_hook_is_not_taken_for_the_users_own_error(plant, write):
-    plant(aot(forward=dies_as_kernel()))
-    model = hotloop.compile(Hooked(write), "aot_eager")
-    x = rows().requires_grad_() * 1.0  # no leaf: writing into it is allowed
-    with pytest.raises(CompiledRunError, match="kernel died"):
-        total(model(x)).backward()
 
 
 class Doubler(torch.autograd.Function):
@@ -164,50 +107,6 @@ def test_backward_twice_is_the_users_error_and_says_what_eager_says():
             loss.backward()
         messages.append(type(caught.value))
     assert messages == [RuntimeError, RuntimeError]
-
-
-@pytest.mark.parametrize("how", ["retain_graph", "create_graph input grad", "autograd.grad", "accumulate"])
-def test_other_ways_to_a_gradient(how):
-    model = Net(p=0.0)
-    reference = copy.deepcopy(model)
-    hotloop.compile(model, "aot_eager")
-    found = []
-    for candidate in (reference, model):
-        x = rows().requires_grad_()
-        loss = total(candidate(x))
-        if how == "retain_graph":
-            loss.backward(retain_graph=True)
-            loss.backward()
-        elif how == "accumulate":
-            loss.backward()
-            total(candidate(rows(seed=1))).backward()
-        elif how == "autograd.grad":
-            torch.autograd.grad(loss, [x], retain_graph=True)[0].sum()
-            loss.backward()
-        else:
-            loss.backward(inputs=[x])
-        found.append([x.grad, *(p.grad for p in candidate.parameters())])
-    for mine, its in zip(*found, strict=True):
-        assert (mine is None) == (its is None)
-        assert mine is None or torch.equal(mine, its)
-
-
-def test_double_backward_says_that_compiled_code_has_none():
-    model = hotloop.compile(Net(p=0.0), "aot_eager")
-    x = rows().requires_grad_()
-    (grad,) = torch.autograd.grad(total(model(x)), [x], create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
-        total(grad).backward()
-
-
-def test_a_failing_backward_is_told_to_the_component_that_ran_last(plant):
-    plant(aot(backward=dies_as_kernel()))
-    first, second = hotloop.compile({"a": Net(), "b": Net()}, "aot_eager").values()
-    first(rows())
-    with pytest.raises(CompiledRunError, match="component 'b'"):
-        total(second(rows())).backward()
-    assert any("kernel died" in cause.reason for cause in one(second).causes)
-    assert not one(first).causes
 
 
 def test_checkpoint_errors_of_the_users_own_are_theirs():
@@ -283,35 +182,6 @@ def test_settings_that_the_user_changed_stay_theirs():
         assert settings() == before
 
 
-def test_a_strict_component_inside_a_forgiving_one_stays_strict(plant):
-    """Each component's own setting holds while it compiles, also while another one's call is going on."""
-    inner = hotloop.compile(Net(), "aot_eager", strict=True)
-
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lead = nn.Linear(8, 8)
-
-        def forward(self, x):
-            x = self.lead(x)
-            torch._dynamo.graph_break()
-            return run_inner(x)
-
-    @torch._dynamo.disable
-    def run_inner(x):
-        return inner(x)
-
-    plant(
-        Counter(
-            fail=lambda nth, graph: any("sigmoid" in str(n.target) for n in graph.graph.nodes), inner=real_aot_eager()
-        )
-    )
-    outer = hotloop.compile(Outer(), "aot_eager")
-    with pytest.raises(hotloop.errors.CompileFailedError):
-        outer(rows())
-    assert settings()["suppress_errors"] is False
-
-
 class Many(nn.Module):
     """Graphs enough to make a component give a preset up: each part ends in a break."""
 
@@ -354,24 +224,6 @@ def test_a_component_steps_down_as_a_whole_at_an_optimizer_step_only(plant, capl
         other.step()
     assert caplog.text.count("from the next graph on, all of it") == 1
     assert one(model).state == "eager"
-
-
-def test_never_inside_a_checkpoints_recomputation(plant):
-    counter = plant(Counter(fail=lambda *a: True))
-
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.many = Many()
-
-        def forward(self, x):
-            return checkpoint(self.many, x, use_reentrant=False)
-
-    model = Outer()
-    reference = train(copy.deepcopy(model), [rows().requires_grad_()] * 3)
-    hotloop.compile(model.many, "aot_eager")
-    train(model, [rows().requires_grad_()] * 3).assert_equal(reference)
-    assert counter.calls == 4
 
 
 def test_no_compiler_steps_the_whole_component_down_at_once(plant):

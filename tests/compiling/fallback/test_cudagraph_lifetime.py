@@ -11,11 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 import hotloop
 from hotloop._torch import cudagraphs
-from hotloop._torch.foreach import copies
 from hotloop._torch.settings import captures
-from hotloop.compiling.fallback.step_marks import Outputs, copied_together, steps
-from hotloop.errors import ConfigError, StaleOutputError
-from hotloop.testing import assert_compiled, cudagraph_emulation
+from hotloop.compiling.fallback.step_marks import copied_together, steps
+from hotloop.errors import StaleOutputError
+from hotloop.testing import cudagraph_emulation
 
 PRESET = "reduce-overhead"
 
@@ -95,20 +94,6 @@ def test_an_output_that_is_an_input_or_a_view_of_one_stays_one(emulation):
     assert hotloop.status(model).components["model"].outputs_copied == 2
 
 
-def test_outputs_that_share_memory_share_it_afterwards(emulation):
-    class Twice(Net):
-        def forward(self, x):
-            out = super().forward(x)
-            return out, out.view(-1), out
-
-    model, _ = both(Twice)
-    with torch.no_grad():
-        one, flat, again = model(x(0))
-        one.zero_()
-    assert again is one
-    assert flat.abs().sum() == 0
-
-
 def test_copies_stay_in_the_autograd_graph_and_keep_shape_and_strides():
     tensors = [torch.randn(3, 4, requires_grad=True).t() * 2, torch.randn(5)[::2], torch.arange(3)]
     copies = copied_together(tensors)
@@ -117,49 +102,6 @@ def test_copies_stay_in_the_autograd_graph_and_keep_shape_and_strides():
         assert one.requires_grad == other.requires_grad
         assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
     assert copies[0].stride() == tensors[0].stride()
-
-
-def test_gradients_are_copied_with_their_strides_sparse_ones_too():
-    dense = [torch.randn(3, 4).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(0)]
-    sparse = torch.eye(3).to_sparse()
-    for given in (dense, [*dense, sparse], []):
-        found = copies(given)
-        assert len(found) == len(given)
-        for one, other in zip(found, given, strict=True):
-            assert one is not other
-            assert torch.equal(one.to_dense(), other.to_dense())
-            assert one.layout == other.layout
-    for one, other in zip(copies(dense), dense, strict=True):
-        assert one.stride() == other.stride()
-        assert not one.numel() or one.data_ptr() != other.data_ptr()
-
-
-def test_tied_weights_autocast_inference_mode_and_outputs_in_a_mapping(emulation):
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.words, self.head = nn.Embedding(10, 8), nn.Linear(8, 10)
-            self.head.weight = self.words.weight
-
-        def forward(self, ids):
-            scores = self.head(torch.tanh(self.words(ids)))
-            return {"scores": scores, "loss": nn.functional.cross_entropy(scores.flatten(0, 1), ids.flatten())}
-
-    model, twin = both(Tied)
-    hotloop.compile(twin, "aot_eager")  # the same kernels, without graphs to overwrite anything
-    held = {id(model): [], id(twin): []}
-    for _ in range(3):
-        ids = torch.randint(10, (2, 5))
-        for each in (model, twin):
-            with torch.autocast("cpu", torch.bfloat16):
-                out = each(ids)
-            out["loss"].backward()  # accumulates
-            with torch.inference_mode():
-                held[id(each)] += [*out.values(), *each(ids).values()]
-    assert same(held[id(model)], held[id(twin)])
-    assert same(grads(model), grads(twin))
-    assert emulation.overwritten == []
 
 
 def test_graph_breaks_and_blocks_are_safe_too(emulation):
@@ -204,22 +146,6 @@ def test_a_compiled_module_that_a_backward_enters_again_is_right_and_counted(emu
     training = hotloop.status(model).components["model"].modes["training"]
     assert training["calls_in_backward"] == 2 * 3
     assert "inside a backward" in str(hotloop.status(model))
-
-
-def test_gradients_that_hooks_and_autograd_grad_hand_out_may_be_held(emulation):
-    model, twin = both()
-    seen = {id(model): [], id(twin): []}
-    for each in (model, twin):
-        each.one.weight.register_hook(seen[id(each)].append)
-    for seed in range(3):
-        for each in (model, twin):
-            given = x(seed).requires_grad_()
-            out = each(given)
-            seen[id(each)] += torch.autograd.grad(out.sum(), [given, each.two.weight], retain_graph=True)
-            out.sum().backward()  # from the second step on, hooks see what is added to an existing gradient
-    assert len(seen[id(model)]) == 9
-    assert same(seen[id(model)], seen[id(twin)])
-    assert emulation.overwritten == []
 
 
 def test_a_gradient_that_is_added_to_an_existing_one_is_not_copied(emulation):
@@ -273,42 +199,8 @@ def test_a_forward_without_backward_holds_steps_up_for_a_while_only_and_its_late
         lost.backward()
 
 
-def test_dropped_forwards_hold_nothing_up(emulation):
-    model, _ = both()
-    for seed in range(3):
-        model(x(seed))
-    assert cudagraphs.marked() == -1  # torch cannot know that they were dropped, so neither is a step marked
-    model(x(0)).sum().backward()
-    model(x(0))
-    assert cudagraphs.marked() == -2
-
-
-def test_a_plain_forward_that_waits_keeps_a_component_from_marking(emulation):
-    model, _ = both()
-    net, twin = Net(), Net()
-    plain = torch.compile(net, backend=emulation.backend)
-    out = plain(x(0))
-    with torch.no_grad():
-        kept = [model(x(seed)) for seed in range(2)]
-    out.sum().backward()
-    twin(x(0)).sum().backward()
-    assert same(grads(net), grads(twin))
-    assert not torch.equal(*kept)
-
-
-def test_a_kept_graph_may_be_gone_through_again(emulation):
+def test_a_backward_that_keeps_its_graph_runs_outside_of_cuda_graphs_and_is_told(emulation):
     model, twin = both()
-    for each in (model, twin):
-        loss = each(x(0)).square().sum()
-        loss.backward(retain_graph=True)
-        each(x(1)).sum().backward()  # the first graph is still needed
-        loss.backward()
-    assert same(grads(model), grads(twin))
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_backward_that_keeps_its_graph_runs_outside_of_cuda_graphs_and_is_told(emulation, strict):
-    model, twin = both(strict_lifetime=strict)
     for seed in range(3):
         for each in (model, twin):
             loss = each(x(seed)).square().sum()
@@ -325,17 +217,6 @@ def test_a_backward_that_keeps_its_graph_runs_outside_of_cuda_graphs_and_is_told
     assert "retain_graph=True" in reason
     assert captures()
     assert emulation.overwritten == []
-
-
-def test_strict_lifetime_raises_at_the_entry_where_somebody_else_has_marked_a_step(emulation):
-    model, _ = both(strict_lifetime=True)
-    first = model(x(0))
-    model(x(1))  # no step is marked: the first forward waits
-    torch.compiler.cudagraph_mark_step_begin()
-    with pytest.raises(StaleOutputError, match="still held when a later call may overwrite it") as found:
-        model(x(2))
-    assert {one.kind for one in found.value.outputs} == {"forward"}
-    del first
 
 
 @pytest.mark.parametrize("how", ["a mark of somebody else", "too long"])
@@ -357,44 +238,6 @@ def test_graphs_hand_out_new_tensors_once_a_forward_was_given_up(emulation, monk
     assert renewed == [True]
     with pytest.raises(StaleOutputError, match="marked between a forward and its backward"):
         lost.sum().backward()
-
-
-def test_strict_lifetime_raises_where_a_gradient_is_held_and_copies_nothing(emulation):
-    model, _ = both(strict_lifetime=True)
-    model(x(0)).sum().backward()
-    with pytest.raises(
-        StaleOutputError, match=r"gradient \d \(of one\.weight.*held by Linear\.weight\.grad.*zero_grad"
-    ) as found:
-        model(x(1))
-    assert sorted(one.name for one in found.value.outputs) == [
-        "of one.bias",
-        "of one.weight",
-        "of two.bias",
-        "of two.weight",
-    ]
-    model.zero_grad()
-    model(x(1)).sum().backward()
-    assert hotloop.status(model).components["model"].outputs_copied == 0
-    assert_compiled(model)
-
-
-def test_strict_lifetime_wants_true_or_false():
-    with pytest.raises(ConfigError, match="strict_lifetime 1: expected True or False"):
-        hotloop.compile(Net(), PRESET, strict_lifetime=1)
-
-
-def test_an_output_wrapper_gives_what_the_graph_gives_in_number_and_kind():
-    class Count:
-        copied = copied_bytes = 0
-
-    count = Count()
-    given = torch.ones(3)
-    outputs = Outputs(lambda x: (x, x * 2, None, 3), lambda: count)
-    for _ in range(2):
-        one, two, nothing, number = outputs(given)
-        assert one is given
-        assert (two.tolist(), nothing, number) == ([2.0] * 3, None, 3)
-    assert (count.copied, count.copied_bytes) == (2, 24)
 
 
 def test_nothing_is_left_waiting_after_the_emulation():

@@ -10,7 +10,6 @@ import hotloop
 from hotloop import presets
 from hotloop._torch import cudagraphs
 from hotloop._torch.cudagraphs import Trees
-from hotloop._torch.settings import outside_cudagraphs
 from hotloop.compiling.fallback import LadderBackend
 
 
@@ -76,15 +75,6 @@ def test_a_forward_that_waits_keeps_hotloop_from_marking(manager):
     assert cudagraphs.marked() == before - 1
 
 
-def test_a_step_that_was_marked_since_a_graph_ran_ends_its_generation(manager):
-    cudagraphs.mark()
-    assert not Trees().ends_generation()  # nothing ran
-    manager.current_node, manager.current_gen = Node(torch.ones(2), 1), cudagraphs.generation()
-    assert not Trees().ends_generation()
-    cudagraphs.mark()
-    assert Trees().ends_generation()
-
-
 def test_a_backward_outside_of_the_graphs_is_told_to_torch_and_every_graph_forgets_its_tensors(manager):
     told = []
     child = types.SimpleNamespace(children={}, remove_node_cached_tensors=lambda: told.append("child"))
@@ -94,17 +84,6 @@ def test_a_backward_outside_of_the_graphs_is_told_to_torch_and_every_graph_forge
     Trees().backward_ran()
     Trees().renew_outputs()
     assert told == ["backward", "root", "child"]
-
-
-def test_torch_uses_no_graph_of_any_size_outside_of_them(trees):
-    sizes = (None, 3, (3, 4))
-    assert all(trees.is_cudagraph_capture_sizes(size) for size in sizes)
-    with outside_cudagraphs():
-        assert not any(trees.is_cudagraph_capture_sizes(size) for size in sizes)
-    assert all(trees.is_cudagraph_capture_sizes(size) for size in sizes)
-    captured = trees.cudagraphify_impl(lambda inputs: ["ran", *inputs], [1], (), device_index=0, is_backward=True)
-    with outside_cudagraphs():
-        assert captured([1]) == ["ran", 1]
 
 
 def test_tensors_outside_the_gpu_are_in_no_graph(manager):
@@ -123,54 +102,6 @@ def test_a_reset_of_torch_frees_the_graphs_of_components_too(trees, monkeypatch)
     assert asked == [True]
     LadderBackend((presets.get("aot_eager"), presets.get("none"))).reset()
     assert asked == [True]
-
-
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        (
-            "CUDAGraphTreeManager",
-            (
-                "current_node",
-                "current_gen",
-                "running_forwards_with_pending_backwards",
-                "id_to_mode",
-                "get_roots",
-                "set_to_running_backward",
-            ),
-        ),
-        (
-            "CUDAGraphNode",
-            (
-                "children",
-                "remove_node_cached_tensors",
-                "outputs_weakrefs",
-                "tensor_weakrefs",
-                "stack_traces",
-                "wrapped_function",
-                "_path_from_root",
-                "_is_cuda_graph_recorded_tensor",
-            ),
-        ),
-        (
-            "CUDAWarmupNode",
-            (
-                "outputs_weakrefs",
-                "tensor_weakrefs",
-                "stack_traces",
-                "wrapped_function",
-                "_path_from_root",
-                "_is_cuda_graph_recorded_tensor",
-            ),
-        ),
-        ("TreeManagerContainer", ("tree_manager",)),
-    ],
-)
-def test_what_is_read_of_torchs_trees_is_there(trees, kind, names):
-    cls = getattr(trees, kind)
-    source = inspect.getsource(cls)
-    for name in names:
-        assert hasattr(cls, name) or f"self.{name}" in source, name
 
 
 def test_the_rule_of_generations_is_the_one_that_was_copied(trees):

@@ -47,15 +47,6 @@ class Waves(nn.Module):
         return waves.sum(), self.outer(waves).square().sum()
 
 
-class Views(Lone):
-    """Gives nothing but views of one tensor, which autograd has nodes of its own for."""
-
-    def forward(self, x):
-        """Give two views."""
-        waves = torch.sin(self.inner(x))
-        return waves.view(-1), waves.t()
-
-
 class Strided(nn.Module):
     """Saves halves of one tensor, and one that is expanded: their strides leave gaps, and overlap."""
 
@@ -138,56 +129,6 @@ def test_code_from_the_cache_that_writes_over_what_was_saved_is_no_danger(donate
     with torch._functorch.config.patch(donated_buffer=donated):
         hotloop.compile(model, "default")
         assert_trains_as(model, reference, twice)
-
-
-@pytest.mark.campaign
-def test_a_graph_is_kept_whose_outputs_are_views(cache):
-    def way(model, x):
-        flat, turned = model(x)
-        flat.square().sum().backward(retain_graph=True)
-        turned.sin().sum().backward()
-
-    reference = Views()
-    assert_trains_as(hotloop.compile(copy.deepcopy(reference), "default"), reference, way)
-
-
-@pytest.mark.campaign
-def test_a_graph_is_kept_that_writes_what_it_makes_into_an_input(cache):
-    class Writing(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x, into):
-            into[:, 2:10].add_(torch.sin(self.inner(x)).cos())
-
-    def way(model, x):
-        into = torch.ones(4, 12, requires_grad=True).clone()
-        model(x, into)
-        loss = into.square().sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-
-    reference = Writing(nn.Linear(8, 8))
-    assert_trains_as(hotloop.compile(copy.deepcopy(reference), "default"), reference, way)
-
-
-@pytest.mark.campaign
-def test_a_graph_is_kept_that_hands_on_what_plain_torch_compile_has_made(cache):
-    class Head(Lone):
-        def forward(self, x):
-            return x.view(-1), torch.sin(self.inner(x)).sum()
-
-    def way(model, x):
-        (grad,) = torch.autograd.grad(model(encoder(x))[1], [model.inner.weight])
-        given, loss = model(encoder(x))
-        (again,) = torch.autograd.grad(loss, [model.inner.weight], retain_graph=True)
-        torch.testing.assert_close(again, grad)
-        (loss + given.sum()).backward()
-
-    encoder = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
-    reference = Head()
-    assert_trains_as(hotloop.compile(copy.deepcopy(reference), "default"), reference, way)
 
 
 @pytest.mark.parametrize("compiled_before", ["by hotloop", "by torch", "both by torch"])

@@ -115,26 +115,6 @@ class TwiceTheSame(torch.nn.Module):
         return made.exp() * (made.exp() + 1)
 
 
-def test_a_loop_and_verify_pass_two_noisy_views():
-    def make():
-        model = TwoViews()
-        optimizer, step = trained(model)
-        return hotloop.Workload(model, optimizer, step, [(torch.randn(16, 8),) for _ in range(4)])
-
-    assert hotloop.verify(make, "aot_eager", steps=1).passes
-    models = TwoViews(), TwoViews()
-    models[1].load_state_dict(models[0].state_dict())
-    optimizer, step = trained(models[0])
-    loop = hotloop.Loop(models[0], optimizer, run="aot_eager", total_steps=12)
-    steps = loop.step(step), trained(models[1])[1]
-    for number in range(12):
-        for one in steps:
-            torch.manual_seed(number)
-            one(torch.randn(16, 8))
-    assert loop.status().tier == "aot_eager"
-    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
-
-
 @pytest.mark.campaign
 @pytest.mark.parametrize("draw", ["normal", "normal_", "randn_like"])
 @pytest.mark.parametrize("options", [{}, {"fallback_random": True}], ids=["own numbers", "eager's numbers"])
@@ -145,12 +125,3 @@ def test_inductor_draws_twice_also_after_plain_torch_compile_has_cached_its_code
     hotloop.compile(model, "default", options=options)
     one, other = model(x)
     assert not torch.equal(one, other)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("draw", ["normal", "randn_like"])
-def test_verify_passes_what_inductor_compiles_in_place(draw):
-    model = TwoViews(DRAWS[draw])
-    optimizer, step = trained(model)
-    workload = hotloop.Workload(model, optimizer, step, [(torch.randn(16, 8),) for _ in range(4)])
-    assert hotloop.verify(workload, "default", steps=1).passes

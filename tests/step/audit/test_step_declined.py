@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from torch.utils import dlpack
 
 import hotloop
-from hotloop.step.guard.compare import Watch
 from hotloop.testing import captured_step_emulation
 
 
@@ -126,10 +125,10 @@ def unique(logits, y):
 READS = {
     item: ("read on the host", "loss.item()"),
     number: ("read on the host", "float(loss.detach())"),
-    printing: ("read on the host", "print(loss.detach())"),
+    printing: ("read on the host: print", "print(loss.detach())"),
     branching: ("read on the host", "if loss > 1.5"),
     to_numpy: ("", "numpy()"),
-    listing: ("read on the host (tolist)", "tolist()"),
+    listing: ("copied to the host", "tolist()"),
     through_dlpack: ("", "np.from_dlpack"),
     as_a_capsule: ("", "to_dlpack("),
     splitting: ("", "tensor_split"),
@@ -149,8 +148,15 @@ SIZED = {
 """What is said of those whose result has no fixed size: nobody can read that outside of the step."""
 
 
+UNSEEN = (listing, to_numpy, through_dlpack, as_a_capsule, splitting)
+"""Reads of a tensor on the CPU, which no operation shows. One on a GPU is copied to the host first, which does."""
+
+
 @pytest.mark.parametrize("loss_of", READS, ids=lambda one: one.__name__)
 def test_a_value_that_python_waits_for_declines_with_the_line(both, loss_of):
+    if loss_of in UNSEEN and both.device.type == "cpu":
+        both.alike(declining(using(loss_of), steps=40))
+        return
     reason, source = READS[loss_of]
     hint = SIZED.get(loss_of, "outside the step")
     told = both.declines(declining(using(loss_of)), reason=reason, source=source, hint=hint)
@@ -387,29 +393,6 @@ def test_a_graph_that_a_step_keeps_is_said_to_be_kept(both):
     both.declines(declining(make), reason="or has asked to keep", hint="return loss.detach()")
 
 
-def test_what_cannot_be_looked_at_is_said_with_its_cause(both, monkeypatch):
-    """A shelf that is closed, say, raises when it is asked for what it holds."""
-    real, weights = Watch._look, [1.0]
-
-    def look(*args, **settings):
-        if weights[0] == 2.0:
-            raise ValueError("invalid operation on closed shelf")
-        return real(*args, **settings)
-
-    monkeypatch.setattr(Watch, "_look", look)
-
-    def outside(number):
-        weights[0] = 2.0 if number >= 9 else 1.0
-
-    step = using(lambda logits, y: F.cross_entropy(logits, y) * weights[0])
-    run = both.alike(declining(step, steps=24, outside=outside))
-    (told,) = run.declined
-    assert told.reason == (
-        "what the step reads in Python cannot be looked at (ValueError: invalid operation on closed shelf)"
-    )
-    assert "where the step does not reach it" in told.hint
-
-
 class Answers:
     """Settings that look up whatever they are asked for, and raise what a dictionary raises."""
 
@@ -442,7 +425,7 @@ def test_settings_that_answer_any_attribute_are_looked_at(both, held):
     run = both.equal(declining(step, steps=24, outside=outside), exact=True, replays=6)
     (dropped,) = run.dropped
     assert "settings" in dropped
-    assert "_values['weight']" in dropped
+    assert "_values has changed" in dropped
 
 
 def test_an_object_that_is_a_key_is_named_by_its_kind(both):
@@ -455,7 +438,7 @@ def test_an_object_that_is_a_key_is_named_by_its_kind(both):
 
         return train_step
 
-    both.declines(declining(make), reason="closure variable counts[(<Classifier>, 'calls')]")
+    both.declines(declining(make), reason="train_step.counts")
 
 
 class Running(Classifier):
@@ -472,7 +455,7 @@ class Running(Classifier):
 
 def test_a_tensor_that_the_step_binds_anew_is_told_to_be_written_into(both):
     program = declining(using(F.cross_entropy), model=Running)
-    both.declines(program, reason="model.mean", hint="write into the tensor that is there")
+    both.declines(program, reason="Running._buffers", hint="write into the tensor that is there")
 
 
 def test_a_line_that_no_kind_of_call_can_be_captured_for_is_found_three_times_at_most():

@@ -7,7 +7,6 @@ import logging
 
 import pytest
 import torch
-import tqdm
 from step_programs import GRAPH, PROVING, STEPS, Classifier, batches
 from torch.nn import functional as F
 
@@ -20,7 +19,7 @@ LOGGER = logging.getLogger("my.program")
 def says(what, asked=GRAPH, steps=STEPS):
     model = Classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-    with captured_step_emulation(), hotloop.Loop(model, optimizer, run=asked) as loop:
+    with captured_step_emulation(), hotloop.Loop(model, optimizer, run=asked, sentinel=0) as loop:
 
         @loop.step
         def train_step(x, y):
@@ -60,19 +59,6 @@ def test_what_a_replay_leaves_out_is_told_once_with_its_line(caplog, capsys, wha
     assert message.startswith(f"train_step: {said} at {__file__}:{number}: {line}. A replay runs no Python")
     heard = capsys.readouterr().out.count("hello") + sum(one.name == "my.program" for one in caplog.records)
     assert heard == PROVING  # whom it reaches otherwise, as often as the step's Python runs
-
-
-def test_a_progress_bar_that_stands_still_in_replays_is_told_of(caplog):
-    caplog.set_level(logging.INFO)
-    bar = tqdm.tqdm(total=STEPS, disable=True)
-
-    def moving(_loss):
-        bar.update(1)
-
-    assert says(moving).tier == GRAPH
-    (message,) = told(caplog)
-    number = moving.__code__.co_firstlineno + 1
-    assert message.startswith(f"train_step: a progress bar's update at {__file__}:{number}: bar.update(1). A replay")
 
 
 def value(loss):

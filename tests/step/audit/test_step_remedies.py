@@ -4,7 +4,6 @@ import pytest
 import torch
 from step_programs import GRAPH, Both, engines
 from torch import nn
-from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
 import hotloop
@@ -19,17 +18,6 @@ RING = torch.eye(5).roll(1, 0).to_sparse().coalesce()
 def cpu():
     with engines("cpu"):
         yield Both("cpu")
-
-
-def drawn(followed):
-    # By default distributions check, until dynamo is loaded, which turns that off.
-    model, settings = nn.Linear(4, 3), {"validate_args": not followed}
-
-    def loss(x):
-        choice = Categorical(logits=model(x), **settings)
-        return -choice.log_prob(choice.sample()).mean() + Normal(model(x), 1.0, **settings).rsample().square().mean()
-
-    return model, loss, lambda: (torch.randn(5, 4),)
 
 
 def encoded(followed):
@@ -242,9 +230,8 @@ REMEDIES = {
     packed: ("in torch/nn/modules/rnn.py:", "torch.gather"),
     averaged: ("in torch/nn/modules/batchnorm.py:", "momentum"),
     speech: ("transformers/models/wav2vec2/modeling_wav2vec2.py:", "layerdrop=0.0"),
-    masked: ("transformers/models/wav2vec2/modeling_wav2vec2.py:", "apply_spec_augment=False"),
+    masked: ("depends on the data: index", "keep the size"),  # on a GPU the library's copy to the host comes first
     experts: ("transformers/models/mixtral/modeling_mixtral.py:", 'experts_implementation="batched_mm"'),
-    drawn: ("in torch/distributions/distribution.py:", "validate_args=False"),
     encoded: ("in torch/nn/modules/transformer.py:", "is_causal="),
     translated: ("in torch/nn/modules/transformer.py:", "tgt_is_causal="),
     clipped: ("in torch/nn/utils/clip_grad.py:", "error_if_nonfinite=False"),
@@ -277,7 +264,7 @@ def training(program, *, followed, **settings):
 @pytest.mark.parametrize("program", REMEDIES, ids=lambda program: program.__name__)
 def test_a_library_that_reads_is_named_with_its_switch_and_the_switch_does_it(cpu, program):
     reason, hint = REMEDIES[program]
-    told = cpu.declines(training(program, followed=False, checks="keep"), reason=reason, hint=hint)
+    told = cpu.declines(training(program, followed=False), reason=reason, hint=hint)
     assert told.file in (__file__, None)
     if program in (speech, masked):
         pytest.importorskip("transformers", "5.23", reason="layer drop reads at 0.0 too")

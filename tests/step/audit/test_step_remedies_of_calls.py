@@ -244,7 +244,7 @@ REMEDIES = {
     a_value_that_is_read: ("a value is read on the host", "return the tensor, and read it outside the step"),
     what_is_noted: ("the step changes Python state", "return what has to be noted"),
     a_tensor_in_the_place_of_another: ("the step changes Python state", ".lerp_()"),
-    a_value_that_changes: ("which changes from step to step", "pass it as a tensor argument"),
+    a_value_that_changes: ("changes again and again", "pass it as a tensor argument"),
     an_argument_of_another_kind: ("cannot be compared from call to call", "pass tensors"),
     a_number_that_is_new_each_time: ("another one in each of", "pass it as a tensor, torch.tensor("),
     a_draw_of_pythons: ("the step draws from", "torch.rand(..., device=...)"),
@@ -264,4 +264,4 @@ def test_a_file_is_written_outside(cpu, tmp_path):
     def program(run, followed):
         return a_file_that_is_written(run, followed, tmp_path / "a.txt")
 
-    check(cpu, program, "", "write it outside the step")
+    check(cpu, program, "", "do it outside the step")

@@ -251,7 +251,7 @@ REMEDIES = {
     a_sparse_gradient_that_is_left: ("is sparse, which no recording keeps", "zero_grad() after the step"),
     a_schedule_in_the_step: ("", "call scheduler.step() outside the step"),
     averaged(within=True): ("`.data = ` in the step gives", ".lerp_()"),
-    averaged(within=False): ("the memory of parameter 1.weight", ".lerp_()"),
+    averaged(within=False): ("ModuleList.1._parameters.items has changed", ".lerp_()"),
     a_closure: ("through a closure", "without a closure"),
     an_optimizer_in_another: ("does not know steps: SGD", "Loop(model, [optimizer, optimizer.base_optimizer])"),
     an_optimizer_of_another_model: ("does not know steps: SGD", "Loop([model, other], [optimizer, its_optimizer])"),

@@ -9,7 +9,7 @@ import hotloop
 from hotloop.step.audit.auditor import _changed_settings
 from hotloop.step.audit.strangers import _name_it
 from hotloop.step.audit.values import sparse_gradients
-from hotloop.step.guard.compare import frozen_settings, learning_rates
+from hotloop.step.watch.optimizers import frozen_settings, learning_rates
 
 
 class Outer(torch.optim.SGD):

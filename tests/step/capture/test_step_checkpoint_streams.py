@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import pytest
 import torch
-from step_programs import STEPS, Classifier, batches
+from step_programs import Classifier, batches
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional as F
@@ -15,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 import hotloop
 from hotloop.step import tiers
-from hotloop.step.state.streams import Repeated, Streams
 from hotloop.testing import captured_step_emulation
 
 
@@ -94,39 +92,6 @@ def test_blocks_that_draw(both, way):
 
 def test_the_sentinel_agrees(both):
     both.equal(training(lambda: Checkpointed("plain"), {"sentinel": 0.5}), exact=True, replays=6)
-
-
-def test_a_seed_and_a_checkpoint_that_come_between_two_steps(both):
-    def between(index, model, optimizer):
-        if index == 11:
-            torch.manual_seed(5)
-            optimizer.load_state_dict(optimizer.state_dict())
-            model.load_state_dict(model.state_dict())
-        if index in (4, 13):
-            torch.rand(3, device=next(model.parameters()).device)
-
-    both.equal(training(lambda: Checkpointed("plain"), between=between), exact=True, replays=8)
-
-
-def test_gradients_that_are_accumulated_over_two_calls(both):
-    def program(run):
-        model = Checkpointed("plain").to(run.device)
-        optimizer = adamw(model)
-
-        @run.loop(model, optimizer).step
-        def train_step(x, y, *, steps):
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            if steps:
-                optimizer.step()
-                optimizer.zero_grad()
-            return loss
-
-        for index, (x, y) in enumerate(batches(run.device, 2 * STEPS)):
-            run.note(train_step(x, y, steps=index % 2 == 1))
-        return model, optimizer
-
-    both.equal(program, exact=True)
 
 
 @contextlib.contextmanager
@@ -221,50 +186,3 @@ def test_compiled_blocks_in_checkpointed_regions(monkeypatch):
     eager, _, eagers = trained("eager")
     assert torch.equal(losses, eager)
     assert torch.equal(position, eagers)
-
-
-def test_a_program_that_reads_otherwise_than_before_is_refused():
-    streams = Streams(torch.device("cpu"))
-    with streams.watching():
-        state = torch.get_rng_state()
-        torch.set_rng_state(state)
-    repeated = Repeated(streams)
-    number, noted = repeated.read()
-    assert number == 0
-    assert torch.equal(noted, state)
-    with pytest.raises(RuntimeError, match="otherwise than in the step before"):
-        repeated.read()
-    other = Repeated(streams)
-    other.read()
-    with pytest.raises(RuntimeError, match="otherwise than in the step before"):
-        other.set(torch.zeros_like(state))
-
-
-def test_other_threads_read_and_set_the_real_state():
-    torch.manual_seed(3)
-    before, found = torch.get_rng_state(), []
-
-    def elsewhere():
-        found.append(torch.get_rng_state())
-        torch.set_rng_state(found[0])
-
-    streams = Streams(torch.device("cpu"))
-    with streams.watching():
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-    assert torch.equal(found[0], before)
-    assert streams.calls == []
-    real = torch.random.get_rng_state
-    with pytest.raises(ValueError, match="the step's own"), Streams(torch.device("cpu")).watching():
-        assert torch.random.get_rng_state is not real
-        raise ValueError("the step's own")
-    assert (torch.random.get_rng_state, torch.get_rng_state) == (real, real)
-
-
-def test_what_a_compiler_reads_and_sets_is_no_call_of_the_step():
-    streams = Streams(torch.device("cpu"))
-    with streams.watching():
-        compiled = torch.compile(lambda x: x + 1, backend="eager")
-        compiled(torch.zeros(2))
-    assert streams.calls == []

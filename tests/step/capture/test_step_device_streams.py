@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import types
-
 import pytest
 import torch
 
@@ -184,17 +182,3 @@ def test_a_replay_draws_where_eager_does(monkeypatch, step):
         machine.default.manual_seed(seed)
         machine.default.set_offset(offset)
         assert machine.eager(replay) == eager
-
-
-def test_an_optimizer_outside_while_the_state_is_set_back_is_refused(monkeypatch):
-    machine = Machine(monkeypatch)
-    streams = Streams(DEVICE)
-    with streams.watching():
-        forked(machine)
-    draws = DeviceStreams(streams, DEVICE)
-    machine.graph = Graph(machine.default)
-    draws.register(machine.graph)
-    with draws.served():
-        forked(machine)
-    with pytest.raises(RuntimeError, match="an optimizer outside of the recording"):
-        draws.register(types.SimpleNamespace())

@@ -38,28 +38,7 @@ def test_in_every_call_of_a_loop_that_captures(run):
             assert isinstance(result["model"], nn.Module)
 
 
-def test_a_loop_that_cannot_capture_returns_what_the_step_does():
-    assert train("aot_eager", usual)[-1]["loss"].grad_fn is not None
-
-
 def test_a_graph_that_is_still_to_be_used_is_the_callers():
     model = nn.Linear(4, 2)
     for result in (model(torch.ones(1, 4)), [model(torch.ones(1, 4)).sum()], {"a": model.weight}):
         assert without_used_graph(result) is result
-
-
-def test_a_function_of_the_users_own_tells_too():
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 2
-
-    weight = torch.ones(2, requires_grad=True)
-    loss = Twice.apply(weight).sum()
-    assert without_used_graph(loss) is loss
-    loss.backward()
-    assert without_used_graph(loss).grad_fn is None

@@ -1,5 +1,7 @@
 """Dropout between the layers of cuDNN's RNNs, whose random state is torch's own: shown by a kernel for the CPU."""
 
+import array
+
 import pytest
 import torch
 from step_programs import Both, engines
@@ -8,7 +10,7 @@ from torch.nn import functional as F
 
 STATE = torch.zeros(8, dtype=torch.uint8)
 """What torch keeps for each device, and hands to each call."""
-HIDDEN = []
+HIDDEN = array.array("b")  # a list would be state of the step's in Python
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def kernel():
     def run(x, *rest):
         hx, state = rest[3], rest[-1]
         if state is None:  # a state that nobody can reach
-            HIDDEN.append(None)
+            HIDDEN.append(0)
             moved = torch.tensor(len(HIDDEN))
         else:
             state.add_(37)
@@ -75,9 +77,3 @@ def test_where_the_step_does_not_repeat_itself_the_dropout_is_named_with_what_to
     assert "an RNN drops between its layers" in told.reason
     assert "torch._cudnn_rnn(" in told.source
     assert "nn.Dropout(p)" in told.hint
-
-
-@pytest.mark.usefixtures("kernel")
-def test_without_dropout_the_rnn_is_not_named(cpu):
-    run, _ = cpu.run(training(None, dropout=0.0), "eager+graph")
-    assert "RNN" not in run.declined[0].reason

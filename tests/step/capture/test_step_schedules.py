@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 import torch
-from step_programs import GRAPH, PROVING, STEPS, Classifier, batches, plain_step
-from torch.nn import functional as F
+from step_programs import PROVING, STEPS, Classifier, batches, plain_step
 from torch.optim import lr_scheduler
 
 
@@ -59,26 +57,6 @@ def test_a_schedule_is_followed_by_a_step_that_is_replayed(both, schedule):
     assert run.dropped == []
 
 
-def test_a_schedule_of_powers_of_two_gives_eagers_bits(both):
-    def halving(optimizer):
-        return lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
-
-    both.equal(training(halving, lambda model: adamw(model, fused=True)), exact=True)
-
-
-def test_each_group_follows_its_own_rate(both):
-    def make(model):
-        inner = [*model.inner.parameters(), *model.norm.parameters()]
-        head = {"params": list(model.head.parameters()), "lr": 0.0625}
-        return torch.optim.AdamW([{"params": inner}, head], lr=0.25, fused=True)
-
-    def opposite(optimizer):
-        return lr_scheduler.LambdaLR(optimizer, [lambda step: 2.0 ** -(step // 2), lambda step: 2.0 ** (step // 4 - 5)])
-
-    run = both.equal(training(opposite, make), exact=True)
-    assert run.calls() == PROVING
-
-
 @pytest.mark.parametrize("kind", ["betas", "momentum"])
 def test_one_cycle_moves_the_optimizer_outside_and_the_rest_stays_captured(both, kind):
     """Its betas or momentum change at every step, which a recording would freeze."""
@@ -105,32 +83,6 @@ def test_one_cycle_moves_the_optimizer_outside_and_the_rest_stays_captured(both,
     assert run.outside == ("optimizer",)
     assert len(run.dropped) <= 3
     assert any(kind in reason for reason in run.dropped)
-
-
-def test_of_two_kinds_of_calls_both_are_captured_around_an_optimizer_that_one_has_moved_outside(both):
-    """The second kind found it outside already, and was declined for what its recording had held of it."""
-
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer = adamw(model)
-        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.125, total_steps=80)
-
-        @run.loop(model, optimizer).step
-        def train_step(x, y, twice):
-            loss = torch.nn.functional.cross_entropy(model(x), y) * (2 if twice else 1)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        for number, (x, y) in enumerate(batches(run.device, 60)):
-            run.note(train_step(x, y, number % 2 == 0))
-            scheduler.step()
-        return model, optimizer, scheduler
-
-    run = both.equal(program)
-    assert (run.outside, run.declined) == (("optimizer",), [])
-    assert run.status().tier == GRAPH
 
 
 CHANGES = {
@@ -167,46 +119,6 @@ def test_a_changed_setting_is_in_force_in_the_very_next_step(both, setting):
     assert [setting in reason for reason in run.dropped] == ([] if setting == "lr" else [True])
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_setting_that_is_a_list_may_be_changed_in_place(both, nested):
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=2**-6, fused=True)
-        group = optimizer.param_groups[0]
-        group["betas"] = [0.9, 0.99]
-        group["own"] = {"thresholds": (1, [2.0])}  # nothing of torch's reads it
-        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
-        for number, (x, y) in enumerate(batches(run.device, 24)):
-            if number == 12:
-                changed = group["own"]["thresholds"][1] if nested else group["betas"]
-                changed[0] = 0.5
-            run.note(train_step(x, y))
-        return model, optimizer
-
-    run = both.equal(program, exact=True)
-    assert run.dropped == [f"{'own' if nested else 'betas'} of parameter group 0"]
-
-
-@pytest.mark.parametrize("how", ["another that is equal", "another that is not", "in place"])
-def test_a_setting_that_is_an_array_is_compared_by_its_values(both, how):
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=2**-6, fused=True)
-        optimizer.param_groups[0]["own"] = np.ones(3)  # nothing of torch's reads it
-        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
-        for number, (x, y) in enumerate(batches(run.device, 24)):
-            if number == 12 and how == "in place":
-                optimizer.param_groups[0]["own"][1] = 2
-            elif number == 12:
-                optimizer.param_groups[0]["own"] = np.ones(3) * (1 if "equal" in how else 2)
-            run.note(train_step(x, y))
-        del optimizer.param_groups[0]["own"]
-        return model, optimizer
-
-    run = both.equal(program, exact=True)
-    assert run.dropped == ([] if "equal" in how else ["own of parameter group 0"])
-
-
 @pytest.mark.parametrize("flags", [{}, {"fused": True}, {"foreach": True}, {"foreach": False}])
 def test_groups_and_checkpoints_keep_python_values(both, flags):
     """What a capture needs (fused kernels, rates in device tensors) is on loan while it is recorded, and no longer."""
@@ -232,22 +144,6 @@ def test_groups_and_checkpoints_keep_python_values(both, flags):
         ] * STEPS
 
 
-def test_a_rate_in_a_tensor_stays_the_users_tensor(both):
-    def program(run):
-        model = Classifier().to(run.device)
-        rate = torch.tensor(0.125, device=run.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
-        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
-        for number, (x, y) in enumerate(batches(run.device)):
-            rate.fill_(2.0 ** -(3 + number // 4))
-            run.note(train_step(x, y))
-            assert optimizer.param_groups[0]["lr"] is rate
-        return model, optimizer, rate
-
-    run = both.equal(program, exact=True)
-    assert run.calls() == PROVING
-
-
 def test_a_run_can_go_on_from_a_checkpoint_that_a_captured_run_made(both):
     """The second half is eager in both runs: what the captured first half left is all that it needs."""
 
@@ -268,32 +164,3 @@ def test_a_run_can_go_on_from_a_checkpoint_that_a_captured_run_made(both):
         return model, optimizer, model_2, optimizer_2
 
     both.equal(program, exact=True)
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_schedule_that_is_given_as_state_may_go_on_outside_of_the_step(both, inside):
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-        schedule = cosine(optimizer)
-        at_end = schedule.step if inside else lambda: None
-
-        @run.loop(model, optimizer, state=schedule).step
-        def train_step(x, y):
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            at_end()
-            return loss
-
-        for x, y in batches(run.device):
-            run.note(train_step(x, y))
-            if not inside:
-                schedule.step()
-        return model, optimizer, schedule
-
-    if inside:
-        both.declines(program, reason="optimizer's settings", hint="outside the step")
-    else:
-        assert not both.equal(program).dropped

@@ -4,16 +4,13 @@ import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
 
 import hotloop
 from hotloop._torch.sharded import Sharded, is_spread, shard_of
 from hotloop.step.state.holdings import Holdings, Views
-from hotloop.step.state.undo import ForwardSyncs
+from hotloop.step.state.snapshot import ForwardSyncs
 from hotloop.testing import captured_step_emulation
-from hotloop.testing.captured import Tape
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +43,7 @@ def made():
 
 def train(run, *, steps=20, every=1, returns=lambda loss, norm: loss, between=None, returned=None, ends=None):
     model, optimizer = made()
-    loop = hotloop.Loop(model, optimizer, run=run)
+    loop = hotloop.Loop(model, optimizer, run=run, sentinel=0)
 
     @loop.step
     def step(x, update):
@@ -108,11 +105,6 @@ def test_whole_parameters_that_an_evaluation_left_are_not_taken_for_the_new_ones
     assert torch.equal(torch.cat(found[:half]), torch.cat(found[half:]))
 
 
-def test_what_a_program_begins_to_gather_before_a_call_is_gathered_again():
-    _, _, ran, _ = beside_eager(between=lambda _number, model: model.unshard(async_op=True))
-    assert ran[-10:] == [("eager+graph", "run")] * 10
-
-
 def test_a_loop_that_is_made_after_an_evaluation_knows_the_shards():
     def evaluated():
         model, optimizer = made()
@@ -140,27 +132,6 @@ def test_the_remedy_of_such_a_result_is_captured():
     assert ran[-1] == ("eager+graph", "run")
 
 
-def test_an_argument_that_is_spread_over_processes_is_declined():
-    model, optimizer = made()
-    mesh = init_device_mesh("cpu", (1,))
-    with captured_step_emulation():
-        loop = hotloop.Loop(model, optimizer, run="eager+graph")
-
-        @loop.step
-        def step(x):
-            loss = model(x.to_local()).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        for _ in range(6):
-            step(distribute_tensor(torch.randn(3, 4), mesh, [Shard(0)]))
-    assert "argument x is spread over processes" in " ".join(str(loop.status()).split())
-    assert loop.last_ran() == ("eager", "run")
-    loop.close()
-
-
 def test_a_forward_that_ended_half_way_is_forgotten():
     model, optimizer = made()
     sharded = Sharded([model])
@@ -182,23 +153,6 @@ def test_a_forward_that_ended_half_way_is_forgotten():
     optimizer.zero_grad()
 
 
-def test_a_backward_that_ended_half_way_leaves_no_gradients():
-    model, _ = made()
-    sharded = Sharded([model])
-
-    def raises(_):
-        raise Raised
-
-    model.second.register_forward_pre_hook(lambda _, given: given[0].register_hook(raises) and None)
-    with pytest.raises(Raised):
-        model(torch.randn(3, 4)).square().mean().backward()
-    whole = model.second.weight
-    assert whole.grad is not None
-    sharded.rest()
-    assert whole.grad is None
-    assert all(type(one).__name__ == "DTensor" for one in model.parameters())
-
-
 def test_another_shard_under_a_parameter_is_seen():
     model, _ = made()
     parameter = next(model.parameters())
@@ -211,78 +165,6 @@ def test_another_shard_under_a_parameter_is_seen():
 
 def unsynced(model):
     model.set_requires_gradient_sync(False)
-
-
-def synced(_number, model):
-    model.set_requires_gradient_sync(True)
-
-
-def test_a_step_that_leaves_a_setting_as_it_found_it_is_replayed():
-    """Fabric's no_backward_sync(enabled=False) around the last backward of a step leaves it off, for each next one."""
-
-    def trained(run):
-        model, optimizer = made()
-        model.register_forward_pre_hook(lambda *_: model.set_requires_gradient_sync(True))
-        loop, draws, losses = hotloop.Loop(model, optimizer, run=run), torch.Generator().manual_seed(1), []
-
-        @loop.step
-        def step(x):
-            loss = model(x).square().mean()
-            loss.backward()
-            unsynced(model)
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        for _ in range(20):
-            losses.append(step(torch.randn(3, 4, generator=draws)))
-            assert [one["reduce_grads"] for one in Sharded([model]).switches()] == [False] * 2
-        ran = loop.last_ran()
-        loop.close()
-        return torch.stack(losses), ran
-
-    eager, _ = trained("eager")
-    with captured_step_emulation():
-        ours, ran = trained("eager+graph")
-    assert torch.equal(eager, ours)
-    assert ran == ("eager+graph", "run")
-
-
-def test_a_step_that_leaves_a_setting_otherwise_than_it_found_it_is_declined():
-    _, _, ran, status = beside_eager(between=synced, ends=unsynced)
-    assert ran[-1] == ("eager", "run")
-    assert "the step leaves set_requires_gradient_sync(), or another of its settings, otherwise" in " ".join(
-        status.replace("│", " ").split()
-    )
-
-
-def test_whole_gradients_that_are_reduced_outside_of_the_step_are_seen_before_it_is_run_twice():
-    """No call finds any, as none of the recordings could, and each leaves some."""
-
-    def trained(run):
-        model, optimizer = made()
-        loop, draws = hotloop.Loop(model, optimizer, run=run), torch.Generator().manual_seed(1)
-
-        @loop.step
-        def accumulate(x):
-            model.set_requires_gradient_sync(False)
-            model(x).square().mean().backward()
-            model.set_requires_gradient_sync(True)
-
-        for _ in range(12):
-            accumulate(torch.randn(3, 4, generator=draws))
-            model(torch.randn(3, 4, generator=draws)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        ran = loop.last_ran()
-        loop.close()
-        return [shard_of(one).detach().clone() for one in model.parameters()], ran
-
-    eager, _ = trained("eager")
-    with captured_step_emulation():
-        ours, ran = trained("eager+graph")
-    assert all(map(torch.equal, eager, ours))
-    assert ran == ("eager", "run")
 
 
 def test_an_undone_step_has_changed_no_setting():
@@ -304,42 +186,6 @@ def test_what_keeps_whole_gradients_or_parameters_is_named():
     sharded = Sharded([model])
     model.set_reshard_after_backward(False)
     assert "set_reshard_after_backward(False)" in sharded.why_not_recorded()
-
-
-def test_a_capture_that_fails_between_two_backwards_leaves_no_whole_gradients(monkeypatch):
-    """The first backward does not reduce: what it has kept would be added to eager's."""
-    recorded, failed = Tape.record, []
-
-    def record(self, operation, args, kwargs):
-        if "cumsum" in str(operation) and not failed:
-            failed.append(1)
-            raise torch.OutOfMemoryError("planted")
-        return recorded(self, operation, args, kwargs)
-
-    def trained(run):
-        model, optimizer = made()
-        loop, draws = hotloop.Loop(model, optimizer, run=run), torch.Generator().manual_seed(1)
-
-        @loop.step
-        def step(x):
-            unsynced(model)
-            model(x).square().mean().backward()
-            model.set_requires_gradient_sync(True)
-            loss = model(x.cumsum(0)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        losses = [step(torch.randn(3, 4, generator=draws)) for _ in range(12)]
-        loop.close()
-        return torch.stack(losses)
-
-    eager = trained("eager")
-    monkeypatch.setattr(Tape, "record", record)
-    with captured_step_emulation():
-        assert torch.equal(eager, trained("eager+graph"))
-    assert failed
 
 
 def test_parameters_that_a_program_keeps_whole_stay_so():

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
+import hotloop.step.loop.status
 from hotloop import events as ev
 from hotloop.testing import captured_step_emulation
 
@@ -120,12 +121,17 @@ def scripts(module):
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a script: ``right, replayed``, ``right, declined`` or ``wrong``; and how it got there."""
+    """What came of a script; and how it got there.
+
+    ``right, replayed`` or ``right, declined``: as eager, bit by bit. ``late``: a later check noticed a change, and the status
+    says which steps may have used the old value. ``wrong``: nothing was noticed.
+    """
 
     kind: str
     drops: list[str]
     declined: list[str]
     replays: int
+    stale: tuple[hotloop.step.loop.status.StaleSteps, ...]
     matters: bool
     """Whether the changes make a difference in eager: a script where they make none tells nothing."""
 
@@ -140,10 +146,10 @@ def train(script, *, captured=False, changes=True):
     model, optimizer, step, *after = parts
     loop = None
     if captured:
-        loop = hotloop.Loop(model, optimizer, run="eager+graph", sentinel=0)
+        loop = hotloop.Loop(model, optimizer, run="eager+graph", total_steps=STEPS)
         step = loop.step(step)
     draws = torch.Generator().manual_seed(1)
-    left, late = [], 0
+    left, late, stale = [], 0, ()
     for number in range(STEPS):
         if changes and number in CHANGES:
             next(running, None)
@@ -153,11 +159,12 @@ def train(script, *, captured=False, changes=True):
             function()
         late += captured and number >= CHANGES[1] and loop.last_ran() == ("eager+graph", "run")
     if captured:
+        stale = loop.status().stale
         loop.close()
     running.close()
     for one in model if isinstance(model, tuple) else (model,):
         left += [value.detach().clone() for value in one.state_dict().values()]
-    return left, late
+    return left, late, stale
 
 
 def equal(some, others):
@@ -168,14 +175,15 @@ def equal(some, others):
 
 def outcome(script):
     """Run a script eagerly, without its changes, and captured."""
-    eager, _ = train(script)
+    eager = train(script)[0]
     matters = not equal(eager, train(script, changes=False)[0])
     with captured_step_emulation(), hotloop.watch() as events:
-        ours, late = train(script, captured=True)
+        ours, late, stale = train(script, captured=True)
     drops = [one.reason for one in events if isinstance(one, ev.CaptureDropped)]
     declined = [one.reason for one in events if isinstance(one, ev.TierDeclined)]
-    kind = "wrong" if not equal(eager, ours) else "right, replayed" if late else "right, declined"
-    return Outcome(kind, drops, declined, late, matters)
+    right = "right, replayed" if late else "right, declined"
+    kind = right if equal(eager, ours) else "late" if stale else "wrong"
+    return Outcome(kind, drops, declined, late, stale, matters)
 
 
 def script_of(trick):

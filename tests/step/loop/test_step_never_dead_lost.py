@@ -20,6 +20,7 @@ from hotloop.errors import CompiledRunError, HotloopError, StepLostError
 from hotloop.step.capture import engines
 from hotloop.step.prove import proof
 from hotloop.step.state import memory_limit, trial_run
+from hotloop.step.state.snapshot import Snapshot
 
 
 class Two:
@@ -190,12 +191,13 @@ def test_the_users_own_exception_after_a_write_passes_unchanged():
 
 def test_what_cannot_be_put_back_is_lost_and_says_so(monkeypatch):
     """Putting back is no place for surprises; where it fails, half of the step is still there, and nobody may go on."""
-    from hotloop.step.state.undo import StepStart
+
+    real = Snapshot.restore
 
     def fails(self):
         raise RuntimeError("planted while the step was undone")
 
-    monkeypatch.setattr(StepStart, "restore", fails)
+    monkeypatch.setattr(Snapshot, "restore", lambda self: real(self) if self._everything else fails(self))
     plan = Plan(Failure("backward kernel", 6))
     with planted(plan), pytest.raises(StepLostError, match="in tier aot_eager, step 7, and could not be undone"):
         Program(Shape(), "aot_eager", plan).train()

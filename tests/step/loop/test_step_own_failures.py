@@ -10,10 +10,11 @@ from step_programs import Classifier, batches
 from torch.nn import functional as F
 
 import hotloop
-from hotloop.step.audit import auditor, listener, op_trace, side_effects, strangers
-from hotloop.step.loop import account, capturing, reporter
+from hotloop.step.audit import auditor, effects, findings, op_trace, strangers
+from hotloop.step.loop import account, capturing, deciding, reporter
 from hotloop.step.policy import policy as fixed
 from hotloop.step.prove import proof, unseen
+from hotloop.step.watch import plain, stream
 
 SAID = logging.getLogger("program")
 
@@ -24,11 +25,10 @@ HOOKS = {
     "the optimizer finds gradients": (op_trace.OpTrace, "_finds"),
     "the optimizer has stepped": (op_trace.OpTrace, "_stepped"),
     "a draw": (op_trace, "draws_random"),
-    "a call in C": (side_effects.SideEffects, "_called"),
-    "a call in Python": (side_effects.SideEffects, "_began"),
-    "a return": (side_effects.SideEffects, "_ended"),
-    "a line is printed or logged": (side_effects.SideEffects, "_note"),
-    "a generator": (side_effects, "drawn_by"),
+    "a function begins": (plain.PlainWatch, "_enter"),
+    "a line is printed or logged": (effects.Effects, "_note"),
+    "a stream is drawn from": (op_trace, "drawn_by"),
+    "an operation is noted": (stream.OpStream, "before"),
     "a module is called": (strangers, "is_sharded"),
 }
 """What runs amid the user's step while it is audited."""
@@ -36,8 +36,8 @@ AROUND = {
     "snapshot of the audit": (auditor, "before_a_run"),
     "what the audit makes of a result": (auditor.StepAuditor, "_of_result"),
     "the kind of a call": (capturing, "key_of"),
-    "the recording is declared proven": (capturing.Capturing, "_tell_proven"),
-    "a replay is due": (capturing.Capturing, "check_due"),
+    "the recording is declared proven": (capturing.Capturing, "agree"),
+    "a replay is due": (deciding.Deciding, "_check_due"),
     "an event": (account.Account, "event"),
     "a line": (reporter, "line_of"),
     "a step is counted": (account.Account, "step"),
@@ -101,7 +101,7 @@ def test_a_hook_of_ours_that_fails_amid_a_step_declines_it(both, monkeypatch, ho
     run = both.alike(program, exact=True)
     assert failed
     assert run.declined, run.status()
-    assert listener.FAILED in run.declined[0].reason
+    assert findings.FAILED in run.declined[0].reason
     assert "Planted" in run.declined[0].reason
     assert run.status().tier == "eager"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 
 import numpy as np
@@ -21,11 +20,6 @@ from hotloop.testing import captured_step_emulation
 def parts():
     model = Classifier()
     return model, torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-
-
-@pytest.mark.parametrize("name", [f"{__file__}:parts", f"{__file__}:StepRunner", "step_programs:batches"])
-def test_a_workload_that_is_there_is_not_run_for_it(name):
-    hotloop.Loop(*parts(), workload=name).close()
 
 
 def empty():
@@ -61,26 +55,6 @@ WRONG = {
     "a workload that is no file": (
         lambda model, optimizer: hotloop.Loop(model, optimizer, workload="nowhere.py:make"),
         "workload 'nowhere.py:make': there is no file",
-    ),
-    "a workload that is no function": (
-        lambda model, optimizer: hotloop.Loop(model, optimizer, workload=f"{__file__}:nobody"),
-        "has no function 'nobody'",
-    ),
-    "a workload that is no module": (
-        lambda model, optimizer: hotloop.Loop(model, optimizer, workload="nowhere.at.all:make"),
-        "there is no module 'nowhere.at.all'",
-    ),
-    "a workload's module without the function": (
-        lambda model, optimizer: hotloop.Loop(model, optimizer, workload="step_programs:nobody"),
-        "workload 'step_programs:nobody': .*step_programs.py has no function 'nobody'",
-    ),
-    "no batches": (
-        lambda model, optimizer: hotloop.Loop(model, optimizer, batches=[]),
-        "batches \\[\\]: there is none",
-    ),
-    "batches without tensors": (
-        lambda model, optimizer: hotloop.Loop(model, optimizer, batches=[3, 4]),
-        "batches: the first, '3', has no tensor: expected what the step is called with",
     ),
     "a record below a file": (
         lambda model, optimizer: hotloop.Loop(model, optimizer, record=f"{__file__}/record"),
@@ -359,15 +333,3 @@ def test_a_report_wants_a_files_name(tmp_path):
     for wrong in (3, tmp_path):
         with pytest.raises(ConfigError, match=r"loop\.report: .*: expected the name of the page's file"):
             loop.report(wrong)
-
-
-def test_a_name_that_no_argument_has_names_the_nearest():
-    model = torch.nn.Linear(2, 2)
-    with pytest.raises(
-        ConfigError, match=r"^Loop\(total_step=\.\.\.\): .* did you mean 'total_steps'\? .*sentinel"
-    ) as found:
-        hotloop.Loop(model, total_step=5)
-    assert isinstance(found.value, TypeError), "as Python's own"
-    assert list(inspect.signature(hotloop.Loop).parameters)[:4] == ["model", "optimizer", "state", "run"]
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'model'"):
-        hotloop.Loop()

@@ -11,8 +11,7 @@ from hotloop.compiling import apply
 from hotloop.decide import Facts
 from hotloop.errors import ConfigError
 from hotloop.measure import Timing
-from hotloop.step.policy import auto, background_tiers, history, process_history, states
-from hotloop.step.prove import proof
+from hotloop.step.policy import auto, background_tiers, history, states
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018}
 
@@ -53,7 +52,6 @@ def trial(
     rate=2**-6,
     width=16,
     dropout=0.25,
-    reads=False,
     prepared=None,
 ):
     """One run of a search; gives losses, model and loop."""
@@ -72,8 +70,6 @@ def trial(
     def step(x):
         loss = model(x).square().mean()
         loss.backward()
-        if reads:
-            assert loss.item() < 1e9
         optimizer.step()
         optimizer.zero_grad()
         return loss
@@ -128,7 +124,7 @@ def test_only_code_that_this_process_holds_is_counted_as_there(held):
     first.program.eager_seconds, first.program.ratios = 0.01, dict.fromkeys(("full", "eager+graph"), (0.5, 0.6))
     second = trial(steps=1)[2].policy.history
     facts = Facts(device="cpu", eager_seconds=0.01)
-    recalled = {name: second.recalled_option(name, facts, None) for name in ("full", "eager+graph", "regional")}
+    recalled = {name: second.option(name, facts, None) for name in ("full", "eager+graph", "regional")}
     assert [name for name, option in recalled.items() if option] == (["full"] if held else []) + ["eager+graph"]
     assert all(option.recalled for option in recalled.values() if option)
 
@@ -148,33 +144,11 @@ def test_what_was_no_faster_is_not_tried_by_later_runs():
     assert [tier.name for tier in second.status().tiers] == ["eager"]
 
 
-def test_a_tier_that_two_runs_declined_is_left_alone_by_the_third():
-    with hotloop.testing.captured_step_emulation():
-        loops = [trial(reads=True)[2] for _ in range(3)]
-    states = [{tier.name: tier.state for tier in loop.status().tiers} for loop in loops]
-    assert [one.get("eager+graph") for one in states] == ["declined", "declined", None]
-
-
 def test_a_later_run_too_short_for_the_proof_stays_eager():
     with hotloop.testing.captured_step_emulation():
         trial()
         short = trial(steps=6, total=6)[2]
     assert short.status().tier == "eager"
-
-
-def test_runs_that_share_carry_the_credit_from_one_to_the_next():
-    with hotloop.testing.captured_step_emulation():
-        alone = trial()[2]
-        alone.close()
-        assert process_history.carried_seconds() == 0.0
-        first = trial(runs=5)[2]
-        saved = first.status().seconds_saved
-        first.close()
-    left = process_history.carried_seconds()
-    assert left == pytest.approx(0.02 * 0.010 * 60 + saved - first.policy.prepare_seconds - first.policy.trial_seconds)
-    spent = trial(runs=4.5, steps=1)[2].policy._standing()
-    assert (spent.runs, spent.carried_seconds) == (4.5, left)
-    assert trial(steps=1)[2].policy._standing().carried_seconds == 0.0
 
 
 class Child:
@@ -187,7 +161,7 @@ class Child:
         self.made.append(self)
 
     @classmethod
-    def start(cls, request, *, limit_seconds):
+    def start(cls, factory, settings, **limits):
         return cls()
 
     def poll(self):
@@ -204,21 +178,16 @@ def children(monkeypatch):
     return kind.made
 
 
-def with_recorder(loop):
-    class Noted:
-        reason = ""
-
-        def request(self, settings):
-            return settings
-
-    loop.policy.background._recorder = Noted()
+def with_factory(loop):
+    object.__setattr__(loop.context, "workload", "programs.py:make")
+    loop.policy.background.unavailable = ""
 
 
 SLOW = {**TIMES, "eager": 1.0, "full": 0.4}
 
 
 def test_a_child_that_compiles_goes_on_for_the_next_run_and_ends_with_the_last(children):
-    first = trial(times=SLOW, total=100_000, steps=20, runs=3, prepared=with_recorder)[2]
+    first = trial(times=SLOW, total=100_000, steps=20, runs=3, prepared=with_factory)[2]
     first.close()
     assert [one.stopped for one in children] == [False]
     second = trial(times=SLOW, total=100_000, steps=20, runs=2)[2]
@@ -232,7 +201,7 @@ def test_a_child_that_compiles_goes_on_for_the_next_run_and_ends_with_the_last(c
 
 def test_of_two_children_that_are_left_one_stays(children):
     for width in (16, 24):
-        trial(times=SLOW, total=100_000, steps=20, runs=9, width=width, prepared=with_recorder)[2].close()
+        trial(times=SLOW, total=100_000, steps=20, runs=9, width=width, prepared=with_factory)[2].close()
     assert [one.stopped for one in children] == [True, False]
 
 
@@ -249,39 +218,19 @@ def test_a_number_of_runs_that_no_float_holds_is_taken_as_very_many():
 
 
 def test_the_second_run_expects_a_capture_to_take_what_the_first_took(monkeypatch):
-    offered, recalled = [], history.History.recalled_option
+    offered, known = [], history.History.option
 
     def noting(self, *args):
-        offered.append(recalled(self, *args))
+        offered.append(known(self, *args))
         return offered[-1]
 
-    monkeypatch.setattr(history.History, "recalled_option", noting)
+    monkeypatch.setattr(history.History, "option", noting)
     monkeypatch.setattr(states.Preparing, "spent", 0.125)
     with hotloop.testing.captured_step_emulation():
         trial()
         offered.clear()
         trial(rate=2**-7)
     assert {one.prepare_seconds for one in offered if one is not None and one.tier == "eager+graph"} == {0.125}
-
-
-def test_noise_that_an_earlier_run_saw_is_allowed_in_a_later_one(monkeypatch):
-    """The first run's step is seen to differ from itself; the second's happens not to, and its recording then does."""
-    spread_of, noise = proof.spread_of, iter([1e-6, 0.0])
-
-    def spread(*args):
-        result, found = spread_of(*args)
-        by = next(noise)
-        return result, {name: dataclasses.replace(one, rms_difference=by, relative=by) for name, one in found.items()}
-
-    monkeypatch.setattr(proof, "spread_of", spread)
-    with hotloop.testing.captured_step_emulation():
-        trial()
-        second = trial(rate=2**-7)[2]
-    [noise] = [
-        one.state.recorded.noise for runner in second._runners for one in runner.capturing.kinds.values() if one.begun
-    ]
-    assert [one.relative for one in noise._measured[0].values()] == [0.0] * len(noise.spread)
-    assert {one.relative for name, one in noise.spread.items() if name.startswith("parameter")} == {1e-6}
 
 
 def test_a_known_tier_that_is_not_switched_to_is_left_after_its_proof(monkeypatch):

@@ -99,7 +99,7 @@ def two_steps():
         torch.manual_seed(0)
         model = DistributedDataParallel(Blocks(3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        loop, ran = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL), ""
+        loop, ran = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL, sentinel=0), ""
 
         def made(power):
             def step(x):

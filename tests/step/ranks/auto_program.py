@@ -29,11 +29,13 @@ import hotloop
 from hotloop.errors import StepLostError
 from hotloop.measure import Timing
 from hotloop.step.capture.in_and_out import Inputs
+from hotloop.step.loop import deciding
+from hotloop.step.loop.capturing import Capturing
 from hotloop.step.policy.agreed_auto import AgreedAuto, AgreedCandidates
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.candidates import Candidates
 from hotloop.step.policy.states import Preparing
-from hotloop.step.prove.agreed_sentinel import AgreedSentinel
+from hotloop.step.prove.schedule import SHARE, Schedule
 from hotloop.step.state import trial_run
 from hotloop.testing.captured import Tape, TapeRecording
 
@@ -153,7 +155,7 @@ def flaky():
     return {"same": all(same for same, _ in told.values()), "tiers": sorted({tier for _, tier in told.values()})}
 
 
-def ends(at, *, hangs=False):
+def ends(at, *, hangs=False, sentinel=0.0):
     """One process ends, or hangs, before a step."""
 
     def between(number, model):
@@ -164,7 +166,7 @@ def ends(at, *, hangs=False):
     began = time.monotonic()
     with CAPTURES(), paced(FASTER):
         try:
-            train("auto", total=TOTAL, between=between)
+            train("auto", total=TOTAL, between=between, sentinel=sentinel)
         except (StepLostError, RuntimeError) as error:
             return {"raised": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}
     return {"raised": ""}
@@ -177,8 +179,16 @@ def hangs():
 
 def ends_in_a_check():
     """One process ends before the second step of a check."""
-    with checked_after(10):
-        return ends(34)
+    steps, real = [], Capturing.prove
+
+    def prove(self, kind, call, tier):
+        steps.extend([kind] if kind.checked else [])
+        if len(steps) == 2:
+            os._exit(9)
+        return real(self, kind, call, tier)
+
+    with checked_after(10), on_rank_1(Capturing, "prove", prove):
+        return ends(-1, sentinel=SHARE)
 
 
 def short_batches():
@@ -210,7 +220,7 @@ def two_steps():
         torch.manual_seed(0)
         model = DistributedDataParallel(Net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        loop = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL)
+        loop = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL, sentinel=0)
 
         def made(reads):
             def step(x):
@@ -245,7 +255,7 @@ def resumed():
         torch.manual_seed(0)
         model = DistributedDataParallel(Net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        loop, ran = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL), ""
+        loop, ran = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL, sentinel=0), ""
         loop.load_state_dict({"steps": 500 + RANK})
 
         @loop.step
@@ -274,26 +284,20 @@ def resumed():
 @contextlib.contextmanager
 def checked(distance=(10, 14)):
     """Let each process ask for a check after so many replays, whatever it costs."""
-    real = AgreedSentinel.step_ends
-
-    def ends(self, **how):
-        real(self, **how)
-        return distance[RANK % 2]
-
-    with mock.patch.object(AgreedSentinel, "step_ends", ends):
+    with checked_after(distance[RANK % 2]):
         yield
 
 
 @contextlib.contextmanager
 def checked_after(replays):
-    """Let a check come after exactly so many replays."""
-    real = AgreedSentinel.proven
+    """Let a look come after exactly so many replays, and a check of values after each look."""
+    counted = {}
 
-    def proven(self, distance, **how):
-        real(self, distance, **how)
-        self._left = replays
+    def due(self, _step):
+        counted[self] = counted.get(self, 0) + 1
+        return counted[self] % replays == 0
 
-    with mock.patch.object(AgreedSentinel, "proven", proven):
+    with mock.patch.object(Schedule, "due", due), mock.patch.object(deciding, "VALUES_EVERY", 1):
         yield
 
 
@@ -309,18 +313,18 @@ def goes_wrong(run):
                 models[-1].module.second.bias.mul_(1.001)
 
     with on_rank_1(Tape, "replay", replay), checked():
-        return chosen(run=run, made=models.append, steps=100)
+        return chosen(run=run, made=models.append, steps=100, sentinel=SHARE)
 
 
 def checks(**how):
     with checked():
-        return chosen(steps=120, **how)
+        return chosen(steps=120, sentinel=SHARE, **how)
 
 
 def caught_in_a_check():
     """One process catches an exception in a step of a check."""
     with checked_after(20):
-        return chosen(run="eager+graph", flaky=36)
+        return chosen(run="eager+graph", flaky=36, sentinel=SHARE)
 
 
 def no_memory_for_a_check():
@@ -331,15 +335,14 @@ def no_memory_for_a_check():
             raise torch.OutOfMemoryError("planted")
         return real(program)
 
-    checks_begun, due = [], AgreedSentinel.due
+    checks_begun, real_checked = [], Schedule.checked
 
-    def noted(self):
-        begun = due(self)
-        checks_begun.append(begun)
-        return begun
+    def noted(self, *cost, **how):
+        checks_begun.append(1)
+        return real_checked(self, *cost, **how)
 
-    with checked_after(20), mock.patch.object(AgreedSentinel, "due", noted):
-        return chosen(run="eager+graph", planted=on_rank_1(trial_run, "Snapshot", snapshot))
+    with checked_after(20), mock.patch.object(Schedule, "checked", noted):
+        return chosen(run="eager+graph", planted=on_rank_1(trial_run, "Snapshot", snapshot), sentinel=SHARE)
 
 
 def without_a_wrapper():

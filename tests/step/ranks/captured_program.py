@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 import hotloop
 from hotloop.errors import ConfigError, StepLostError
 from hotloop.step.capture.in_and_out import Inputs
-from hotloop.step.ranks import votes
+from hotloop.step.ranks import peers as votes
 from hotloop.step.state import trial_run
 from hotloop.testing import captured_step_emulation
 from hotloop.testing.captured import Tape, TapeRecording
@@ -113,6 +113,7 @@ def train(  # a scenario each
     total=None,
     by=None,
     net=Net,
+    sentinel=0.0,
 ):
     """Train; return the losses, the state, and the loop's status.
 
@@ -130,6 +131,7 @@ def train(  # a scenario each
         total: how many the loop is told of; None for as many.
         by: returns the optimizer of some parameters; None for SGD.
         net: makes the model.
+        sentinel: the share of time for checks; 0 for none, so that replays can be counted.
     """
     torch.manual_seed(0)
     model = DistributedDataParallel(net().to(DEVICE), **(wrap or {}))
@@ -137,7 +139,7 @@ def train(  # a scenario each
         made(model)
     optimizer = (by or momentum)(model.parameters())
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total or steps)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total or steps, sentinel=sentinel)
 
     @loop.step
     def step(x, y, update):
@@ -263,7 +265,7 @@ def two_steps(run, first_at, fails_at=None):
     torch.manual_seed(0)
     model = DistributedDataParallel(Net().to(DEVICE))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    loop = hotloop.Loop(model, optimizer, run=run, total_steps=60)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=60, sentinel=0)
 
     def made(scale):
         def step(x, y):
@@ -325,7 +327,7 @@ def shared_memory():
         torch.manual_seed(0)
         model = DistributedDataParallel(Net().to(DEVICE))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        loop, ran = hotloop.Loop(model, optimizer, run=run, total_steps=60), []
+        loop, ran = hotloop.Loop(model, optimizer, run=run, total_steps=60, sentinel=0), []
 
         @loop.step
         def step(one, other):
@@ -488,7 +490,7 @@ def adversaries():
         nets = nn.Linear(6, 6), nn.Linear(6, 1)
         generator, critic = models = [DistributedDataParallel(net.to(DEVICE)) for net in nets]
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in models]
-        loop, ran = hotloop.Loop(models, optimizers, run=run, total_steps=120), []
+        loop, ran = hotloop.Loop(models, optimizers, run=run, total_steps=120, sentinel=0), []
 
         @loop.step
         def judge(x, z):

@@ -48,7 +48,7 @@ def main(when):
         net = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 3)).to(device)
         model = DistributedDataParallel(net, gradient_as_bucket_view=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        loop = hotloop.Loop(model, optimizer, run="eager+graph", total_steps=1000)
+        loop = hotloop.Loop(model, optimizer, run="eager+graph", total_steps=1000, sentinel=0)
 
         @loop.step
         def step(x):

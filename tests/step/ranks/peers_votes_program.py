@@ -13,14 +13,14 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop.step.prove import proof
-from hotloop.step.ranks import votes
+from hotloop.step.ranks import peers as votes
 from hotloop.step.state import trial_run
 
 VOTE_SECONDS = 3.0
 
 
-def made(kind, run, also=None):
-    """Give a model, and a step that trains it, under a loop where one is wanted; ``also`` is called in each step."""
+def made(kind, run):
+    """Give a model, and a step that trains it, under a loop where one is wanted."""
     torch.manual_seed(0)
     model = Net().to(DEVICE) if kind == "local" else wrapped(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
@@ -31,8 +31,6 @@ def made(kind, run, also=None):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if also is not None:
-            also()
         return loss.detach()
 
     return model, loop, loop.step(train_step) if loop else train_step
@@ -44,9 +42,9 @@ def batch(step, rows=6):
     return x.to(DEVICE), y.to(DEVICE)
 
 
-def trained(kind, run, steps, *, before=None, rows=lambda step: 6, also=None):
+def trained(kind, run, steps, *, before=None, rows=lambda step: 6):
     """Train so many steps; gives parameters, and what the loop tells."""
-    model, loop, step = made(kind, run, also)
+    model, loop, step = made(kind, run)
     torch.manual_seed(RANK)
     with Join([model]) if kind == "ddp-nobuffers" else torch.enable_grad():
         for number in range(steps):
@@ -54,7 +52,7 @@ def trained(kind, run, steps, *, before=None, rows=lambda step: 6, also=None):
                 before(number)
             step(*batch(number, rows(number)))
     left = {name: one.detach().clone() for name, one in model.named_parameters()}
-    told = (loop.status(), loop.context.peers.unanswered, sorted(loop.context.reports.said)) if loop else None
+    told = (loop.status(), loop.context.peers.unanswered) if loop else None
     if loop:
         loop.close()
     return left, told
@@ -65,13 +63,12 @@ def compared(*args, **settings):
     eager, _ = trained(args[0], None, *args[1:], rows=settings.get("rows", lambda step: 6))
     torch.compiler.reset()
     dist.barrier()
-    ours, (status, unanswered, said) = trained(args[0], "aot_eager", *args[1:], **settings)
+    ours, (status, unanswered) = trained(args[0], "aot_eager", *args[1:], **settings)
     return {
         "same": all(torch.allclose(ours[name], eager[name], rtol=1e-5, atol=1e-6) for name in eager),
         "tiers": {one.name: one.steps for one in status.tiers},
         "status": str(status),
         "unanswered": unanswered,
-        "said": said,
     }
 
 
@@ -96,18 +93,19 @@ def late():
 
 def shapes():
     """Lengths that never come twice; then lengths that vary once the tier is proven."""
-    asked, real = [], votes.Peers.agree
+    asked, real = [], votes.Peers.lowest
 
-    def agree(self, *vote):
-        asked.append(vote)
-        return real(self, *vote)
+    def lowest(self, about, *numbers):
+        if about == votes.About.CALL:
+            asked.append(numbers)
+        return real(self, about, *numbers)
 
-    votes.Peers.agree = agree
+    votes.Peers.lowest = lowest
     try:
         never = compared("local", 80, rows=lambda step: 4 + step)
         return {**never, "votes": len(asked), "later": compared("local", 40, rows=lambda step: max(6, step - 12))}
     finally:
-        votes.Peers.agree = real
+        votes.Peers.lowest = real
 
 
 def begun():
@@ -117,7 +115,7 @@ def begun():
     counts = [loop.context.peers.begun()]
     dist.all_reduce(torch.ones(1, device=DEVICE), group=group)
     counts.append(loop.context.peers.begun())
-    loop.context.peers.agree(votes.Vote.YES)
+    loop.context.peers.lowest(votes.About.CALL, 1)
     counts.append(loop.context.peers.begun())
     loop.close()
     return [count - counts[0] for count in counts]
@@ -138,7 +136,7 @@ def given_up(first):
     _, loop, _ = made("local", "aot_eager")
     dist.all_reduce = all_reduce
     try:
-        found = [loop.context.peers.agree(votes.Vote.YES).name for _ in range(5)]
+        found = [loop.context.peers.lowest(votes.About.CALL, 1) for _ in range(5)]
     finally:
         dist.all_reduce = real
     dist.barrier()
@@ -173,27 +171,12 @@ def no_memory(home, name):
         setattr(home, name, real)
 
 
-def rehearsed():
-    """A step that one process alone does something in, in its third call, that nobody can undo."""
-    now, written = [0], []
-
-    def also():
-        if (RANK, now[0]) == (1, 2):
-            written.append(now[0])
-
-    def before(step):
-        now[0] = step
-
-    return {**compared("ddp", 20, before=before, also=also), "written": written}
-
-
 RUNS = {
-    "rehearsed": rehearsed,
     "waiter first": lambda: given_up(0),
     "waiter last": lambda: given_up(1),
     "again": again,
     "no memory before": lambda: no_memory(trial_run, "Snapshot"),
-    "no memory between": lambda: no_memory(proof, "StepStart"),
+    "no memory between": lambda: no_memory(proof, "Snapshot"),
     "shapes": shapes,
     "begun": begun,
     "alone": alone,

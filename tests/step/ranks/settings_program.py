@@ -45,7 +45,7 @@ def called_apart(run, *, alone_at=None, argument=None):
     model = DistributedDataParallel(Net(), broadcast_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with captured_step_emulation(), paced(FASTER):
-        loop, ran = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL), ""
+        loop, ran = hotloop.Loop(model, optimizer, run=run, total_steps=TOTAL, sentinel=0), ""
 
         @loop.step
         def step(x, name):

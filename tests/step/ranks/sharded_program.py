@@ -83,6 +83,7 @@ def train(  # a scenario each
     steps=STEPS,
     syncs=None,
     total=1000,
+    sentinel=0.0,
     **settings,
 ):
     """Train; return the losses, the state, and the loop's status.
@@ -100,11 +101,12 @@ def train(  # a scenario each
         steps: how many.
         syncs: says whether a call reduces gradients, which the step itself switches off and on.
         total: steps that the loop is told of.
+        sentinel: the share of time for checks; 0 for none, so that replays can be counted.
         settings: of the loop.
     """
     model = made()
     optimizer = by(model.parameters())
-    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total, **settings)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total, sentinel=sentinel, **settings)
     clear = clear or (lambda one: one.zero_grad())
 
     @loop.step

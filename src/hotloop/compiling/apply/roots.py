@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from hotloop.events import FrameEager
 
 _KEPT = 256
-"""Roots kept for modules that no longer live, so that the next trial of a search finds its code."""
-_roots: collections.OrderedDict[tuple[Hashable, ...], SharedRoots] = collections.OrderedDict()
-_lock = threading.Lock()
+"""Keys whose roots are kept, so that the next trial of a search finds its code."""
+_SIZES = 16
+"""Batch sizes whose code equal targets keep: a search may vary the size from trial to trial."""
+_OWN_SIZES = 2
+"""Batch sizes of one target with code of their own: the full batch, and the short last one (or a trial call's)."""
+_shared: collections.OrderedDict[tuple[Hashable, ...], _Shared] = collections.OrderedDict()
+_lock = threading.RLock()
 
 
 @dataclasses.dataclass(eq=False)
@@ -41,119 +45,81 @@ class Root:
     """Python runs between its graphs."""
     sharded: bool = False
     """It calls a module of FSDP2's, whose hooks stay outside."""
-    open: bool = False
-    """Takes batches of any size: the size is made dynamic from the first compile on."""
 
 
-class SharedRoots:
-    """The roots that equal targets share: one for each batch size, and one for any size.
-
-    Args:
-        make: makes a root.
-    """
-
-    _SIZES = 16
-    """Batch sizes whose code is kept: a search may vary the size from trial to trial."""
+class _Shared:
+    """The roots that equal targets share, by batch size; None is for calls whose size does not matter."""
 
     def __init__(self, make: Callable[[], Root]) -> None:
         self._make = make
-        self._lock = threading.Lock()
-        self._sizes: collections.OrderedDict[int | None, Root] = collections.OrderedDict()
-        self._open: Root | None = None
+        self._roots: collections.OrderedDict[int | str | None, Root] = collections.OrderedDict()
 
     @property
     def full(self) -> bool:
-        """Whether one of the roots has reached torch's recompile limit."""
-        return any(root.full for root in (*self._sizes.values(), *([self._open] if self._open else [])))
+        return any(root.full for root in self._roots.values())
 
-    def of(self, size: int | None) -> Root:
-        """Return the root of a batch size; None stands for calls whose size does not matter."""
-        with self._lock:
-            root = self._sizes.pop(size, None) or self._make()
-            self._sizes[size] = root
-            while len(self._sizes) > self._SIZES:
-                self._sizes.popitem(last=False)
+    def of(self, size: int | str | None) -> Root:
+        with _lock:
+            root = self._roots.pop(size, None) or self._make()
+            self._roots[size] = root
+            while len(self._roots) > _SIZES:
+                self._roots.popitem(last=False)
             return root
-
-    def open(self) -> Root:
-        """Return the root for batches of any size."""
-        with self._lock:
-            if self._open is None:
-                self._open = self._make()
-                self._open.open = True
-            return self._open
 
 
 class Roots:
     """The roots of one target, shared with equal targets: one for each of its first batch sizes, one for all others.
 
     Where one function saw two sizes, torch would compile it a second time with the size dynamic, and run the batches of
-    the first size on that slower code as well, for good: one short last batch does that. With code of their own, full
-    batches keep theirs. Code objects of their own also keep torch's memory of varying sizes apart. How many sizes have
-    code of their own is counted by target: in a search over batch sizes each trial has one.
+    the first size on that slower code as well, for good: one short last batch does that.
 
     Args:
         shared: the roots of all equal targets.
         by_size: whether batch sizes get code of their own; False where the user decided on dynamic shapes.
     """
 
-    _OWN_SIZES = 2
-    """Batch sizes of one target with code of their own: the full batch, and the short last one (or a trial call's)."""
-
-    def __init__(self, shared: SharedRoots, *, by_size: bool) -> None:
+    def __init__(self, shared: _Shared, *, by_size: bool) -> None:
         self._shared, self._by_size = shared, by_size
-        self._lock = threading.Lock()
         self._rank: int | None = None
-        self._plain: Root | None = None
-        self._sizes: dict[int, Root] = {}
-        self._further: Root | None = None
+        self._roots: dict[int | str | None, Root] = {}
 
-    def all(self) -> list[Root]:
-        """Return the roots that the target has used."""
-        return [root for root in (self._plain, *self._sizes.values(), self._further) if root is not None]
-
-    def _unsized(self) -> Root:
-        """Return the root of calls whose batch size does not matter."""
-        if self._plain is None:
-            self._plain = self._shared.of(None)
-        return self._plain
+    def used(self) -> int:
+        """Return the number of roots that the target has used."""
+        return len(self._roots)
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Root, str]:
         """Return the root for a call, and what differs, in torch's words, where the root is new and not the first."""
-        if not self._by_size:
-            return self._plain or self._unsized(), ""
-        name, tensor = _first_tensor(args, kwargs)
+        name, tensor = _first_tensor(args, kwargs) if self._by_size else ("", None)
         if tensor is None:
-            return self._plain or self._unsized(), ""
-        if tensor.ndim != self._rank:
-            if self._rank is not None:  # another kind of call: torch compiles it anew, static
-                mismatch = f"tensor '{name}' rank mismatch. expected {self._rank}, actual {tensor.ndim}"
-                differs = "" if self._plain else mismatch
-                return self._plain or self._unsized(), differs
+            return self._root(None), ""
+        if self._rank is None:
             self._rank = tensor.ndim
+        if tensor.ndim != self._rank:  # another kind of call: torch compiles it anew, static
+            differs = f"tensor '{name}' rank mismatch. expected {self._rank}, actual {tensor.ndim}"
+            return self._root(None), "" if None in self._roots else differs
         size = tensor.shape[0]
-        known = self._sizes.get(size)
-        if known is not None:
+        if (known := self._roots.get(size)) is not None:
             return known, ""
-        with self._lock:
+        with _lock:
             return self._unseen(name, size, args, kwargs)
+
+    def _root(self, size: int | str | None) -> Root:
+        if size not in self._roots:
+            self._roots[size] = self._shared.of(size)
+        return self._roots[size]
 
     def _unseen(self, name: str, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Root, str]:
         """Return the root for a batch size that has no code of its own yet; see `of`."""
-        if (root := self._sizes.get(size)) is not None:  # another thread was first
-            return root, ""
-        known = " or ".join(map(str, self._sizes))
-        differs = f"tensor '{name}' size mismatch at index 0. expected {known}, actual {size}" if known else ""
-        if len(self._sizes) < self._OWN_SIZES:
-            self._sizes[size] = root = self._shared.of(size)
-        elif self._further is None:
-            root = self._further = self._shared.open()
-        else:
-            root, differs = self._further, ""
-        for _, tensor in _tensors(args, kwargs) if root.open else ():
+        sizes = [known for known in self._roots if isinstance(known, int)]
+        expected = " or ".join(map(str, sizes))
+        differs = f"tensor '{name}' size mismatch at index 0. expected {expected}, actual {size}" if sizes else ""
+        if len(sizes) < _OWN_SIZES:
+            return self._root(size), differs
+        differs = "" if "any" in self._roots else differs
+        for _, tensor in _tensors(args, kwargs):
             if tensor.ndim and tensor.shape[0] == size:  # the batch, so that it is compiled for any size
                 mark_dynamic(tensor, 0)
-        return root, differs
+        return self._root("any"), differs
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, torch.Tensor | None]:
@@ -163,24 +129,20 @@ def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, t
     """
     if args and type(args[0]) is torch.Tensor and args[0].ndim:
         return "args[0]", args[0]
-    for name, tensor in _tensors(args, kwargs):
-        if tensor.ndim:
-            return name, tensor
-    return "", None
+    return next(((name, tensor) for name, tensor in _tensors(args, kwargs) if tensor.ndim), ("", None))
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a call with their names; in nested arguments those one level down."""
-    arguments: list[tuple[str, Any, Any]] = [("args", place, value) for place, value in enumerate(args)]
-    arguments += [("kwargs", key, value) for key, value in kwargs.items()]
-    for kind, key, value in arguments:
-        if isinstance(value, torch.Tensor):
-            yield f"{kind}[{key!r}]", value
-        elif isinstance(value, Mapping | list | tuple):
-            entries: Any = value.items() if isinstance(value, Mapping) else enumerate(value)
-            for inner, entry in entries:
-                if isinstance(entry, torch.Tensor):
-                    yield f"{kind}[{key!r}][{inner!r}]", entry
+    for kind, values in (("args", enumerate(args)), ("kwargs", kwargs.items())):
+        for key, value in values:
+            if isinstance(value, torch.Tensor):
+                yield f"{kind}[{key!r}]", value
+            elif isinstance(value, Mapping | list | tuple):
+                entries: Any = value.items() if isinstance(value, Mapping) else enumerate(value)
+                for inner, entry in entries:
+                    if isinstance(entry, torch.Tensor):
+                        yield f"{kind}[{key!r}][{inner!r}]", entry
 
 
 def fingerprint(target: Any) -> Hashable:
@@ -192,8 +154,7 @@ def fingerprint(target: Any) -> Hashable:
     module = module_of(target)
     if module is None:
         function = getattr(target, "__func__", target)
-        shared: Hashable = getattr(function, "__code__", None)
-        return (type(target), shared)
+        return type(target), getattr(function, "__code__", None)
     # Settings that cannot be read equal no others.
     key = tuple(
         (name, type(part), *(settings_of(part) or ("unreadable", id(part)))) for name, part in module.named_modules()
@@ -201,16 +162,8 @@ def fingerprint(target: Any) -> Hashable:
     return key if module is target else (target.name, key)
 
 
-def roots_for(  # noqa: PLR0913 - what a compile is keyed by
-    target: Any,
-    *,
-    backend: Callable[..., Any],
-    mode: str,
-    dynamic: bool | None,
-    fullgraph: bool,
-    private_to: object = None,
-) -> Roots:
-    """Return the roots that ``target`` shares with equal targets; for ``private_to`` roots of its own, not kept."""
+def roots_for(target: Any, *, backend: Callable[..., Any], mode: str, dynamic: bool | None, fullgraph: bool) -> Roots:
+    """Return the roots that ``target`` shares with equal targets."""
     name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
     module, inlined = isinstance(target, torch.nn.Module), Inlined.of(target)
     sharded = module and bool(sharded_units(target))
@@ -222,16 +175,14 @@ def roots_for(  # noqa: PLR0913 - what a compile is keyed by
         compiled = torch.compile(traced, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
         return Root(function, compiled, sharded=sharded)
 
-    if private_to is not None:
-        return Roots(SharedRoots(make), by_size=dynamic is None)
     key = (fingerprint(target), backend, mode, dynamic, fullgraph)
     with _lock:
-        shared = _roots.pop(key, None)
+        shared = _shared.pop(key, None)
         if shared is None or shared.full:
-            shared = SharedRoots(make)
-        _roots[key] = shared
-        while len(_roots) > _KEPT:
-            _roots.popitem(last=False)
+            shared = _Shared(make)
+        _shared[key] = shared
+        while len(_shared) > _KEPT:
+            _shared.popitem(last=False)
         return Roots(shared, by_size=dynamic is None)
 
 
@@ -239,10 +190,10 @@ def holds_code_for(target: Any) -> bool:
     """Return whether this process still holds a root of equal targets, so that compiling this one costs nothing."""
     wanted = fingerprint(target)
     with _lock:
-        return any(key[0] == wanted and not shared.full for key, shared in _roots.items())
+        return any(key[0] == wanted and not shared.full for key, shared in _shared.items())
 
 
 def forget_roots() -> None:
     """Forget the shared roots: the next module that is compiled gets code of its own, as the first of a process."""
     with _lock:
-        _roots.clear()
+        _shared.clear()

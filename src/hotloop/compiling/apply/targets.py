@@ -204,16 +204,6 @@ def hooked(module: torch.nn.Module) -> set[str]:
     return {path for path, part in module.named_modules() if vars(part).keys() & {"_hf_hook", "_diffusers_hook"}}
 
 
-def offloaded(module: torch.nn.Module) -> set[str]:
-    """Return the paths of the modules whose hooks move them to the device and back; diffusers has other hooks too."""
-    paths = set()
-    for path, part in module.named_modules():
-        of_diffusers = getattr(vars(part).get("_diffusers_hook"), "hooks", ())
-        if "_hf_hook" in vars(part) or "group_offloading" in of_diffusers:
-            paths.add(path)
-    return paths
-
-
 def is_lightning(module: torch.nn.Module) -> bool:
     """Return whether a module is a LightningModule, of either package name."""
     return any(base.__name__ == "LightningModule" for base in type(module).__mro__)

@@ -21,7 +21,6 @@ from hotloop.compiling.control import boundary
 from hotloop.compiling.control.component import CompiledFunction, Component
 from hotloop.compiling.control.installed import attach, take_off
 from hotloop.compiling.control.lane import lane
-from hotloop.compiling.control.rendezvous import current
 from hotloop.compiling.fallback import first_available, missing
 from hotloop.compiling.fallback.step_marks import copied_together, steps
 from hotloop.compiling.observe import collector, watchdog
@@ -49,7 +48,6 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     options: Mapping[str, Any] | None = None,
     ladder: Iterable[_Preset] | None = None,
     strict: bool = False,
-    strict_lifetime: bool = False,
 ) -> _T:
     """Compile a model in place: names, ``state_dict``, hooks and type stay as in eager.
 
@@ -70,8 +68,6 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
         options: Inductor options, added to the preset's; presets further down the ladder do not get them.
         ladder: the presets to step down to, in order; unset takes the preset's. ``none`` is always last.
         strict: raise `CompileFailedError` or `PresetUnavailableError` instead of stepping down.
-        strict_lifetime: raise `StaleOutputError` where an output of a CUDA graph is still held when a later call is
-            about to overwrite it. By default outputs of CUDA graphs are copied, so that they may be held for good.
 
     Returns:
         ``model`` itself, or the new callable.
@@ -87,7 +83,7 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     configs = {
         name: component_config(
             training, inference=off, regions=regions, dynamic=dynamic, fullgraph=fullgraph, options=options,
-            ladder=ladder, strict=strict, strict_lifetime=strict_lifetime,
+            ladder=ladder, strict=strict,
         )
         for name, (training, off) in _plan(target, preset, inference).items()
     }  # fmt: skip
@@ -197,7 +193,6 @@ def _install(model: Any, target: Target, built: dict[str, Component]) -> Any:
         watchdog.limit()  # a wrong value is refused here, and not in the midst of a compile
         collector.install()
         boundary.install()
-        current.follow()
     functions: dict[str, CompiledFunction] = {}
     for name, component in built.items():
         part = target.components[name]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import logging
-import textwrap
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from hotloop._torch.collectives import patience
 from hotloop._torch.module import get_entry
 from hotloop.compiling.control.component import Entry
-from hotloop.compiling.control.rendezvous import current
+from hotloop.compiling.control.lane import COMPILING
 from hotloop.compiling.fallback.step_marks import steps
 from hotloop.compiling.observe import collector, explain
 from hotloop.errors import HotloopError, describe
@@ -25,12 +23,13 @@ if TYPE_CHECKING:
     from hotloop.compiling.control.component import Component
 
 _STEPS_BEFORE_NO_EFFECT = 2
+"""Steps that train a component whose compiled call is never entered, before that is reported."""
 _MOST_STEPS = 20
 """Steps after which a component that was neither called nor trained (a cached text encoder) is no longer checked."""
 _live: weakref.WeakSet[Component] = weakref.WeakSet()
 _installed: list[Any] = []
 _failed: set[str] = set()
-"""What failed after an optimizer's step, each of which is news only once."""
+"""Failures after an optimizer's step that were logged."""
 _log = logging.getLogger("hotloop")
 
 
@@ -45,11 +44,18 @@ def install() -> None:
 def follow(component: Component) -> None:
     """Do what is due between steps for a component from now on, as long as it lives."""
     _live.add(component)
+    if component.asks:
+        patience.hold(COMPILING)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     try:
-        _between_steps_of(optimizer)
+        collector.poll()
+        steps.optimizer_stepped()
+        between_steps()
+        for component in tuple(_live):
+            if _may_be_bypassed(component):
+                _check_bypassed(component, optimizer)
     except HotloopError:
         raise
     except Exception as error:  # noqa: BLE001 - the step is done, and right
@@ -58,79 +64,42 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             _log.warning("hotloop failed after an optimizer's step; training goes on", exc_info=True)
 
 
-def _between_steps_of(optimizer: torch.optim.Optimizer) -> None:
-    collector.poll()
-    current.follow()
-    steps.optimizer_stepped()
-    between_steps()
-    trained: set[int] | None = None
-    for component in tuple(_live):
-        if _may_be_bypassed(component):
-            if trained is None:
-                trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-            _check_bypassed(component, trained)
-
-
 def between_steps() -> None:
     """Do what is due between two steps; a replay, whose optimizers run no hook, calls this itself."""
-    for component in tuple(_live):
-        for lane in component.lanes:
-            tally = lane.tally
-            if tally.ladder is not None and (fallback := tally.ladder.at_step_boundary(component.name)) is not None:
-                collector.emit(fallback, tally)
-            tally.per_step.boundary(tally.calls)
+    lanes = [(component, lane) for component in tuple(_live) for lane in component.lanes]
+    settled = [lane.settled() for _, lane in lanes]
+    if all(settled):
+        patience.drop(COMPILING)
+    for component, lane in lanes:
+        tally = lane.tally
+        if tally.ladder is not None and (fallback := tally.ladder.at_step_boundary(component.name)) is not None:
+            collector.emit(fallback, tally)
+        tally.per_step.boundary(tally.calls)
 
 
 def _may_be_bypassed(component: Component) -> bool:
     """Return whether a component still waits for its first call in training, within its first steps."""
     training = component.lanes[0]
-    if training.eager or training.tally.calls or not component.targets or component.boundaries >= _MOST_STEPS:
+    if training.eager or training.tally.calls or component.steps >= _MOST_STEPS or component.said_no_effect:
+        return False
+    if component.inside is not None and component.inside() is not None:
         return False
     # A component that was taken off, or is paused while a step runs eager, has no entry that could be called.
-    entries = [entry for module in component.modules() if isinstance(entry := get_entry(module), Entry)]
-    if not any(entry.leads_to(component) for entry in entries):
-        return False
-    return component.inside is None or component.inside() is None
+    entries = map(get_entry, component.modules())
+    return any(isinstance(entry, Entry) and entry.leads_to(component) for entry in entries)
 
 
-def _check_bypassed(component: Component, trained: set[int]) -> None:
-    """Report a component whose parameters were trained while its compiled entry was never called.
-
-    Args:
-        component: the component.
-        trained: ids of the parameters that the optimizer has stepped.
-    """
-    component.boundaries += 1
+def _check_bypassed(component: Component, optimizer: torch.optim.Optimizer) -> None:
+    """Report a component whose parameters were trained while its compiled entry was never called."""
+    component.steps += 1
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
     modules = component.modules()
-    if not any(id(p) in trained for module in modules for p in module.parameters()):
-        return
-    component.bypassed += 1
-    if component.bypassed < _STEPS_BEFORE_NO_EFFECT or component.said_no_effect:
+    component.bypassed += any(id(p) in trained for module in modules for p in module.parameters())
+    if component.bypassed < _STEPS_BEFORE_NO_EFFECT:
         return
     component.said_no_effect = True
-    file, line = next((place for module in modules if (place := _forward_call(type(module)))), (None, None))
-    event = explain.no_effect(
-        "bypassed",
-        component.name,
+    reason = (
         f"{component.bypassed} steps trained {type(modules[0]).__name__}, but its compiled call was never entered: the "
-        "code calls its forward() or another method directly",
-        file=file,
-        line=line,
+        "code calls its forward() or another method directly"
     )
-    collector.emit(event, component.lanes[0].tally)
-
-
-def _forward_call(kind: type) -> tuple[str, int] | None:
-    """Return file and line of a ``self.forward(...)`` in the class; None where there is none, or no readable source."""
-    try:
-        source, start = inspect.getsourcelines(kind)
-        file = inspect.getsourcefile(kind)
-        tree = ast.parse(textwrap.dedent("".join(source)))
-    except (OSError, TypeError, SyntaxError, ValueError):  # a class from a notebook, or one inside a function
-        return None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "forward":
-            bypasses = isinstance(node.func.value, ast.Name | ast.Attribute)  # not super().forward(...)
-            if bypasses and file:
-                return file, start + node.lineno - 1
-    return None
+    collector.emit(explain.no_effect("bypassed", component.name, reason), component.lanes[0].tally)

@@ -1,8 +1,7 @@
-"""One component that was compiled in place: its two lanes, its tally, and the entries that lead into it."""
+"""One component that was compiled in place: its two lanes, and the entries that lead into it."""
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
 import functools
@@ -13,31 +12,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.module import eager_call
-from hotloop.compiling.control.component_status import ComponentStatus, State
 from hotloop.compiling.control.lane import Lane, inlined
-from hotloop.compiling.observe import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hotloop.compiling.control.methods import MethodEntry
-    from hotloop.compiling.observe import GraphInfo, Tally
     from hotloop.config import ComponentConfig
 
 
 @dataclasses.dataclass(eq=False)
 class Component:
-    """A named component that was asked to compile, and its tally. It holds no module alive."""
+    """A named component that was asked to compile. It holds no module alive."""
 
     name: str
     config: ComponentConfig
     lanes: tuple[Lane, Lane]
-    targets: tuple[weakref.ref[Any], ...] = ()
+    """Training and inference."""
     disabled: str = ""
+    targets: tuple[weakref.ref[Any], ...] = ()
+    """The modules whose call leads into the component."""
     inside: weakref.ref[Component] | None = None
     holds: frozenset[int] = frozenset()
-    boundaries: int = 0
+    steps: int = 0
     bypassed: int = 0
+    """Steps that trained it while its compiled call was never entered."""
     said_no_effect: bool = False
     left: bool = False
     """Its module is left eager, and what was compiled inside of it are components of their own."""
@@ -49,101 +48,9 @@ class Component:
         """Whether a compile was asked for, and is not disabled."""
         return not self.disabled and any(lane.preset.backend != "eager" for lane in self.lanes)
 
-    @property
-    def tallies(self) -> tuple[Tally, Tally]:
-        """The tallies of training and inference."""
-        return self.lanes[0].tally, self.lanes[1].tally
-
-    @property
-    def label(self) -> str:
-        """The name in all that people read; see `hotloop.compiling.control.installed.attach`."""
-        return self.lanes[0].tally.label
-
-    @label.setter
-    def label(self, label: str) -> None:
-        for tally in self.tallies:
-            tally.label = label
-
     def modules(self) -> list[torch.nn.Module]:
         """Return the modules whose call leads into the component, as far as they are alive."""
         return [module for target in self.targets if (module := target()) is not None]
-
-    def status(self, name: str) -> ComponentStatus:
-        """Return the component's status under the given name, from its two tallies.
-
-        A component that was called only inside another has the status of that other one.
-        """
-        outer = self.inside() if self.inside is not None else None
-        if outer is not None and not any(tally.calls for tally in self.tallies):
-            reason = f"it runs inside component {outer.label!r}, and is compiled with it"
-            cause = Cause(reason, "inside", hint=f"see the status of {outer.label!r}")
-            return dataclasses.replace(outer.status(name), requested=self.config.training.name, causes=(cause,))
-        graphs: collections.Counter[GraphInfo] = collections.Counter()
-        recompiled = {}
-        for tally in self.tallies:
-            graphs.update(tally.graphs)
-            recompiled.update(tally.recompiled)
-        state, running = self._state(graphs)
-        counts = ("compiles", "recompiles", "graph_breaks", "cache_hits", "cache_misses", "compile_seconds")
-        totals: dict[str, Any] = {count: sum(getattr(tally, count) for tally in self.tallies) for count in counts}
-        modes = {tally.mode: tally.to_dict() for tally in self.tallies}
-        return ComponentStatus(
-            name=self.label if name == self.name else name,
-            requested=self.config.training.name,
-            inference=self.config.inference.name,
-            running=running,
-            state=state,
-            frames_compiled=sum(mode["frames_compiled"] for mode in modes.values()),
-            frames_eager=sum(mode["frames_eager"] for mode in modes.values()),
-            fallbacks=sum(info.fallback is not None for info in graphs),
-            causes=tuple(self._causes(graphs)),
-            recompiled=tuple(recompiled.values()),
-            regions=tuple(sorted({info.region for info in graphs})),
-            outputs_copied=sum(tally.copied for tally in self.tallies),
-            bytes_copied=sum(tally.copied_bytes for tally in self.tallies),
-            cudagraphs_skipped=tuple(
-                dict.fromkeys(reason for tally in self.tallies for reason in tally.cudagraphs_skipped)
-            ),
-            modes=modes,
-            **totals,
-        )
-
-    def _state(self, graphs: collections.Counter[GraphInfo]) -> tuple[State, str]:
-        """Return the state and the preset in force, from the graphs that were executed."""
-        asked = [lane for lane in self.lanes if lane.preset.backend != "eager"]
-        if self.disabled or not asked or all(lane.eager for lane in asked):
-            return "eager", "none"
-        tallies = [lane.tally for lane in asked]
-        if not any(tally.calls for tally in tallies):
-            return ("eager", "none") if self.said_no_effect else ("pending", asked[0].tally.ladder.current.name)
-        compiled = collections.Counter[str]()
-        for info, count in graphs.items():
-            if info.running != "none":
-                compiled[info.running] += count
-        if not compiled:
-            return "eager", "none"
-        requested = {lane.preset.name for lane in asked}
-        running = next((name for name in compiled if name in requested), compiled.most_common(1)[0][0])
-        whole = (
-            all(info.running == info.requested for info in graphs)
-            and not any(tally.eager_calls or tally.limited or tally.failures for tally in tallies)
-            and not any(lane.eager for lane in asked)
-            and not self.said_no_effect
-        )
-        return ("compiled" if whole else "partial"), running
-
-    def _causes(self, graphs: collections.Counter[GraphInfo]) -> list[Cause]:
-        """Return why the component does not run as asked, each reason at a place once."""
-        causes: dict[tuple[Any, ...], Cause] = {}
-        if self.disabled:
-            causes["disabled",] = Cause(self.disabled, "disabled", hint="unset it to compile")
-        for info in graphs:  # another component may have compiled the graph, and noted the fallback
-            if (event := info.fallback) is not None:
-                cause = Cause(event.reason, event.stage, event.file, event.line, hint=event.hint)
-                causes[event.reason, event.file, event.line] = cause
-        for tally in self.tallies:
-            causes.update(tally.causes)
-        return list(causes.values())
 
     def put_methods(self, module: torch.nn.Module) -> None:
         """Put the entries in front of a module's step methods; another object that stands there stays."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.module import Method, get_entry, set_entry
-from hotloop.compiling.apply.targets import entry_points, is_lightning, offloaded
+from hotloop.compiling.apply.targets import entry_points, is_lightning
 from hotloop.compiling.control.component import Component, Entry, RedirectableEntry
 from hotloop.compiling.control.methods import make_entries
 from hotloop.compiling.control.precompiled import compiled_over
@@ -24,8 +23,6 @@ MARKER = "_hotloop_compiled"
 """A plain string on a compiled module: it survives deepcopy and pickling, which drop the compile, so status says so."""
 components: weakref.WeakKeyDictionary[torch.nn.Module, Component] = weakref.WeakKeyDictionary()
 """Every module that was compiled in place, and its component."""
-called_model: weakref.WeakSet[Component] = weakref.WeakSet()
-"""The components called ``model``: each module that was compiled by itself is one."""
 
 
 def attach(part: torch.nn.Module, component: Component) -> None:
@@ -33,12 +30,8 @@ def attach(part: torch.nn.Module, component: Component) -> None:
     take_off(part)
     points = entry_points(part)
     component.targets = tuple(weakref.ref(point) for point in points)
-    _name_apart(part, component)
     if over := compiled_over(part):
-        _log.warning("%s: %s", component.label, over)
-    hindered = _offloaded_since(weakref.ref(part), offloaded(part))
-    for lane in component.lanes:
-        lane.skips_rendezvous, lane.tally.hindered, lane.lanes = bool(over), hindered, component.lanes
+        _log.warning("%s: %s", component.name, over)
     _nest(part, component)
     components[part] = component
     if any(lane.preset.backend != "eager" for lane in component.lanes):
@@ -49,42 +42,9 @@ def attach(part: torch.nn.Module, component: Component) -> None:
         before = entry.before if isinstance(entry, Entry) else entry
         if not eager or before is not None:  # an eager component too has to bypass the user's module.compile()
             set_entry(point, (RedirectableEntry if is_lightning(point) else Entry)(point, component, before))
-    if eager:
-        return
-    component.methods = make_entries(part, component.lanes)
-    component.put_methods(part)
-
-
-def _name_apart(part: torch.nn.Module, component: Component) -> None:
-    """Name components by their classes from now on where separate compiles have called several of them ``model``."""
-    if component.name != "model":
-        return
-    others = [(module, other) for module, other in components.items() if other in called_model]
-    called_model.add(component)
-    taken = {other.label for _, other in others}
-    for module, one in (*others, (part, component)) if others else ():
-        if one.label == one.name:
-            called = one.modules()
-            kind = type(called[0] if len(called) == 1 else module).__name__
-            numbered = (f"model ({kind} {number})" for number in itertools.count(2))
-            one.label = next(name for name in itertools.chain([f"model ({kind})"], numbered) if name not in taken)
-            taken.add(one.label)
-
-
-def _offloaded_since(part: weakref.ref[torch.nn.Module], before: set[str]) -> Callable[[], str]:
-    """Return a function that is asked before code is compiled: why not, where modules inside were offloaded since.
-
-    Hooks around the whole module do not count: they break its code once, at their own line.
-    """
-
-    def hindered() -> str:
-        module = part()
-        if module is None or not offloaded(module) - before - {""}:
-            return ""
-        what = f"modules inside of {type(module).__name__} were offloaded after it was compiled"
-        return f"{what}, and the hooks that move them break every graph: it runs eager"
-
-    return hindered
+    if not eager:
+        component.methods = make_entries(part, component.lanes)
+        component.put_methods(part)
 
 
 def take_off(module: torch.nn.Module) -> None:
@@ -158,9 +118,8 @@ def paused(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 def compiles(models: Iterable[torch.nn.Module]) -> Callable[[], int]:
     """Return a function that counts the compiles so far of the components that models have now, or have inside."""
-    compiled = [part for model in models for part in model.modules() if part in components]
-    tallies = [tally for part in compiled for tally in components[part].tallies]
-    return lambda: sum(tally.compiles for tally in tallies)
+    compiled = [components[part] for model in models for part in model.modules() if part in components]
+    return lambda: sum(lane.tally.compiles for component in compiled for lane in component.lanes)
 
 
 def method_of(module: torch.nn.Module, name: str) -> Callable[..., Any]:

@@ -25,13 +25,13 @@ def status(model: Any) -> Status:
     """
     collector.poll(force=True)
     if isinstance(model, CompiledFunction):
-        return Status({model.component.name: model.component.status(model.component.name)})
+        return Status({model.component.name: ComponentStatus.of(model.component, model.component.name)})
     wrapped = isinstance(model, torch.nn.Module) and "" in compiled_by_torch(model)
     target = Target("module", {"model": model}) if wrapped else components_of(model)
     statuses: dict[str, ComponentStatus] = {}
     for name, part in target.components.items():
         if isinstance(part, CompiledFunction):
-            statuses[name] = part.component.status(name)
+            statuses[name] = ComponentStatus.of(part.component, name)
         elif isinstance(part, torch.nn.Module):
             statuses.update(_module_status(name, part, f"{name}." if target.kind != "module" else ""))
         else:
@@ -79,7 +79,7 @@ def _module_status(name: str, part: torch.nn.Module, prefix: str) -> dict[str, C
         by_user = compiled_by_user(part)
         if by_user is not None and not any(isinstance(get_entry(point), Entry) for point in entry_points(part)):
             return {name: _other_status(name, AS_GIVEN, by_user)}  # module.compile() came after hotloop.compile
-        return {name: own.status(name), **(_inside(name, part, prefix) if own.left else {})}
+        return {name: ComponentStatus.of(own, name), **(_inside(name, part, prefix) if own.left else {})}
     if inner := _inside(name, part, prefix):
         return inner
     copies = {path: vars(module)[MARKER] for path, module in part.named_modules() if MARKER in vars(module)}
@@ -98,7 +98,7 @@ def _inside(name: str, part: torch.nn.Module, prefix: str) -> dict[str, Componen
             bare = without_wrappers(part, path)
             known = f"{prefix}{bare}" if bare else name
             known = f"{prefix}{path}" if known in statuses else known
-            statuses[known] = component.status(known)
+            statuses[known] = ComponentStatus.of(component, known)
     return statuses
 
 

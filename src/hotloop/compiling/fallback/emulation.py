@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch import cudagraphs
-from hotloop._torch.autograd import keeps_graph_probe
 from hotloop._torch.cudagraphs import GraphOutput, MemoryReference
 from hotloop._torch.dispatch import name_of, observing, tensors_in, user_place
 from hotloop._torch.settings import captures
 from hotloop._torch.traced import TracedGraph, compile_traced
 from hotloop.compiling.fallback.step_marks import steps
-from hotloop.compiling.observe import active, holders
+from hotloop.compiling.observe import active
 from hotloop.errors import ConfigError, StaleOutputError
 
 if TYPE_CHECKING:
@@ -35,20 +34,15 @@ _running: list[Emulation] = []
 
 @dataclasses.dataclass(frozen=True)
 class Overwritten:
-    """An output that was still held when its memory was reused: by a call at ``file``, ``line``.
-
-    ``holders`` names who held it, where the emulation was asked to find out.
-    """
+    """An output that was still held when its memory was reused: by a call at ``file``, ``line``."""
 
     output: GraphOutput
     file: str | None
     line: int | None
-    holders: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         by = f" by the call at {self.file}:{self.line}" if self.file else ""
-        held = f", held by {'; '.join(self.holders)}" if self.holders else ""
-        return f"{self.output}, overwritten{by}{held}"
+        return f"{self.output}, overwritten{by}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +63,11 @@ class Skipped:
 class _Tracked(MemoryReference):
     """An output, and a reference to its memory that does not keep it alive."""
 
-    __slots__ = ("_dtype", "marked_at", "output")
+    __slots__ = ("_dtype", "output")
 
     def __init__(self, output: GraphOutput, tensor: torch.Tensor) -> None:
         super().__init__(tensor)
         self.output, self._dtype = output, tensor.dtype
-        self.marked_at = ""
-        """Where a step was marked while a forward still waited for its backward, which let the memory be reused."""
 
     def fill(self) -> None:
         """Overwrite the memory, so that reads which bypass torch's dispatcher go visibly wrong too."""
@@ -107,8 +99,7 @@ class Emulation:
     torch would not capture; ``unmarked`` the places where a new generation began without a marked step.
     """
 
-    def __init__(self, *, holders: bool = False) -> None:
-        self._names_holders = holders
+    def __init__(self) -> None:
         self.overwritten: list[Overwritten] = []
         self.skipped: list[Skipped] = []
         self.unmarked: list[tuple[str, int] | None] = []
@@ -144,10 +135,6 @@ class Emulation:
     def forward_waits(self) -> bool:
         """See `hotloop._torch.cudagraphs.Memory`."""
         return self._of_thread.forward_waits
-
-    def ends_generation(self) -> bool:
-        """See `hotloop._torch.cudagraphs.Memory`."""
-        return bool(cudagraphs.marked()) and self._of_thread.generation not in (None, cudagraphs.generation())
 
     def backward_ran(self) -> None:
         """See `hotloop._torch.cudagraphs.Memory`."""
@@ -202,10 +189,9 @@ class Emulation:
             if found is not None:
                 place = user_place()
                 at = f" at {place[0]}:{place[1]}" if place else ""
-                marked = f"; a step was marked at {found.marked_at}, before that backward" if found.marked_at else ""
                 raise StaleOutputError(
                     f"{what} reads{at} what a later call of compiled code has overwritten under CUDA graphs: "
-                    f"{found.output}{marked}. Read it before that call, keep a copy (hotloop.own, or .clone()), or "
+                    f"{found.output}. Read it before that call, keep a copy (hotloop.own, or .clone()), or "
                     "make it again",
                     [found.output],
                 )
@@ -220,16 +206,13 @@ class Emulation:
         """Overwrite the outputs of this thread's generation that are still held."""
         self._stale = {key: tracked for key, tracked in self._stale.items() if tracked.alive()}
         mine = self._of_thread
-        marks = cudagraphs.marked_since(mine.generation or 0) if mine.forward_waits else []
-        for live in self._of_thread.live:
+        for live in mine.live:
             if live.alive():
-                held = tuple(holders(live.output.storage)) if self._names_holders else ()
                 live.fill()
-                live.marked_at = " and ".join(marks)
                 self._stale[live.output.storage] = live
                 file, line = place or (None, None)
-                self.overwritten.append(Overwritten(live.output, file, line, held))
-        self._of_thread.live = []
+                self.overwritten.append(Overwritten(live.output, file, line))
+        mine.live = []
 
 
 class _Graph:
@@ -237,16 +220,13 @@ class _Graph:
 
     def __init__(self, emulation: Emulation, traced: TracedGraph) -> None:
         self._emulation, self._traced = emulation, traced
-        self._component = active.tally.label
-        self._keeps_graph = keeps_graph_probe()
-        if traced.unsafe is not None:
-            self._skip(*traced.unsafe)
+        self._component = active.tally.component
 
     def run(self, args: list[Any]) -> Any:
         """Run the graph as torch calls it: with a list of inputs that it empties."""
         traced, emulation = self._traced, self._emulation
         if traced.kind != "backward":
-            self._component = active.tally.label or self._component
+            self._component = active.tally.component or self._component
         inputs = list(args)
         args.clear()
         real = not any(cudagraphs.is_fake(value) for value in inputs)
@@ -255,22 +235,12 @@ class _Graph:
         if watched:
             emulation.check(tensors_in(inputs), f"the {traced.kind}{self._whose()}")
             captured = not self._writes_inputs(inputs)
-            self._refuse_to_keep()
         given = {cudagraphs.storage_key(value) for value in inputs if isinstance(value, torch.Tensor)}
         given |= traced.constants()
         outputs = traced.call(inputs)
         if watched:
             emulation.ran(traced.kind, self._made(outputs, given) if captured else None)
         return outputs
-
-    def _refuse_to_keep(self) -> None:
-        """Refuse a backward that keeps its graph, as torch does once it has recorded a backward that did not."""
-        if self._traced.kind == "backward" and self._keeps_graph():
-            raise StaleOutputError(
-                f"the backward{self._whose()} keeps its graph (retain_graph=True), which a CUDA graph that was "
-                "recorded without cannot replay: torch raises an internal error there. Compute what needs it in one "
-                "backward, or leave CUDA graphs off for this module"
-            )
 
     def _made(self, outputs: Any, given: set[int]) -> list[tuple[GraphOutput, torch.Tensor]]:
         """Return the outputs in memory that no input has, one for each piece of memory."""
@@ -320,7 +290,7 @@ def emulation_of(preset: Preset) -> Emulation | None:
 
 
 @contextlib.contextmanager
-def cudagraph_emulation(*, holders: bool = False) -> Iterator[Emulation]:
+def cudagraph_emulation() -> Iterator[Emulation]:
     """Make compiled code behave as CUDA graphs do while the block runs, on any machine.
 
     Presets with CUDA graphs (``reduce-overhead``, ``triton``, ``max-autotune``) run, where without a GPU they would
@@ -331,15 +301,10 @@ def cudagraph_emulation(*, holders: bool = False) -> Iterator[Emulation]:
     A new call of compiled code overwrites the outputs of earlier calls, by torch's own rule. Reading such an output
     then raises `hotloop.errors.StaleOutputError`, which names the output, its component, where it was made and where it
     is read. Reads that bypass torch's dispatcher (``print``, ``numpy()``, another thread without
-    ``emulation.watching()``) find NaN. Code compiled by `hotloop.compile` copies its outputs, so nothing is raised,
-    unless it was compiled with ``strict_lifetime=True``.
+    ``emulation.watching()``) find NaN. Code compiled by `hotloop.compile` copies its outputs, so nothing is raised.
 
     ``docs/concepts/cudagraph-lifetime.md`` has the rule and the remedies, ``docs/how-to/cudagraphs.md`` how the
     emulation differs from a GPU.
-
-    Args:
-        holders: also find out who holds each output that is overwritten, which looks through all objects of the
-            process: tens of milliseconds each.
 
     Yields:
         the emulation: ``backend``; ``overwritten``, every output that was held when its memory was reused, read or not;
@@ -351,7 +316,7 @@ def cudagraph_emulation(*, holders: bool = False) -> Iterator[Emulation]:
     """
     if _running:
         raise ConfigError("cudagraph_emulation() is in force already: leave the outer block first")
-    emulation = Emulation(holders=holders)
+    emulation = Emulation()
     _running.append(emulation)
     try:
         with cudagraphs.stand_in(emulation), steps.afresh(), emulation.watching():

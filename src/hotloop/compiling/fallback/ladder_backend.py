@@ -1,13 +1,12 @@
 """The backend that walks the ladder: each graph, its backward included, takes the first rung that compiles it.
 
 It compiles before anything executes, so stepping down needs no undo. A failure while compiled code runs cannot be
-undone from here: eager is asked whether the error is the user's own; if it is not, `CompiledRunError` says so.
+undone from here: `CompiledRunError` says so.
 """
 
 from __future__ import annotations
 
 import functools
-import linecache
 import logging
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,14 +15,13 @@ from torch import fx
 
 from hotloop import events as ev
 from hotloop._torch import backends, cudagraphs
-from hotloop._torch.autograd import guard_backward, nodes_of
+from hotloop._torch.autograd import guard_backward
 from hotloop._torch.dispatch import drawing_apart
 from hotloop._torch.dynamo import RaisedError
-from hotloop._torch.graphs import copy_graph, first_failure, is_user_file, user_line
+from hotloop._torch.graphs import copy_graph, is_user_file, user_line
 from hotloop._torch.settings import backward_with_forward
 from hotloop.compiling.apply.regions import Cut, split
-from hotloop.compiling.fallback import headers, step_marks
-from hotloop.compiling.fallback.absent import absent_of
+from hotloop.compiling.fallback import step_marks
 from hotloop.compiling.fallback.causes import Failure, failure_of
 from hotloop.compiling.fallback.emulation import emulation_of
 from hotloop.compiling.fallback.rungs import Ladder
@@ -47,17 +45,14 @@ class LadderBackend:
         rungs: the requested preset first, ``none`` last.
         cut: where graphs are cut into pieces; by default they are compiled whole.
         strict: raise `CompileFailedError` where a rung fails.
-        strict_lifetime: hand out the memory of CUDA graphs itself, not copies of it.
     """
 
-    def __init__(
-        self, rungs: tuple[Preset, ...], *, cut: Cut | None = None, strict: bool = False, strict_lifetime: bool = False
-    ) -> None:
-        self.rungs, self.cut, self.strict, self.strict_lifetime = rungs, cut or Cut(), strict, strict_lifetime
+    def __init__(self, rungs: tuple[Preset, ...], *, cut: Cut | None = None, strict: bool = False) -> None:
+        self.rungs, self.cut, self.strict = rungs, cut or Cut(), strict
         self.__name__ = f"hotloop_{rungs[0].name}"
         names = tuple(rung.name for rung in rungs)
         emulation = next((found for rung in rungs if (found := emulation_of(rung)) is not None), None)
-        self._key = (tuple(rung.key for rung in rungs), names, self.cut, strict, strict_lifetime, emulation)
+        self._key = (tuple(rung.key for rung in rungs), names, self.cut, strict, emulation)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LadderBackend) and self._key == other._key
@@ -71,8 +66,7 @@ class LadderBackend:
         run = self._by_blocks(graph, inputs, used) if self.cut.blocks else None
         if run is None:
             run = self._compile(graph, inputs, "whole", used)
-        copies = not self.strict_lifetime and any(rung.cudagraphs for rung in used)
-        return step_marks.Outputs(run, lambda: active.tally) if copies else run
+        return step_marks.Outputs(run) if any(rung.cudagraphs for rung in used) else run
 
     def reset(self) -> None:
         """Forget the CUDA graphs that were recorded: ``torch.compiler.reset`` calls this on each backend."""
@@ -91,7 +85,7 @@ class LadderBackend:
         if not isinstance(joined, str):
             return joined
         if joined:
-            _log.warning("%s: compiled whole, not by blocks: %s", active.tally.label, joined)
+            _log.warning("%s: compiled whole, not by blocks: %s", active.tally.component, joined)
         return None
 
     def _compile(self, graph: fx.GraphModule, inputs: list[Any], region: str, used: list[Preset]) -> Callable[..., Any]:
@@ -103,7 +97,7 @@ class LadderBackend:
             candidate = copy_graph(pristine) if failed or rung.backend == "eager" else graph
             collector.hung()  # what hung before is no reason of what fails from here on
             try:
-                run = _compile_on(rung, candidate, inputs, pristine)
+                run = _compile_on(rung, candidate, inputs)
             except Exception as error:
                 if RaisedError(error).is_signal:
                     raise
@@ -115,8 +109,8 @@ class LadderBackend:
                 continue
             info = GraphInfo(self.rungs[0].name, rung.name, region, self._fallback(failed, rung, ladder))
             used.append(rung)
-            around = _Around(copy=not self.strict_lifetime) if rung.cudagraphs else None
-            return _Runner(info, run, pristine, around).run
+            around = _Around() if rung.cudagraphs else None
+            return _runner(info, run, pristine, around)
         raise AssertionError("a ladder ends in none, which runs the graph as it is")
 
     def _fallback(self, failed: list[tuple[Preset, Failure]], rung: Preset, ladder: Ladder) -> ev.Fallback | None:
@@ -133,31 +127,23 @@ class LadderBackend:
         return None if rung.name == requested.name else ladder.stepped_down(requested, rung)
 
 
-def _compile_on(rung: Preset, graph: fx.GraphModule, inputs: list[Any], pristine: fx.GraphModule) -> Callable[..., Any]:
-    """Compile a graph on one rung; once more where it failed on a header that a killed compiler had left."""
+def _compile_on(rung: Preset, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """Compile a graph on one rung."""
     if rung.backend == "eager":  # the last rung must not depend on any setting of torch's
         return backends.eager(graph, inputs)
     with backward_with_forward(), drawing_apart():
-        compiler: backends.Compiler
         if (emulation := emulation_of(rung)) is not None:
-            compiler = emulation.backend
-        elif rung.backend == "inductor":
-            compiler = backends.inductor(rung.mode, rung.options, rung.dynamic)
-        else:
-            compiler = backends.aot_eager()
-        try:
-            return compiler(graph, inputs)
-        except Exception as error:
-            if RaisedError(error).is_signal or not headers.removed(error):
-                raise
-        return compiler(copy_graph(pristine), inputs)
+            return emulation.backend(graph, inputs)
+        if rung.backend == "inductor":
+            return backends.inductor(rung.mode, rung.options, rung.dynamic)(graph, inputs)
+        return backends.aot_eager()(graph, inputs)
 
 
 class _Around:
     """Surrounds each run of a graph under CUDA graphs, forward and backward, so that its outputs last."""
 
-    def __init__(self, *, copy: bool) -> None:
-        self._copy, self._tally = copy, NOBODY
+    def __init__(self) -> None:
+        self._tally = NOBODY
 
     def forward(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return the graph as a function that notes each of its runs."""
@@ -179,7 +165,7 @@ class _Around:
 
     def before(self, node: Any) -> None:
         """See `hotloop._torch.autograd.Around`."""
-        step_marks.steps.runs_backward(node, self._tally.label)
+        step_marks.steps.runs_backward(node, self._tally.component)
 
     def after(self, node: Any, gradients: tuple[Any, ...], *, kept: bool) -> tuple[Any, ...]:
         """See `hotloop._torch.autograd.Around`."""
@@ -189,116 +175,60 @@ class _Around:
             self._tally.cudagraphs_skipped[
                 "a backward that keeps its graph (retain_graph=True) runs outside of CUDA graphs"
             ] += 1
-        return step_marks.owned_gradients(node, gradients, self._tally) if self._copy else gradients
+        return step_marks.owned_gradients(node, gradients, self._tally)
 
 
-class _Runner:
-    """Runs one compiled graph, counts it for the active component, and explains failures while it runs."""
+def _runner(
+    info: GraphInfo, compiled: Callable[..., Any], pristine: fx.GraphModule, around: _Around | None
+) -> Callable[..., Any]:
+    """Return the function that runs a compiled graph, counts it for the active component, and explains failures."""
+    tries = 0 if info.running == "none" else _BACKWARD_TRIES
+    local = active
+    tally = local.tally
+    forward = compiled if around is None else around.forward(compiled)
 
-    def __init__(
-        self, info: GraphInfo, compiled: Callable[..., Any], pristine: fx.GraphModule, around: _Around | None = None
-    ) -> None:
-        self._info, self._pristine, self._around = info, pristine, around
-        self._absent = absent_of(pristine) if info.running != "none" else None
-        self.run = self._make(info, compiled if around is None else around.forward(compiled))
-
-    def _make(self, info: GraphInfo, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that runs the graph; its locals spare each call some attribute lookups."""
-        tries = 0 if info.running == "none" else _BACKWARD_TRIES
-        local, explain, guard, absent = active, self._explain, self._guard, self._absent
-        tally = local.tally
-
-        def backward_failed(error: Exception) -> Exception:
-            return self._run_failed(error, "backward", tally)  # of the component that ran the graph last
-
-        def run(*args: Any) -> Any:
-            nonlocal tries, tally
-            tally = local.tally
-            tally.executed += 1
-            tally.graphs[info] += 1
-            before = nodes_of(args) if tries else []
-            try:
-                outputs = compiled(*args)
-            except Exception as error:
-                raised, cause = explain(error, args)
-                if raised is error:
-                    raise
-                raise raised from cause
-            if tries:
-                tries = guard(outputs, list(zip(before, nodes_of(args), strict=True)), tries, backward_failed)
-            if absent is not None and torch.is_grad_enabled():
-                absent.watch(args, outputs)
-            return outputs
-
-        return run
-
-    def _guard(
-        self, outputs: Any, written: list[tuple[Any, Any]], tries: int, explain: Callable[[Exception], Exception]
-    ) -> int:
-        """Put the guard around the graph's backward, and return in how many more calls it is to be looked for."""
-        if not torch.is_grad_enabled():
-            return tries
-        return 0 if guard_backward(outputs, explain, self._around, written) else tries - 1
-
-    def _explain(self, error: Exception, args: tuple[Any, ...]) -> tuple[Exception, BaseException | None]:
-        """Return the exception to raise for a failed forward (the error, eager's own, or ours), and its cause."""
-        if _passes(error):
-            return error, None
-        try:
-            eager_error = self._ask_eager(args)
-        except RuntimeError as unasked:  # no memory for copies, or the GPU is lost: the failure itself is told
-            eager_error = None
-            error.add_note(f"hotloop: eager could not be asked whether it fails as well: {describe(unasked)}")
-        if eager_error is not None:
-            return eager_error, None
-        if self._info.running == "none":
-            return error, None
-        return self._run_failed(error, "forward", active.tally), error
-
-    def _ask_eager(self, args: tuple[Any, ...]) -> Exception | None:
-        """Run the graph eagerly on copies of its inputs; return the exception, with a note of the user's line."""
-        copies = []
-        for arg in args:
-            if not isinstance(arg, torch.Tensor):
-                copies.append(arg)
-            elif arg.is_leaf:
-                copies.append(arg.detach().clone().requires_grad_(arg.requires_grad))
-            else:  # autograd allows it what it refuses a leaf (a write in place), so the copy is no leaf either
-                with torch.enable_grad():
-                    copies.append(arg.detach().requires_grad_().clone())
-        # In the grad mode that the graph ran in: with another, a graph that registers hooks would fail by our doing.
-        with torch.set_grad_enabled(torch.is_grad_enabled()), torch.random.fork_rng():
-            failure = first_failure(self._pristine, copies)
-        if failure is None:
-            return None
-        eager_error, place = failure
-        if place is not None:
-            file, line = place
-            eager_error.add_note(f"raised in compiled code, for {file}:{line}: {linecache.getline(file, line).strip()}")
-        return eager_error.with_traceback(None)
-
-    def _run_failed(self, error: Exception, phase: Literal["forward", "backward"], tally: Tally) -> Exception:
-        """Return `CompiledRunError` for an error that is no other's, and emit its event; else the error itself."""
-        if _passes(error):
+    def explain(error: Exception, phase: Literal["forward", "backward"]) -> Exception:
+        if info.running == "none" or _passes(error):
             return error
-        file, line = user_line(self._pristine) or (None, None)
-        reason = describe(error)
-        event = ev.RunFailed(
-            component=tally.component or None,
-            phase=phase,
-            preset=self._info.running,
-            reason=reason,
-            file=file,
-            line=line,
-        )
-        collector.emit(event, tally)
-        at = f" (graph at {event.location})" if file else ""
-        return CompiledRunError(
-            f"compiled code of component {tally.label!r} failed in its {phase}{at} under preset "
-            f"{self._info.running}: {reason}. A part of the step may have run, so it was not repeated. To go on: "
-            f"{event.remedy}; rerun with HOTLOOP_DISABLE=1 to see whether eager fails as well.",
-            tally.component,
-        )
+        return _run_failed(error, phase, info.running, pristine, tally)  # of the component that ran the graph last
+
+    def run(*args: Any) -> Any:
+        nonlocal tries, tally
+        tally = local.tally
+        tally.executed += 1
+        tally.graphs[info] += 1
+        try:
+            outputs = forward(*args)
+        except Exception as error:
+            raised = explain(error, "forward")
+            if raised is error:
+                raise
+            raise raised from error
+        if tries and torch.is_grad_enabled():
+            found = guard_backward(outputs, lambda error: explain(error, "backward"), around)
+            tries = 0 if found else tries - 1
+        return outputs
+
+    return run
+
+
+def _run_failed(
+    error: Exception, phase: Literal["forward", "backward"], preset: str, pristine: fx.GraphModule, tally: Tally
+) -> Exception:
+    """Return the `CompiledRunError` for a graph that failed as it ran, and emit its event."""
+    file, line = user_line(pristine) or (None, None)
+    reason = describe(error)
+    event = ev.RunFailed(
+        component=tally.component or None, phase=phase, preset=preset, reason=reason, file=file, line=line
+    )
+    collector.emit(event, tally)
+    at = f" (graph at {event.location})" if file else ""
+    return CompiledRunError(
+        f"compiled code of component {tally.component!r} failed in its {phase}{at} under preset "
+        f"{preset}: {reason}. A part of the step may have run, so it was not repeated. To go on: "
+        f"{event.remedy}; rerun with HOTLOOP_DISABLE=1 to see whether eager fails as well.",
+        tally.component,
+    )
 
 
 def _passes(error: Exception) -> bool:

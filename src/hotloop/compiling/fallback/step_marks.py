@@ -18,7 +18,7 @@ from hotloop._torch import cudagraphs
 from hotloop._torch.autograd import compiled_nodes
 from hotloop._torch.foreach import copies
 from hotloop._torch.hooks import gradient_hooks
-from hotloop.compiling.observe import holders
+from hotloop.compiling.observe import active
 from hotloop.errors import StaleOutputError
 
 if TYPE_CHECKING:
@@ -59,8 +59,6 @@ class MarkedSteps:
         self._marks_after_optimizer = False
         self._given_up = 0
         self._of_thread = _OfThread()
-        self.strict: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Lanes that hand out the memory of graphs without a copy: held outputs are looked for at each mark."""
         self.lookout: Lookout | None = None
         """Is told of each copy at the boundary, and of each mark; see `looking`."""
 
@@ -76,26 +74,19 @@ class MarkedSteps:
     @contextlib.contextmanager
     def afresh(self) -> Iterator[None]:
         """Forget earlier forwards while the block runs, and afterwards the forwards that ran in it."""
-        before = self._waiting, self._marks_after_optimizer, self.strict
-        self._waiting, self._marks_after_optimizer, self.strict = weakref.WeakSet(), False, weakref.WeakSet()
+        before = self._waiting, self._marks_after_optimizer
+        self._waiting, self._marks_after_optimizer = weakref.WeakSet(), False
         try:
             yield
         finally:
-            self._waiting, self._marks_after_optimizer, self.strict = before
+            self._waiting, self._marks_after_optimizer = before
 
     def enter(self) -> bool:
-        """Mark a step at the entry of a compiled call, unless a forward waits for a backward; return whether it did.
-
-        Raises:
-            StaleOutputError: under ``strict_lifetime``, an output is held that the call may overwrite.
-        """
+        """Mark a step at the entry of a compiled call, unless a forward waits for a backward; return whether it did."""
         with self._lock:
-            waits, memory = self._anything_waits(), cudagraphs.memory()
-            overwrites = not waits or memory.ends_generation()
-            if len(self.strict) and overwrites and (held := list(memory.alive())):
-                raise StaleOutputError(_still_held(held), held)
+            waits = self._anything_waits()
             if self._of_thread.given_up != self._given_up:
-                memory.renew_outputs()
+                cudagraphs.memory().renew_outputs()
                 self._of_thread.given_up = self._given_up
             if waits:
                 return False
@@ -152,10 +143,8 @@ class MarkedSteps:
         """
         made, _ = getattr(node, "_hotloop_made", (None, 0))
         if made is not None and self._is_lost(made):
-            places = cudagraphs.marked_since(made)
-            at = f" at {' and '.join(places)}" if places else ""
             raise StaleOutputError(
-                f"component {component!r}: a step was marked between a forward and its backward{at}, which lets CUDA "
+                f"component {component!r}: a step was marked between a forward and its backward, which lets CUDA "
                 "graphs overwrite what the forward saved: the gradients would be wrong. Call "
                 "torch.compiler.cudagraph_mark_step_begin() before the forward or after the backward, or not at all: "
                 f"hotloop marks steps where no backward is waiting (it waits for {_PATIENCE} optimizer steps)"
@@ -171,26 +160,15 @@ class MarkedSteps:
 steps = MarkedSteps()
 
 
-def _still_held(held: list[cudagraphs.GraphOutput], most: int = 5) -> str:
-    shown = "; ".join(f"{output}, held by {', '.join(holders(output.storage))}" for output in held[:most])
-    more = f"; and {len(held) - most} more" if len(held) > most else ""
-    return (
-        f"still held when a later call may overwrite it: {shown}{more}. Remedy: consume it before the next call, keep "
-        "a copy of it (hotloop.own), or make it again; a gradient is dropped by zero_grad() before the forward, or "
-        "accumulates into one that is there already (zero_grad(set_to_none=False))"
-    )
-
-
 class Outputs:
     """Copies the outputs of one compiled graph, except for its inputs and views of them.
 
     Args:
         run: the graph.
-        tally_of: returns the tally of the component whose call this is.
     """
 
-    def __init__(self, run: Callable[..., Any], tally_of: Callable[[], Tally]) -> None:
-        self._run, self._tally_of = run, tally_of
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
         self._fresh: tuple[int, ...] | None = None
         """Places of the outputs that are neither inputs nor views of them."""
         self._alone = True
@@ -206,7 +184,7 @@ class Outputs:
         owned = [output.clone() for output in mine] if self._alone else copied_together(mine)
         if steps.lookout is not None:
             steps.lookout.copied(mine, owned)
-        tally = self._tally_of()
+        tally = active.tally
         tally.copied += len(mine)
         tally.copied_bytes += sum(output.nbytes for output in mine)
         result = list(outputs)

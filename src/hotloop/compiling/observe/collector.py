@@ -16,10 +16,10 @@ from hotloop._torch.settings import CompileWindow
 from hotloop._torch.versions import check
 from hotloop.compiling.observe import explain
 from hotloop.compiling.observe.ledger import NOBODY, Tally, active
-from hotloop.compiling.observe.watchdog import Watchdog, limit
+from hotloop.compiling.observe.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _log = logging.getLogger("hotloop")
 
@@ -44,12 +44,7 @@ class Collector:
         """The `time.monotonic` at which the compile now in progress began, from any thread; None otherwise."""
         self.missing: str | None = None
         """Why this torch cannot be listened to; None where it can."""
-        self.ask: Callable[[], str] = str
-        """Asked before a component's code is compiled: returns "", or why that has to wait for a later call."""
-        self.tell: Callable[[], object] = str
-        """Called when a compile is over."""
-        self.watchdog: Watchdog | None = None
-        """Watches the compile now in progress; None where it is not of a component."""
+        self._watchdog = Watchdog()
 
     def install(self) -> None:
         """Listen to dynamo from now on; where this torch cannot be listened to, `missing` says why."""
@@ -73,13 +68,6 @@ class Collector:
     def _started(self, frame: str, of_a_frame: bool) -> None:
         self.since = time.monotonic()
         self.poll(force=True)  # torch keeps its last 64 metrics only
-        if of_a_frame and active.tally is not NOBODY:
-            call, hindered = active.call, active.tally.hindered()
-            call.put_off = call.put_off or hindered or ("" if call.skips_rendezvous else self.ask())
-            if hindered and not call.reached_graph():  # else each function in the call is tried
-                raise dynamo.leave_call(hindered)
-            if call.put_off:
-                raise dynamo.put_off(call.put_off)
         self._dirty = True
         self._owners[frame] = active.tally
         while len(self._owners) > self._KEPT_OWNERS:
@@ -93,21 +81,17 @@ class Collector:
         unguarded_requires_grad = check() == (2, 11)  # that torch does not guard it by itself
         active.window = CompileWindow(suppress=active.tally.suppress, guard_requires_grad=unguarded_requires_grad)
         active.window.open()
-        self.watchdog = Watchdog(limit(), active.tally.label)
-        self.watchdog.start()
+        self._watchdog.start()
 
     def _ended(self) -> None:
-        if self.watchdog is not None:
-            self.watchdog.stop()
-            self.watchdog = None
+        self._watchdog.stop()
         self.since = None
         self._dirty = True
-        self.tell()
         self._read_breaks()  # here, in the thread that compiled: a graph break does not name its component
 
     def hung(self) -> str:
-        """Return which compiler of the compile in progress hung since this was last asked; empty where none did."""
-        return self.watchdog.news() if self.watchdog is not None else ""
+        """Return which compiler hung since this was last asked; empty where none did."""
+        return self._watchdog.news()
 
     def due(self) -> bool:
         """Return whether there may be something to read: after a compile, or when a frame was refused one."""
@@ -123,7 +107,7 @@ class Collector:
             self._read_breaks()
             for metric in self._reader.metrics():
                 owner = self._owners.get(metric.frame, active.tally)
-                for event in explain.MetricEvents(metric, owner.component or None).all():
+                for event in explain.metric_events(metric, owner.component or None):
                     self.emit(event, owner)
 
     def _read_breaks(self) -> None:
@@ -148,7 +132,7 @@ class Collector:
 
     def say(self, event: ev.Event, tally: Tally) -> None:
         """Put an event on the log, each reason once a component."""
-        line = explain.log_line(event, tally.label)
+        line = explain.log_line(event)
         key = explain.log_key(event)
         if line and key not in tally.said:
             tally.said.add(key)

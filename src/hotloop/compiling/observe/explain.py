@@ -22,117 +22,104 @@ if TYPE_CHECKING:
 _Place = tuple[str | None, int | None]
 
 
-class MetricEvents:
-    """The events that one of torch's compilation metrics stands for.
+def metric_events(metric: Metric, component: str | None) -> list[ev.Event]:
+    """Return the events that one of torch's metrics stands for: a failure, or a recompile and a compile.
 
     Args:
         metric: the metric.
         component: whose compile it was; None outside hotloop's own.
     """
-
-    def __init__(self, metric: Metric, component: str | None) -> None:
-        self._metric, self._component = metric, component
-        root = root_name(metric.function)
-        self._whole = root is not None
-        """The function is the component's entry, which is no line of the user's."""
-        self._function = root or metric.function or "?"
-        self._place: _Place = (None, None)
-        if not self._whole and metric.file is not None and is_user_file(metric.file):
-            self._place = metric.file, metric.line
-
-    def all(self) -> list[ev.Event]:
-        """Return the events: a failure, or a recompile and a compile."""
-        metric = self._metric
-        if metric.fail_type:
-            return [self._failed(metric.fail_type)]
-        events: list[ev.Event] = []
-        if metric.recompile_reason:
-            events.append(self._recompiled(metric.recompile_reason))
-        if (metric.has_code and metric.ops) or not metric.is_forward:  # code without operations holds no graph
-            file, line = self._place
-            events.append(
-                ev.Compiled(
-                    component=self._component,
-                    frame=metric.frame,
-                    function=self._function,
-                    phase="forward" if metric.is_forward else "backward",
-                    seconds=metric.seconds,
-                    ops=metric.ops,
-                    guards=metric.guards,
-                    cache_hits=metric.cache_hits,
-                    cache_misses=metric.cache_misses,
-                    cudagraphs_skipped=metric.cudagraphs_skipped,
-                    file=file,
-                    line=line,
-                )
+    root = root_name(metric.function)  # a component's entry is no line of the user's
+    own = root is None and metric.file is not None and is_user_file(metric.file)
+    place: _Place = (metric.file, metric.line) if own else (None, None)
+    function = root or metric.function or "?"
+    if metric.fail_type:
+        return [_failed(metric, component, function, place, whole=root is not None)]
+    events: list[ev.Event] = []
+    if metric.recompile_reason:
+        nth = metric.frame.partition("/")[2]
+        events.append(
+            _recompiled(
+                metric.function,
+                clean_guard(metric.recompile_reason),
+                _guard_place(metric.recompile_reason) or place,
+                component=component,
+                function=function,
+                nth=int(nth) if nth.isdecimal() else 0,
+                frame=metric.frame,
             )
-        return events
-
-    def _recompiled(self, text: str) -> ev.Recompiled:
-        frame = self._metric.frame
-        reason, begins = _in_users_words(self._metric.function, clean_guard(text), self._place)
-        file, line = _guard_place(text) or begins
-        return ev.Recompiled(
-            component=self._component,
-            function=self._function,
-            reason=reason,
-            nth=int(frame.rpartition("/")[2] or 0) if "/" in frame else 0,
-            file=file,
-            line=line,
-            frame=frame,
-            source=_source(file, line),
         )
-
-    def _failed(self, fail_type: str) -> ev.Event:
-        metric = self._metric
-        text = metric.fail_reason or fail_type
-        file, line = self._place
-        if "recompile_limit" in text or fail_type == "FailOnRecompileLimitHit":
-            reason = (
-                f"{self._function} was compiled as often as torch's recompile limit allows; unseen inputs run eager"
-            )
-            return ev.RecompileLimit(
-                component=self._component,
-                function=self._function,
-                whole=self._whole,
-                file=file,
-                line=line,
-                reason=reason,
-            )
-        if metric.fail_file and is_user_file(metric.fail_file):
-            file, line = metric.fail_file, metric.fail_line
-        elif place := last_user_frame(text):
-            file, line = place
-        return ev.FrameEager(
-            component=self._component,
-            function=self._function,
-            stage="trace",
-            file=file,
-            line=line,
-            reason=f"{fail_type}: {_summary(text)}",
-            hint=hint_of(text, _source(file, line), file),
-            source=_source(file, line),
+    if (metric.has_code and metric.ops) or not metric.is_forward:  # code without operations holds no graph
+        compiled = ev.Compiled(
+            component=component,
+            frame=metric.frame,
+            function=function,
+            phase="forward" if metric.is_forward else "backward",
+            seconds=metric.seconds,
+            ops=metric.ops,
+            guards=metric.guards,
+            cache_hits=metric.cache_hits,
+            cache_misses=metric.cache_misses,
+            cudagraphs_skipped=metric.cudagraphs_skipped,
+            file=place[0],
+            line=place[1],
         )
+        events.append(compiled)
+    return events
 
 
-def new_size(  # noqa: PLR0913 - what an event holds
-    root: str, frame: str, function: str, component: str | None, *, reason: str, nth: int
-) -> ev.Recompiled:
+def _failed(metric: Metric, component: str | None, function: str, place: _Place, *, whole: bool) -> ev.Event:
+    text = metric.fail_reason or str(metric.fail_type)
+    if "recompile_limit" in text or metric.fail_type == "FailOnRecompileLimitHit":
+        reason = f"{function} was compiled as often as torch's recompile limit allows; unseen inputs run eager"
+        return _limit(component, function, reason, place, whole=whole)
+    if metric.fail_file and is_user_file(metric.fail_file):
+        place = metric.fail_file, metric.fail_line
+    file, line = last_user_frame(text) or place
+    return ev.FrameEager(
+        component=component,
+        function=function,
+        stage="trace",
+        file=file,
+        line=line,
+        reason=f"{metric.fail_type}: {_summary(text)}",
+        hint=hint_of(text, _source(file, line), file),
+        source=_source(file, line),
+    )
+
+
+def _limit(component: str | None, function: str, reason: str, place: _Place, *, whole: bool) -> ev.RecompileLimit:
+    file, line = place
+    return ev.RecompileLimit(component=component, function=function, whole=whole, file=file, line=line, reason=reason)
+
+
+def recomputed_limit(component: str, function: str) -> ev.RecompileLimit:
+    """Return the event of code that checkpointed forwards had compiled as often as torch's recompile limit allows."""
+    reason = (
+        f"{function} was compiled as often as torch's recompile limit allows, in recomputations of checkpointed "
+        "forwards (it changes with each call); it runs eager"
+    )
+    return _limit(component, function, reason, (None, None), whole=True)
+
+
+def _recompiled(root: str | None, reason: str, place: _Place, **fields: Any) -> ev.Recompiled:
+    """Return the event of a recompile, with a root's arguments named as the function that it calls names them."""
+    inlined = Inlined.by_root.get(root or "")
+    if inlined is not None:
+        names = dict(enumerate(inlined.parameters))
+        reason = re.sub(r"\bargs\[(\d+)\]", lambda match: names.get(int(match[1]), match[0]), reason)
+        if place[0] is None and is_user_file(inlined.file):
+            place = inlined.file, inlined.line
+    file, line = place
+    return ev.Recompiled(reason=reason, file=file, line=line, source=_source(file, line), **fields)
+
+
+def new_size(root: str, reason: str, **fields: Any) -> ev.Recompiled:
     """Return the event of a batch size that gets code of its own, which costs as much as a recompile.
 
     ``root`` is the name of the root function that the code belongs to.
     """
-    reason, (file, line) = _in_users_words(root, reason, (None, None))
-    return ev.Recompiled(
-        component=component,
-        function=function,
-        reason=reason,
-        nth=nth,
-        file=file,
-        line=line,
-        frame=frame,
-        source=_source(file, line),
-    )
+    return _recompiled(root, reason, (None, None), **fields)
 
 
 def break_event(entry: Break, component: str | None) -> ev.GraphBreak:
@@ -150,43 +137,10 @@ def break_event(entry: Break, component: str | None) -> ev.GraphBreak:
     )
 
 
-def recomputed_limit(component: str, function: str) -> ev.RecompileLimit:
-    """Return the event of code that checkpointed forwards had compiled as often as torch's recompile limit allows."""
-    reason = (
-        f"{function} was compiled as often as torch's recompile limit allows, in recomputations of checkpointed "
-        "forwards (it changes with each call); it runs eager"
-    )
-    return ev.RecompileLimit(component=component, function=function, whole=True, file=None, line=None, reason=reason)
-
-
 def no_effect(problem: str, component: str | None, reason: str, **fields: Any) -> ev.NoEffect:
     """Return the event of a compile that takes no effect, with the catalogue's cure of the problem for its hint."""
     hint = NoEffect.problem(problem).change
     return ev.NoEffect(component=component, problem=problem, reason=reason, hint=hint, **fields)
-
-
-def _in_users_words(root: str | None, reason: str, begins: _Place) -> tuple[str, _Place]:
-    """Name a root's arguments as the function that it calls does, and return where that function begins."""
-    inlined = Inlined.by_root.get(root or "")
-    if inlined is None:
-        return reason, begins
-
-    def argument(match: re.Match[str]) -> str:
-        place = int(match[1])
-        return inlined.parameters[place] if place < len(inlined.parameters) else match[0]
-
-    reason = re.sub(r"\bargs\[(\d+)\]", argument, reason)
-    if is_user_file(inlined.file):
-        begins = inlined.file, _def_line(inlined.file, inlined.line)
-    return reason, begins
-
-
-def _def_line(file: str, line: int) -> int:
-    """Return the line of a function's ``def``, up to 20 lines after its first decorator, where its code begins."""
-    for number in range(line, line + 20):
-        if linecache.getline(file, number).lstrip().startswith(("def ", "async def ")):
-            return number
-    return line
 
 
 def _guard_place(text: str) -> tuple[str, int] | None:
@@ -248,13 +202,8 @@ def log_key(event: ev.Event) -> tuple[str, ...]:
     return (event.kind, event.component or "", str(getattr(event, "function", "")), event.location, reason)
 
 
-def log_line(event: ev.Event, name: str = "") -> str:
-    """Return an event as one line for the log, or an empty string for an event that is not logged.
-
-    Args:
-        event: the event.
-        name: of its component for people; by default the component's own.
-    """
+def log_line(event: ev.Event) -> str:
+    """Return an event as one line for the log, or an empty string for an event that is not logged."""
     if event.component is None:
         return ""
     at = f" at {event.location}" if event.location else ""
@@ -280,7 +229,7 @@ def log_line(event: ev.Event, name: str = "") -> str:
             line = f"{effect}. {event.hint}"
         case _:
             return ""
-    return f"{name or event.component}: {line}".rstrip()
+    return f"{event.component}: {line}".rstrip()
 
 
 def _with_preset(preset: str) -> str:

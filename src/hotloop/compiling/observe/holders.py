@@ -15,8 +15,8 @@ from hotloop._torch.graphs import is_user_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_NAMELESS = ("a list of", "a tuple of", "a set of", "a mapping's entry", "a variable that a function")
-_CLOSED = ", closed over by "
+_MOST = 5
+"""Holders that are named."""
 
 
 def holders(storage: int) -> list[str]:
@@ -27,18 +27,19 @@ def holders(storage: int) -> list[str]:
     """
     objects = gc.get_objects()
     tensors = [value for value in objects if issubclass(type(value), torch.Tensor) and storage_key(value) == storage]
-    names = []
     modules = [value for value in objects if issubclass(type(value), torch.nn.Module)]
-    for module in modules:
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.grad is not None and storage_key(parameter.grad) == storage:
-                names.append(f"{type(module).__name__}.{name}.grad")
-    del objects, modules
+    del objects
+    names = [
+        f"{type(module).__name__}.{name}.grad"
+        for module in modules
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.grad is not None and storage_key(parameter.grad) == storage
+    ]
+    del modules
     names += _variables(tensors)
-    places = [place for tensor in tensors for place in _places(tensor, tensors)]
-    # A value without a name of its own is mostly on its way, as the arguments of the call that is going on.
-    names += [place for place in places if not place.startswith(_NAMELESS)] or ([] if names else places)
-    return list(dict.fromkeys(names))[:5] or ["nothing in Python: a graph of autograd, which saved it"]
+    for tensor in tensors:
+        names += _paths(tensor, [tensors], depth=3)
+    return list(dict.fromkeys(names))[:_MOST] or ["nothing with a name: a graph of autograd, which saved it"]
 
 
 def _variables(tensors: list[torch.Tensor]) -> Iterator[str]:
@@ -47,91 +48,65 @@ def _variables(tensors: list[torch.Tensor]) -> Iterator[str]:
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
             for name, value in frame.f_locals.items():
-                if (path := _path_inside(value, tensors)) is not None:
-                    yield f"{name}{path} in {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+                place = f"in {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+                if _among(value, tensors):
+                    yield f"{name} {place}"
+                for key, entry in _entries(value):
+                    if _among(entry, tensors):
+                        yield f"{name}[{key!r}] {place}"
         frame = frame.f_back
 
 
-def _path_inside(value: Any, tensors: list[torch.Tensor]) -> str | None:
-    """Return the path to one of the tensors in a variable, through one list or mapping; None where there is none."""
-    if any(value is tensor for tensor in tensors):
-        return ""
-    if not isinstance(value, dict | list | tuple) or len(value) > 10_000:  # noqa: PLR2004 - a search has to end
-        return None
-    entries = value.items() if isinstance(value, dict) else enumerate(value)
-    return next((f"[{key!r}]" for key, entry in entries if any(entry is tensor for tensor in tensors)), None)
+def _among(value: Any, tensors: list[torch.Tensor]) -> bool:
+    return any(value is tensor for tensor in tensors)
 
 
-def _places(tensor: torch.Tensor, ours: list[torch.Tensor]) -> list[str]:
-    """Return the containers and objects that refer to a tensor, without our own list."""
+def _entries(value: Any) -> list[tuple[Any, Any]]:
+    """Return the entries of a container with their keys; as a list, since a generator would hold what it yields."""
+    if isinstance(value, dict):
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, list | tuple | set) else []
+
+
+def _paths(value: Any, ours: list[Any], depth: int) -> list[str]:
+    """Return the paths that lead to a value, through containers down to a depth: ``Trainer.kept[3]``."""
     found = []  # no generator: since Python 3.14 one that runs is listed as a holder of its variables
-    for holder in gc.get_referrers(tensor):
-        if isinstance(holder, types.FrameType) or holder is ours:
+    for holder in gc.get_referrers(value):
+        if isinstance(holder, types.FrameType | torch.Tensor) or _among(holder, ours):
             continue
-        if isinstance(holder, dict | list | tuple | set | types.CellType):
-            found.append(_place(holder, tensor, depth=3))
-        elif not isinstance(holder, torch.Tensor):
-            found.append(_attribute(holder, tensor) or f"an object of {type(holder).__name__}")
+        if isinstance(holder, types.CellType):
+            found += _closed_over(holder)
+            continue
+        attributes = getattr(holder, "__dict__", None)
+        key = next((key for key, held in _entries(attributes or holder) if held is value), None)
+        if isinstance(attributes, dict):
+            found += [f"{type(holder).__name__}.{key}"] if key else []
+        elif isinstance(holder, dict) and (owner := _owner(holder)):
+            found.append(f"{owner}.{key}")
+        elif depth and isinstance(holder, dict | list | tuple | set):
+            found += [f"{path}[{key!r}]" for path in _paths(holder, [*ours, value], depth - 1)]
     return found
 
 
-def _place(holder: Any, value: Any, depth: int) -> str:
-    """Name a value's place in its container, and the container's in turn, up to a depth: ``Trainer.kept[3]``."""
-    if isinstance(holder, types.CellType):
-        return _closed_over(holder)
-    if isinstance(holder, dict):
-        key = _key_of(holder, value)
-        if isinstance(key, str) and (owner := _owner(holder)):
-            return f"{owner}{key}"
-        entry, nameless = f"[{key!r}]", f"a mapping's entry {key!r}"
-    else:
-        index = next((place for place, held in enumerate(holder) if held is value), None)
-        entry, nameless = f"[{index}]", f"a {type(holder).__name__} of {len(holder)}"
-    for outer in gc.get_referrers(holder) if depth else ():
-        if outer is holder or isinstance(outer, types.FrameType):
-            continue
-        container = isinstance(outer, dict | list | tuple | types.CellType)
-        place = _place(outer, holder, depth - 1) if container else _attribute(outer, holder)
-        if place and not place.startswith(_NAMELESS):
-            name, closed, function = place.partition(_CLOSED)
-            return f"{name}{entry}{closed}{function}"
-    return nameless
-
-
-def _attribute(owner: Any, value: Any) -> str:
-    """Name the attribute of an object that a value is; empty where it is none, or the object has no ``__dict__``."""
-    names = getattr(owner, "__dict__", None)
-    key = _key_of(names, value) if isinstance(names, dict) else None
-    return f"{type(owner).__name__}.{key}" if isinstance(key, str) else ""
-
-
-def _closed_over(cell: types.CellType) -> str:
-    """Name the variable of a cell by the function that closes over it."""
+def _closed_over(cell: types.CellType) -> list[str]:
+    """Name the variable of a cell by the functions that close over it."""
+    found = []
     for closure in gc.get_referrers(cell):
         for function in gc.get_referrers(closure) if isinstance(closure, tuple) else ():
             if isinstance(function, types.FunctionType) and function.__closure__ is closure:
                 code = function.__code__
-                name = next(
-                    name
-                    for name, held in zip(code.co_freevars, function.__closure__ or (), strict=True)
-                    if held is cell
-                )
-                return f"{name}{_CLOSED}{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
-    return "a variable that a function closes over"
-
-
-def _key_of(mapping: dict[Any, Any], wanted: Any) -> Any:
-    for key, value in list(mapping.items()):  # no generator, whose variables would hold the tensor as well
-        if value is wanted:
-            return key
-    return None
+                names = [
+                    name for name, one in zip(code.co_freevars, function.__closure__ or (), strict=True) if one is cell
+                ]
+                found.append(f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno}), variable {names[0]}")
+    return found
 
 
 def _owner(namespace: dict[str, Any]) -> str:
-    """Name whose attributes a dictionary holds, with a dot; empty where it is nobody's."""
+    """Name the module or the class of the object whose attributes a dictionary holds; empty where it is nobody's."""
     if "__name__" in namespace and "__builtins__" in namespace:
-        return f"{namespace['__name__']}."
+        return str(namespace["__name__"])
     for holder in gc.get_referrers(namespace):
         if not isinstance(holder, types.FrameType) and getattr(holder, "__dict__", None) is namespace:
-            return f"{type(holder).__name__}."
+            return type(holder).__name__
     return ""

@@ -11,13 +11,10 @@ import dataclasses
 import linecache
 import threading
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hotloop import events as ev
 from hotloop.diagnose.recompile_words import words_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _Place = tuple[str, str | None, int | None]
 """A reason or the name of a function, with its file and line."""
@@ -54,34 +51,20 @@ class GraphInfo:
     fallback: ev.Fallback | None = None
 
 
-class Pace:
-    """How many calls lie between two boundaries, which are optimizer steps or marked steps.
+class Pace(collections.Counter[int]):
+    """How many calls lie between two boundaries (optimizer steps or marked steps), and how often."""
 
-    ``counts``: how often there were so many calls; intervals without a call are left out.
-    """
-
-    __slots__ = ("_before", "_boundary", "counts")
-
-    def __init__(self) -> None:
-        self.counts: collections.Counter[int] = collections.Counter()
-        self._before = 0
-        self._boundary = 0
+    _before = 0
 
     def boundary(self, calls: int) -> None:
-        """Pass a boundary, after so many calls in all."""
+        """Pass a boundary, after so many calls in all; intervals without a call are left out."""
         if calls != self._before:
-            self.counts[calls - self._before] += 1
+            self[calls - self._before] += 1
             self._before = calls
-
-    def at(self, number: int, calls: int) -> None:
-        """Pass a boundary where its number is not that of the last call."""
-        if number != self._boundary:
-            self._boundary = number
-            self.boundary(calls)
 
     def to_dict(self) -> dict[str, int]:
         """Return the counts as plain JSON data, which has no numbers for keys."""
-        return {str(calls): times for calls, times in sorted(self.counts.items())}
+        return {str(calls): times for calls, times in sorted(self.items())}
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -90,8 +73,6 @@ class Tally:
 
     component: str
     mode: str
-    label: str = ""
-    """The component's name in all that people read: with its class, where several components are called ``model``."""
     ladder: Any = None
     suppress: bool = True
     """Whether torch is to run a frame eager that it cannot compile; else it raises."""
@@ -101,8 +82,6 @@ class Tally:
     graphs: collections.defaultdict[GraphInfo, int] = field(default_factory=lambda: collections.defaultdict(int))
     """How often each graph ran."""
     eager_calls: int = 0
-    healed_calls: int = 0
-    """Calls that ran eager for a cause that is over, and does not count against the component."""
     compiles: int = 0
     recompiles: int = 0
     graph_breaks: int = 0
@@ -111,13 +90,13 @@ class Tally:
     compile_seconds: float = 0.0
     per_step: Pace = field(default_factory=Pace)
     per_mark: Pace = field(default_factory=Pace)
+    marked: int = 0
+    """The counter of marked steps at the last call."""
     shapes: collections.Counter[str] = field(default_factory=collections.Counter)
     in_backward: int = 0
     copied: int = 0
     copied_bytes: int = 0
     cudagraphs_skipped: collections.Counter[str] = field(default_factory=collections.Counter)
-    hindered: Callable[[], str] = str
-    """Returns why no more code is to be compiled, or an empty string."""
     limited: list[ev.RecompileLimit] = field(default_factory=list)
     failures: list[ev.FrameEager] = field(default_factory=list)
     causes: dict[_Place, Cause] = field(default_factory=dict)
@@ -164,20 +143,13 @@ class Tally:
             stage, hint = str(getattr(event, "stage", event.kind)), getattr(event, "hint", "")
         self.causes[reason, file, line] = Cause(reason, stage, file, line, source, hint)
 
-    def heal_limit(self) -> None:
-        """Strike out the recompile limit: other components filled it, and this one now has code of its own."""
-        for event in self.limited:
-            self.causes.pop((event.reason, event.file, event.line), None)
-        self.limited.clear()
-        self.healed_calls += 1
-
     def to_dict(self) -> dict[str, Any]:
         """Return the counts of the mode as plain JSON data; see ``modes`` of `ComponentStatus`."""
         eager_graphs = sum(count for info, count in self.graphs.items() if info.running == "none")
         counts: dict[str, Any] = {
             "calls": self.calls,
             "frames_compiled": self.executed - eager_graphs,
-            "frames_eager": eager_graphs + self.eager_calls + self.healed_calls,
+            "frames_eager": eager_graphs + self.eager_calls,
             "compiles": self.compiles,
             "recompiles": self.recompiles,
             "calls_per_step": self.per_step.to_dict(),
@@ -189,21 +161,12 @@ class Tally:
         return counts
 
 
-@dataclasses.dataclass(slots=True, eq=False, kw_only=True)
 class Call:
     """One call of a component, and what its tally held when the call began."""
 
-    tally: Tally
-    skips_rendezvous: bool = False
-    """Compile without asking other processes. The user's own code, compiled with fullgraph, would raise out of the
-    middle of the call, which could not be run again then."""
-    put_off: str = ""
-    """Why nothing is compiled in this call."""
-    _executed: int = field(init=False)
-    _failed: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._executed, self._failed = self.tally.executed, len(self.tally.failures)
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+        self._executed, self._failed = tally.executed, len(tally.failures)
 
     def compiles(self) -> None:
         """Learn that dynamo is about to trace a frame in the call."""
@@ -219,16 +182,6 @@ class Call:
         """Return what tracing gave up in the call."""
         return self.tally.failures[self._failed :]
 
-    def forget_failures(self) -> list[ev.FrameEager]:
-        """Strike out and return what tracing gave up in the call: it was the user's own exception, say."""
-        struck = self.failures()
-        del self.tally.failures[self._failed :]
-        for event in struck:
-            self.tally.causes.pop((event.reason, event.file, event.line), None)
-            if event in self.tally.events:  # only the newest events are kept
-                self.tally.events.remove(event)
-        return struck
-
 
 NOBODY = Tally("", "")
 
@@ -237,7 +190,7 @@ class _Active(threading.local):
     """Whose compiled code runs in this thread, and the settings of a compile that is going on in it."""
 
     tally: Tally = NOBODY
-    call: Call = Call(tally=NOBODY)
+    call: Call = Call(NOBODY)
     window: Any = None
 
 

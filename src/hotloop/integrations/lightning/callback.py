@@ -13,14 +13,13 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from hotloop.compiling.control import paused, status
+from hotloop.compiling.control import Status, paused, status
 from hotloop.errors import ConfigError
 from hotloop.integrations.in_place import InPlace
 from hotloop.integrations.lightning.owned_step import OwnedStep
-from hotloop.integrations.lightning.ownership import obstacles, optimizer_obstacles
+from hotloop.integrations.lightning.ownership import compiled_already, obstacles, optimizer_obstacles
 from hotloop.integrations.lightning.shadows import Shadows, own_method
-from hotloop.integrations.lightning.status import Snapshot, Stage, TrainerStatus
-from hotloop.integrations.lightning.user_compiles import compiled_by_user
+from hotloop.integrations.lightning.status import TrainerStatus
 from hotloop.integrations.setting_names import check_names
 from hotloop.integrations.several import level_of
 from hotloop.record import RunRecord
@@ -28,7 +27,24 @@ from hotloop.step.tiers import Tier, tier_of_setting
 
 if TYPE_CHECKING:
     from hotloop.presets import Preset
-    from hotloop.step import Loop
+    from hotloop.step import Loop, LoopStatus
+
+_SETTINGS = ("run", "layout", "sentinel", "record", "buckets", "workload", "total_steps", "runs")
+"""Model, optimizer and their state are the Trainer's to name."""
+_UNUSED = (
+    "hand it over as Trainer(callbacks=[HotLoop()]), and call trainer.fit(module); where the strategy starts processes "
+    "of its own (ddp_spawn, ddp_fork, ddp_notebook), the status is in these"
+)
+_READS_INDEX = (
+    "training_step reads batch_idx, or a decorator or *args hides whether it does: the number differs in each step, "
+    "which a captured step cannot follow and compiled code can; use it in on_train_batch_start or on_train_batch_end "
+    "instead"
+)
+_STATISTICS = (
+    "the last pass over the data, in which weight averaging has BatchNorm compute its statistics anew, runs eager: it "
+    "counts batches in Python, so that each would be compiled anew"
+)
+_log = logging.getLogger("hotloop")
 
 
 class HotLoop(pl.Callback):
@@ -44,7 +60,7 @@ class HotLoop(pl.Callback):
     Args:
         run: ``"auto"``, a tier, or a preset (a name or a `hotloop.Preset`), as for `hotloop.Loop`. Where no loop owns
             the step, nothing measures what a compile gains, so ``"auto"`` stays eager there.
-        settings: further settings of `hotloop.Loop`: ``layout``, ``sentinel``, ``checks``, ``memory``, ``record``,
+        settings: further settings of `hotloop.Loop`: ``layout``, ``sentinel``, ``record``,
             ``buckets``, ``workload``, ``runs``, ``total_steps`` (the Trainer's own estimate, else). Where no loop owns
             the step, ``record`` is kept.
 
@@ -54,25 +70,13 @@ class HotLoop(pl.Callback):
 
     def __init__(self, run: str | Preset = "auto", **settings: Any) -> None:
         self._tier = tier_of_setting(run)
-        # Model, optimizer and their state are the Trainer's to name.
-        known = (
-            "run",
-            "layout",
-            "sentinel",
-            "checks",
-            "memory",
-            "record",
-            "buckets",
-            "workload",
-            "total_steps",
-            "runs",
-        )
-        check_names("HotLoop", settings, known)
+        check_names("HotLoop", settings, _SETTINGS)
         self.run, self._settings = (run if isinstance(run, str) else run.name), {"run": run, **settings}
         self._trainer: weakref.ref[pl.Trainer] | None = None
-        self._fit: Stage | None = None
-        self._evaluation: Stage | None = None
+        self._fit: TrainerStatus | None = None
+        self._evaluation: TrainerStatus | None = None
         """The last evaluation since that fit, or without a fit."""
+        self._record: RunRecord | None = None
         self._in_place: InPlace | None = None
         self._owned: OwnedStep | None = None
         self._compiled: pl.LightningModule | None = None
@@ -86,15 +90,12 @@ class HotLoop(pl.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return settings and status, for a copy or a pickle; loop, record and Trainer are of this process."""
-        here = dict.fromkeys(("_trainer", "_in_place", "_owned", "_compiled", "_last_fit"))
+        here = dict.fromkeys(("_trainer", "_in_place", "_owned", "_compiled", "_last_fit", "_record"))
         closed = {"_undo": contextlib.ExitStack(), "_eager": contextlib.ExitStack()}
         record = self._settings.get("record")
         named = {"record": record.folder} if isinstance(record, RunRecord) else {}
-        stages = {"_fit": self._kept(self._fit), "_evaluation": self._kept(self._evaluation)}
+        stages = {"_fit": self._shown(self._fit), "_evaluation": self._shown(self._evaluation)}
         return {**vars(self), **here, **closed, **stages, "_settings": {**self._settings, **named}}
-
-    def _kept(self, stage: Stage | None) -> Stage | None:
-        return stage and dataclasses.replace(stage, snapshot=self._snapshot(stage)._replace(record=None))
 
     # -- what people ask -------------------------------------------------------------------------------------------
 
@@ -103,63 +104,45 @@ class HotLoop(pl.Callback):
         """The loop that owns the step of the current fit, if one does."""
         return self._owned.loop if self._owned is not None else None
 
-    def status(self) -> TrainerStatus:
-        """Return what was asked for, what runs, or ran when the Trainer ended, and why it is not more."""
-        after = self._status_of(self._evaluation) if self._evaluation is not None else None
-        if self._fit is not None:
-            return self._status_of(self._fit, after)
-        if after is not None:
-            return after
-        hint = (
-            "hand it over as Trainer(callbacks=[HotLoop()]), and call trainer.fit(module); where the strategy starts "
-            "processes of its own (ddp_spawn, ddp_fork, ddp_notebook), the status is in these"
-        )
-        return TrainerStatus(asked=self.run, owned=False, hints=(hint,))
-
-    def _status_of(self, stage: Stage, after: TrainerStatus | None = None) -> TrainerStatus:
-        snapshot = self._snapshot(stage)
-        return TrainerStatus(
-            asked=self.run,
-            owned=snapshot.loop is not None,
-            stage=stage.name,
-            given=bool(stage.given),
-            why=tuple(stage.why),
-            notes=(*stage.notes, *(self._removal_notes() if stage is self._current else ())),
-            hints=(*stage.hints, *snapshot.hints()),
-            ended=stage.ended,
-            loop=snapshot.loop,
-            model=snapshot.model,
-            after=after,
-        )
-
     @property
     def record(self) -> RunRecord | None:
         """The run record of the current or last fit; without a fit, of an evaluation; None before."""
-        stage = self._fit or self._evaluation
-        return self._snapshot(stage).record if stage is not None else None
+        return self._record
+
+    def status(self) -> TrainerStatus:
+        """Return what was asked for, what runs, or ran when the Trainer ended, and why it is not more."""
+        after = self._shown(self._evaluation)
+        if (fit := self._shown(self._fit)) is not None:
+            return dataclasses.replace(fit, after=after)
+        return after or TrainerStatus(asked=self.run, hints=[_UNUSED])
 
     @property
-    def _current(self) -> Stage | None:
+    def _current(self) -> TrainerStatus | None:
         """What the Trainer does now, or did last."""
         return self._evaluation or self._fit
 
-    def _snapshot(self, stage: Stage) -> Snapshot:
-        if stage is not self._current:
-            return stage.snapshot
+    def _shown(self, stage: TrainerStatus | None) -> TrainerStatus | None:
+        """Return the status of a call, with what runs now if it is the current one."""
+        if stage is None or stage is not self._current or (self._owned is None and self._in_place is None):
+            return stage
+        shown = stage.now(*self._running())
+        shown.notes += self._removal_notes()
+        return shown
+
+    def _running(self) -> tuple[LoopStatus | None, Status | None]:
+        """Return the status of the loop and of the compiled model."""
         if self._owned is not None:
-            return self._owned.snapshot()
-        if self._in_place is None:
-            return stage.snapshot
-        model = status(self._compiled) if self._compiled is not None else None
-        return Snapshot(None, model, self._in_place.record)
+            return self._owned.statuses()
+        return None, status(self._compiled) if self._compiled is not None else None
 
     def _removal_notes(self) -> list[str]:
         """Say that the callback was taken out of the Trainer's in the fit, so no hook tells it when the fit ends."""
-        if self._owned is not None and self._owned.left_at is not None:
+        if self._owned is not None:
             step = self._owned.left_at
-            return [f"taken out of trainer.callbacks at step {step:,}: from there on the step is the Trainer's own"]
+            gone = f"taken out of trainer.callbacks at step {step}: from there on the step is the Trainer's own"
+            return [] if step is None else [gone]
         trainer = self._trainer() if self._trainer is not None else None
-        if self._in_place is None or trainer is None or self in vars(trainer)["callbacks"]:
+        if trainer is None or self in vars(trainer)["callbacks"]:
             return []
         stays = "; the module stays compiled until hotloop.uncompile(module)" if self._compiled is not None else ""
         return [f"taken out of trainer.callbacks{stays}"]
@@ -174,9 +157,9 @@ class HotLoop(pl.Callback):
         """
         self._end_stage()
         self._trainer = weakref.ref(trainer)
-        begun = Stage(getattr(stage, "value", stage))
-        if begun.name == "fit":
-            self._fit, self._evaluation, self._last_fit = begun, None, None
+        begun = TrainerStatus(asked=self.run, stage=getattr(stage, "value", stage))
+        if begun.stage == "fit":
+            self._fit, self._evaluation, self._last_fit, self._record = begun, None, None, None
         else:
             self._evaluation = begun
         ours = [callback for callback in vars(trainer)["callbacks"] if isinstance(callback, HotLoop)]
@@ -186,9 +169,9 @@ class HotLoop(pl.Callback):
                 f"Trainer(callbacks=[{runs}]): expected one HotLoop, since a training step has one owner: leave the "
                 "others out; run= of the one that stays says what is wanted"
             )
-        if begun.name != "fit" and self._evaluation_settings(begun, pl_module) and not compiled_by_user(pl_module):
+        if begun.stage != "fit" and self._evaluation_settings(begun, pl_module) and not compiled_already(pl_module):
             # Validation in a fit runs under ``no_grad``, and torch compiles anew for inference mode.
-            loop = getattr(trainer, f"{begun.name}_loop")
+            loop = getattr(trainer, f"{begun.stage}_loop")
             self._undo.callback(setattr, loop, "inference_mode", loop.inference_mode)
             loop.inference_mode = False
 
@@ -233,15 +216,11 @@ class HotLoop(pl.Callback):
         done = trainer.global_step // max(1, len(trainer.optimizers))  # a resumed fit has done some of its steps
         left = trainer.estimated_stepping_batches - done
         settings = {"total_steps": int(left) if math.isfinite(left) and left > 0 else None, **self._settings}
-        self._owned = OwnedStep(trainer, pl_module, settings)
-        tier = self._tier
-        if self._owned.reads_index and self._owned.loop.context.engine is not None and (tier is None or tier.graph):
-            self._fit.notes.append(
-                "training_step reads batch_idx, or a decorator or *args hides whether it does: the number differs in "
-                "each step, which a captured step cannot follow and compiled code can; use it in on_train_batch_start "
-                "or on_train_batch_end instead"
-            )
-        if tier == Tier("eager"):
+        self._owned = owned = OwnedStep(trainer, pl_module, settings)
+        self._record = owned.loop.record
+        if owned.reads_index and owned.loop.context.engine is not None and (self._tier is None or self._tier.graph):
+            self._fit.notes.append(_READS_INDEX)
+        if self._tier == Tier("eager"):
             self._fit.notes.append(f"run={self.run!r} was asked for: steps run eager, and none is timed")
 
     def on_train_batch_start(
@@ -282,29 +261,25 @@ class HotLoop(pl.Callback):
 
     # -- how it is done --------------------------------------------------------------------------------------------
 
-    @property
-    def _auto(self) -> bool:
-        return self._tier is None
-
     def _compile_settings(self) -> dict[str, Any]:
         """Return the arguments for `hotloop.compile` that ``run=`` asks for; empty with auto, which must measure."""
-        tier = self._tier or Tier("eager")
-        return tier.settings if tier.compiles else {}
+        return self._tier.settings if self._tier is not None and self._tier.compiles else {}
 
-    def _evaluation_settings(self, stage: Stage, module: pl.LightningModule) -> dict[str, Any]:
+    def _evaluation_settings(self, stage: TrainerStatus, module: pl.LightningModule) -> dict[str, Any]:
         """Return the arguments for an evaluation: after a fit those of its loop, so that nothing is compiled again."""
         if self._last_fit is None or self._last_fit[0]() is not module:
             return self._compile_settings()
         _, settings, validated = self._last_fit
-        return settings if not self._auto or (validated and stage.name == "validate") else {}
+        return settings if self._tier is not None or (validated and stage.stage == "validate") else {}
 
-    def _note_user_compiles(self, module: pl.LightningModule, stage: Stage) -> None:
+    def _note_user_compiles(self, module: pl.LightningModule, stage: TrainerStatus) -> None:
         """Note what the user compiled, which stays as it is."""
-        found = compiled_by_user(module)
-        stage.given = "torch" if any(entry.by_torch for entry in found) else "hotloop" if found else ""
-        reasons = stage.why if stage.name == "fit" else stage.notes
-        reasons += [f"{entry.what}: taken as it is" for entry in found]
-        stage.hints += [entry.hint for entry in found]
+        stage.given = compiled_already(module)
+        if not stage.given:
+            return
+        reasons = stage.why if stage.stage == "fit" else stage.notes
+        reasons.append(f"the module, or a part of it, is compiled already (by {stage.given}): taken as it is")
+        stage.hints.append("hand fit() the plain module: HotLoop compiles its *_step methods, with self.log")
         if stage.given == "torch":
             # torch 2.13 cannot trace self.log: a graph break there keeps the user's own compile going.
             shadows = Shadows(module)
@@ -313,13 +288,17 @@ class HotLoop(pl.Callback):
                 untraced = torch.compiler.disable(own_method(module, name))  # type: ignore[no-untyped-call]
                 shadows.put(name, untraced)
 
-    def _leave_step(self, module: pl.LightningModule, fit: Stage) -> None:
+    def _leave_step(self, module: pl.LightningModule, fit: TrainerStatus) -> None:
         """Leave the step of a fit to the Trainer, say why, and compile the module in place as far as asked for."""
+        level = level_of(logging.WARNING)
         for line in fit.why:
-            logging.getLogger("hotloop").log(
-                level_of(logging.WARNING), "HotLoop(run=%r): the training step is the Trainer's own: %s", self.run, line
-            )
-        self._compile_in_place(module, fit, self._compile_settings(), self._settings.get("record"))
+            _log.log(level, "HotLoop(run=%r): the training step is the Trainer's own: %s", self.run, line)
+        kept = self._compile_in_place(module, fit, self._compile_settings(), self._settings.get("record"))
+        for line in fit.why:
+            kept.decided(f"the training step is the Trainer's own: {line}", logging.DEBUG)
+        if self._tier is not None and (self._tier.graph or self._tier.channels_last):
+            what = "captured" if self._tier.graph else "laid out"
+            kept.decided(f"run={self.run!r}: no loop owns the step, so it is not {what}", logging.WARNING)
 
     def _evaluate(self, module: pl.LightningModule) -> None:
         """Compile the module in place for an evaluation, and note where it stays eager."""
@@ -330,39 +309,33 @@ class HotLoop(pl.Callback):
         self._compile_in_place(module, stage, settings, None)
         if settings or stage.given:
             return
-        if self._auto:
+        if self._tier is None:
             of_fit = "" if self._last_fit is None else ", and the fit before it compiled none of it"
-            stage.notes.append(f"trainer.{stage.name} runs eager: run='auto' measures training steps alone{of_fit}")
-        elif self._compile_settings():
-            stage.notes.append(f"trainer.{stage.name} runs eager, as the steps of the fit before it did when it ended")
+            why = f"run='auto' measures training steps alone{of_fit}"
         else:
-            stage.notes.append(f"trainer.{stage.name} runs eager: run={self.run!r} compiles nothing")
+            why = f"run={self.run!r} compiles nothing, or the fit before it ended eager"
+        stage.notes.append(f"trainer.{stage.stage} runs eager: {why}")
 
     def _compile_in_place(
-        self, module: pl.LightningModule, stage: Stage, settings: dict[str, Any], folder: Any
-    ) -> None:
+        self, module: pl.LightningModule, stage: TrainerStatus, settings: dict[str, Any], folder: Any
+    ) -> InPlace:
         """Compile with these settings, but nothing where the user compiled; keep a record, in the folder if any."""
         settings = {} if stage.given else settings
-        self._in_place, self._batches = InPlace(module, self.run, settings, folder), 0
+        kept = self._in_place = InPlace(module, self.run, settings, folder)
+        if stage is self._fit or self._fit is None:
+            self._record = kept.record
+        self._batches = 0
         self._compiled = module if settings or stage.given == "hotloop" else None
-        for line in stage.why:
-            self._in_place.decided(f"the training step is the Trainer's own: {line}", logging.DEBUG)
-        if self._tier is None:
-            if not settings and not stage.given:
-                stage.hints.append('HotLoop(run="default") compiles in place, without measuring whether that pays')
-        elif (self._tier.graph or self._tier.channels_last) and stage.name == "fit":
-            what = "captured" if self._tier.graph else "laid out"
-            self._in_place.decided(f"run={self.run!r}: no loop owns the step, so it is not {what}", logging.WARNING)
+        if self._tier is None and not settings and not stage.given:
+            stage.hints.append('HotLoop(run="default") compiles in place, without measuring whether that pays')
+        return kept
 
     def _pause_for_statistics(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Run an epoch eager that computes BatchNorm's statistics anew and trains nothing."""
         compiled = self._compiled is not None or (self._owned is not None and bool(self._owned.compiled_with()))
         if getattr(trainer.fit_loop, "_skip_backward", False) and compiled and self._fit is not None:
             self._eager.enter_context(paused([module]))
-            self._fit.notes.append(
-                "the last pass over the data, in which weight averaging has BatchNorm compute its statistics anew, "
-                "runs eager: it counts batches in Python, so that each would be compiled anew"
-            )
+            self._fit.notes.append(_STATISTICS)
 
     def _end_stage(self, error: BaseException | None = None) -> None:
         """Take the loop or the compile off, and keep what the status says of it."""
@@ -372,16 +345,20 @@ class HotLoop(pl.Callback):
         if stage is None:
             return
         if self._owned is None and self._in_place is None:
-            if stage is self._fit and not stage.notes and stage.snapshot == Snapshot():
+            if stage is self._fit and not stage.notes and stage.model is None and stage.loop is None:
                 stage.notes.append("no training step came to it")
             return
-        stage.notes += self._removal_notes()
-        stage.snapshot = self._snapshot(stage)
+        ended = self._shown(stage)
+        assert ended is not None
+        if stage is self._fit:
+            self._fit = ended
+        else:
+            self._evaluation = ended
         owned, kept, self._owned, self._in_place, self._compiled = self._owned, self._in_place, None, None, None
         if owned is not None:
-            loop, model, _ = stage.snapshot
-            if self._auto and loop is not None and not loop.decisions:
-                stage.notes.append(f"run='auto' had decided nothing yet when the fit ended at step {loop.step}")
+            loop, model = ended.loop, ended.model
+            if self._tier is None and loop is not None and not loop.decisions:
+                ended.notes.append(f"run='auto' had decided nothing yet when the fit ended at step {loop.step}")
             # An evaluation after the fit reuses code that is compiled already.
             parts = model.components.values() if model is not None else ()
             validated = any(part.modes.get("inference", {}).get("frames_compiled") for part in parts)

@@ -21,19 +21,21 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from hotloop.compiling.control import Note, method_of
 from hotloop.integrations.lightning.shadows import Shadows, own_method
-from hotloop.integrations.lightning.status import Snapshot
 from hotloop.integrations.several import first_speaks
 from hotloop.step import Loop
-from hotloop.step.guard.fingerprint import Unwatchable
+from hotloop.step.watch.plain import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import lightning.pytorch as pl
 
+    from hotloop.compiling.control import Status
+    from hotloop.step import LoopStatus
+
 _NO_STEP = object()
 """Stands for the loss where the Trainer refuses what a training_step returned: its closure raises its own error."""
-_WRITES = Unwatchable("a logger writes when it is called, and a replay calls nothing: log through self.log")
+_WRITES = Refused("a logger writes when it is called, and a replay calls nothing: log through self.log")
 
 
 class _TrainerView:
@@ -77,7 +79,7 @@ class OwnedStep:
         """Whether `begin` has named the batch of the coming step."""
         self.left_at: int | None = None
         """The step from which on the Trainer runs the steps itself, since the callback was taken out in the fit."""
-        self._final: Snapshot | None = None
+        self._final: tuple[LoopStatus, Status] | None = None
         self._batch: Any = None
         self._result: Any = None
         own = own_method(module, "training_step")
@@ -106,9 +108,9 @@ class OwnedStep:
             if value is not _WRITES:
                 self._mirror[name] = getattr(self._trainer, name)
 
-    def snapshot(self) -> Snapshot:
-        """Return the status of the loop and of the compiled model, and the record; of a closed step, the last ones."""
-        return self._final or Snapshot(self.loop.status(), self.loop.context.compiled.status(), self.loop.record)
+    def statuses(self) -> tuple[LoopStatus, Status]:
+        """Return the status of the loop and of the compiled model; of a closed step, the last ones."""
+        return self._final or (self.loop.status(), self.loop.context.compiled.status())
 
     def compiled_with(self) -> dict[str, Any]:
         """Return the arguments for `hotloop.compile` that are in force; empty where nothing is compiled."""
@@ -117,7 +119,7 @@ class OwnedStep:
 
     def close(self) -> None:
         """Leave the module as it was, and release what the loop holds."""
-        self._final = self.snapshot()
+        self._final = self.statuses()
         self._shadows.take_off()
         self._batch = self._result = None
         self.loop.close()

@@ -7,6 +7,10 @@ once a batch. Then the step stays the Trainer's, and the model is compiled in pl
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -16,15 +20,25 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from hotloop._torch.hooks import every_optimizers_pre_hooks, optimizer_hooks
 from hotloop._torch.wrappers import why_not_at_first
 from hotloop.compiling.apply import metric_updated_by
-from hotloop.integrations.lightning.closures import closure_obstacle
+from hotloop.compiling.control import compiled_by_user, status
 from hotloop.integrations.several import FLAT, UNCOMPILED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hotloop.step.tiers import Tier
+
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+_CLOSURE_FIRST = re.compile(
+    r"(?:self\.\w+_health_check\(\)\n"
+    r"|loss(?:: [^\n]*)? = None\n"
+    r"|if (?![^\n]*closure)[^\n]*:\n {4}raise [^\n]*\n)*"
+    r"if closure is not None:\n {4}(?:with torch\.enable_grad\(\):\n {8})?loss = closure\(\)\n"
+)
+"""How a published ``step`` begins: checks, then the closure, if there is one."""
 
 
 def obstacles(trainer: pl.Trainer, module: pl.LightningModule, tier: Tier | None) -> list[str]:
@@ -103,3 +117,56 @@ def optimizer_obstacles(trainer: pl.Trainer) -> list[str]:
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         return []  # the Trainer itself runs the closure first then, and calls step() without one
     return [why] if (why := closure_obstacle(optimizers[0])) else []
+
+
+def closure_obstacle(optimizer: torch.optim.Optimizer) -> str:
+    """Say why a step without the Trainer's closure, which runs forward and backward, may train otherwise."""
+    kind = type(optimizer).__name__
+    try:
+        hooked = bool(optimizer_hooks(optimizer)[0] or every_optimizers_pre_hooks())
+    except AttributeError:  # a wrapper around another optimizer that never called torch's __init__ has no hooks
+        hooked = False
+    if hooked:
+        return f"{kind} has a step pre-hook, which the Trainer runs before its closure, so before forward and backward"
+    if _runs_closure_first(optimizer):
+        return ""
+    return f"{kind}.step may run its closure late or several times, or compute with its loss (as SAM does)"
+
+
+def _runs_closure_first(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether ``step`` runs its closure before all else, if it has one, and only returns its loss."""
+    step = _without_torch(type(optimizer).step)
+    if _without_torch(vars(optimizer).get("step", step)) is not step:
+        return False
+    try:
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(step))).body
+    except (OSError, TypeError, SyntaxError):
+        return False
+    if not isinstance(function, ast.FunctionDef):
+        return False
+    body = function.body[ast.get_docstring(function) is not None :]
+    text = "".join(f"{ast.unparse(statement)}\n" for statement in body)
+    begin = _CLOSURE_FIRST.match(text)
+    if begin is None:
+        return False
+    rest = text[begin.end() :].replace("return loss\n", "")
+    return re.search(r"\b(closure|loss)\b", rest) is None
+
+
+def _without_torch(function: Any) -> Any:
+    """Return the function inside torch's own wrappers: its profiler's, ``no_grad``, a scheduler's."""
+    while hasattr(function, "__wrapped__"):
+        if not getattr(function, "__globals__", {}).get("__name__", "").startswith("torch."):
+            break
+        function = function.__wrapped__
+    return function
+
+
+def compiled_already(module: pl.LightningModule) -> str:
+    """Return by what the user has compiled a module or a part of it: ``torch``, ``hotloop``, or nothing."""
+    methods = [getattr(module, name, None) for name in _STEPS]
+    by_lightning = getattr(module, "_compiler_ctx", None) is not None
+    if by_lightning or compiled_by_user(module) or any(hasattr(one, "get_compiler_config") for one in methods):
+        return "torch"
+    parts = status(module).components.values()
+    return "hotloop" if any(part.requested != "none" for part in parts) else ""

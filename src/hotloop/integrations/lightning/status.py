@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -11,63 +11,25 @@ from hotloop.shown import Shown
 
 if TYPE_CHECKING:
     from hotloop.compiling.control import Status
-    from hotloop.record import RunRecord
     from hotloop.step import LoopStatus
 
-
-class Snapshot(NamedTuple):
-    """The status of loop and model, and the record, as they are now or were when a call of the Trainer ended."""
-
-    loop: LoopStatus | None = None
-    model: Status | None = None
-    record: RunRecord | None = None
-
-    def hints(self) -> list[str]:
-        """List in Lightning's terms what to change so that the loop need not decline a tier."""
-        declined = [tier.why for tier in self.loop.tiers if tier.state == "declined"] if self.loop is not None else []
-        remedies = {
-            "closure variable trainer[": "a captured step cannot follow what changes of the Trainer at every step: "
-            "have on_train_batch_start write it into a buffer of the module's (self.scale.fill_(...)), and "
-            "training_step read that",
-            "returns a Python number": "what training_step logs is returned by the step as well: log a number in "
-            "on_train_batch_end, or a tensor",
-        }
-        return [hint for cause, hint in remedies.items() if any(cause in why for why in declined)]
+CHANGES = (
+    "a captured step cannot follow what changes of the Trainer at every step: have on_train_batch_start write it into "
+    "a buffer of the module's (self.scale.fill_(...)), and training_step read that"
+)
+NUMBERS = "what training_step logs is returned by the step as well: log a number in on_train_batch_end, or a tensor"
 
 
-@dataclasses.dataclass
-class Stage:
-    """A call of the Trainer (``fit``, ``validate``, ``test``, ``predict``) and what it did so far.
-
-    Args:
-        name: of the call.
-        given: by what the user compiled the module, or parts of it: ``torch``, ``hotloop``, or nothing.
-        why: why no loop owns the step, or nothing is compiled.
-        notes: what else there is to know.
-        hints: what to change.
-        ended: the exception that ended it, if any.
-        snapshot: status and record when the compile or the loop was taken off.
-    """
-
-    name: str
-    given: str = ""
-    why: list[str] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
-    hints: list[str] = dataclasses.field(default_factory=list)
-    ended: str = ""
-    snapshot: Snapshot = dataclasses.field(default_factory=Snapshot)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class TrainerStatus(Shown):
-    """The status of a model in a Trainer.
+    """The status of a model in a Trainer, of one call of the Trainer.
 
     Args:
         asked: what ``run=`` asked for.
+        stage: the call: ``fit``, ``validate``, ``test`` or ``predict``; empty before any.
         owned: whether a `hotloop.Loop` owns the training step; else the model is at most compiled in place.
-        stage: the call of the Trainer that this describes: ``fit``, if there was one; empty before any.
-        given: whether the user compiled the module, or parts of it, which is taken as it is.
-        why: why the step is not owned, a whole step not captured, or nothing compiled; empty where all is as asked.
+        given: by what the user compiled the module or parts of it: ``torch``, ``hotloop``, or nothing.
+        why: why the step is not owned; empty where all is as asked.
         notes: what else there is to know.
         hints: what to change.
         ended: the exception that ended the call, if any.
@@ -77,16 +39,25 @@ class TrainerStatus(Shown):
     """
 
     asked: str
-    owned: bool
     stage: str = ""
-    given: bool = False
-    why: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    hints: tuple[str, ...] = ()
+    owned: bool = False
+    given: str = ""
+    why: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    hints: list[str] = dataclasses.field(default_factory=list)
     ended: str = ""
     loop: LoopStatus | None = None
     model: Status | None = None
     after: TrainerStatus | None = None
+
+    def now(self, loop: LoopStatus | None, model: Status | None) -> TrainerStatus:
+        """Return a copy with what runs now, and what to change where the loop has declined a tier."""
+        declined = " ".join(tier.why for tier in loop.tiers if tier.state == "declined") if loop is not None else ""
+        causes = {"closure variable trainer[": CHANGES, "returns a Python number": NUMBERS}
+        hints = [hint for cause, hint in causes.items() if cause in declined and hint not in self.hints]
+        return dataclasses.replace(
+            self, owned=loop is not None, loop=loop, model=model, hints=[*self.hints, *hints], notes=[*self.notes]
+        )
 
     @property
     def running(self) -> str:
@@ -101,10 +72,7 @@ class TrainerStatus(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as plain JSON data."""
-        plain: dict[str, Any] = {"asked": self.asked, "running": self.running}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            plain[field.name] = list(value) if isinstance(value, tuple) else value
+        plain = {"running": self.running, **vars(self)}
         for name in ("loop", "model", "after"):
             plain[name] = plain[name].to_dict() if plain[name] is not None else None
         return plain

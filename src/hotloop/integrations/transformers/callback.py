@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
 
 from hotloop._torch.sharded import is_sharded
@@ -24,18 +22,20 @@ from hotloop.integrations.setting_names import check_names
 from hotloop.integrations.several import FLAT, UNCOMPILED, first_speaks
 from hotloop.report import write_html
 from hotloop.step import Loop
-from hotloop.step.prove.sentinel import SHARE
+from hotloop.step.prove.schedule import SHARE
 from hotloop.step.tiers import Tier, tier_of_setting
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
+    import torch
+
     from hotloop.presets import Preset
     from hotloop.record import RunRecord
     from hotloop.step import LoopStatus, Pad
 
-SETTINGS = ("run", "look", "buckets", "sentinel", "checks", "memory", "record")
+SETTINGS = ("run", "buckets", "sentinel", "checks", "record")
 """The arguments of `HotLoop` by name."""
 _PLAIN = (
     "a plain Trainer keeps its training step to itself",
@@ -67,35 +67,27 @@ class HotLoop(TrainerCallback):
         run: a preset or a tier, as `hotloop.Loop` takes it. ``"auto"`` measures where the step is hotloop's
             (`HotTrainer`). With a plain Trainer nothing measures whether a compile pays: ``"auto"`` is then what
             ``torch_compile`` asks for, else eager.
-        look: look at some of the run's batches before anything is compiled (`Loop`'s ``batches``); False for data sets
-            that must not be read in this process before workers fork.
         buckets: as `Loop` takes them, for a collator that pads each batch to a length of its own.
         sentinel: the share of time for checks of compiled steps, as `Loop` takes it.
-        checks: which checks of libraries recordings leave out, as `Loop` takes it.
-        memory: what proofs may take beside eager's peak, as `Loop` takes it.
         record: a folder for the run record; without one it is kept in memory.
 
     Raises:
         ConfigError: a tier, preset or setting does not exist.
     """
 
-    def __init__(  # noqa: PLR0913 - the public settings
+    def __init__(
         self,
         run: str | Preset = "auto",
         *,
-        look: bool = True,
         buckets: Mapping[str, Pad] | None = None,
         sentinel: float | None = SHARE,
-        checks: Literal["auto", "skip", "keep"] = "auto",
-        memory: float | str | None = None,
         record: str | os.PathLike[str] | None = None,
         **unknown: Any,
     ) -> None:
         check_names("HotLoop", unknown, SETTINGS)
         self.tier, self._asked = tier_of_setting(run), run
         self.run = run if isinstance(run, str) else run.name
-        self.look, self.buckets, self.folder = look, buckets, record
-        self.sentinel, self.checks, self.memory = sentinel, checks, memory
+        self.buckets, self.folder, self.sentinel = buckets, record, sentinel
         self.loop: Loop | None = None
         self.step: Callable[..., Any] | None = None
         """Runs a training step of the Trainer that handed its own over; None where the Trainer keeps it."""
@@ -209,25 +201,9 @@ class HotLoop(TrainerCallback):
 
     # -- what `HotStep` calls --------------------------------------------------------------------------------------
 
-    def leave(self) -> None:
-        """Forget the Trainer, which has another HotLoop from now on."""
-        self._state = self._owner = None
-
     def owned_by(self, trainer: StepOwner) -> None:
         """Register the Trainer that hands its steps over from now on."""
         self._owner = weakref.ref(trainer)
-
-    def begins(self, trainer: StepOwner, *, is_callback: bool) -> None:
-        """Register the Trainer whose run begins: several Trainers may have this callback.
-
-        Args:
-            trainer: the Trainer.
-            is_callback: whether this object is still among its callbacks, and will be called.
-        """
-        self.owned_by(trainer)
-        if not is_callback:
-            hint = "it was taken out of the Trainer's callbacks: the steps were the Trainer's own, eager"
-            self._last = Status({}, hint=hint)
 
     # -- the two ways to run ---------------------------------------------------------------------------------------
 
@@ -241,7 +217,7 @@ class HotLoop(TrainerCallback):
         for other in others:
             other.end()
         runs = ", ".join(f"HotLoop(run={hot.run!r})" for hot in (*others, self))
-        raise ConfigError(f"callbacks: {runs}: a Trainer takes one HotLoop; leave one of them in, once")
+        raise ConfigError(f"callbacks: {runs}: a Trainer takes one HotLoop, in callbacks=, once")
 
     def agrees(self) -> bool:
         """Return whether several processes are to agree on what runs their steps.
@@ -300,10 +276,7 @@ class HotLoop(TrainerCallback):
                 run=self._asked,
                 total_steps=steps,
                 buckets=self.buckets,
-                batches=_batches(owner, parts["train_dataloader"]) if self.look else None,
                 sentinel=self.sentinel,
-                checks=self.checks,
-                memory=self.memory,
                 record=self.folder,
             )
         self.loop = self._open.enter_context(loop)
@@ -326,13 +299,7 @@ def _obstacle(model: torch.nn.Module, args: Any, *, compiled_by_trainer: bool) -
             "hand it HotLoop when it is made, Trainer(..., callbacks=[HotLoop()]), which takes that over",
         )
     if hasattr(model, "_orig_mod") and (before := precompiled(model)) is not None:
-        if not args.remove_unused_columns:
-            return before.reason, before.hint
-        drops = (
-            "wrapped, its forward names no arguments, so that the Trainer drops every column of the data set, unless "
-            "TrainingArguments(remove_unused_columns=False)"
-        )
-        return before.reason, f"{before.hint}; {drops}"
+        return before.reason, before.hint
     if args.n_gpu > 1:
         return "the Trainer copies it to several GPUs at each step (DataParallel), and copies run eager", "use torchrun"
     return None
@@ -380,19 +347,3 @@ def _restore_forward(model: torch.nn.Module, forward: Any) -> None:
     """Restore the forward that Accelerate put on the model, which `share_autocast` replaced."""
     if forward is not None and "forward" in vars(model):
         model.forward = forward
-
-
-def _batches(trainer: Any, loader: Any) -> DataLoader[Any] | None:
-    """Return the run's batches as arguments of a step; None where the data set cannot be read ahead."""
-    dataset: Any = getattr(loader, "dataset", None)
-    sampler = getattr(loader, "batch_sampler", None)
-    if not isinstance(loader, DataLoader) or sampler is None or isinstance(dataset, IterableDataset):
-        return None
-    counts = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-
-    def collate(samples: list[Any]) -> tuple[Any, ...]:
-        batch = loader.collate_fn(samples)
-        items = torch.zeros((), dtype=torch.int64) if counts and "labels" in batch else None
-        return batch, items, 1
-
-    return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)

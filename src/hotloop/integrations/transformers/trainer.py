@@ -51,28 +51,10 @@ class HotStep:
         vars(self).update(state)
         self.hot.owned_by(self)
 
-    def add_callback(self, callback: Any) -> None:
-        """See ``Trainer.add_callback``; a `HotLoop` replaces the one that the Trainer has."""
-        below: Any = super()
-        before = vars(self).get("hot")
-        added = callback() if isinstance(callback, type) else callback
-        below.add_callback(added)
-        if before is None or not isinstance(added, HotLoop):
-            return
-        before.end()
-        before.leave()
-        below.remove_callback(before)
-        trainer: Any = self
-        added.on_init_end(trainer.args, trainer.state, trainer.control)
-        self.hot = added
-        added.owned_by(self)
-
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """See ``Trainer.train``; the model is as it was given after it, however it ends."""
         below: Any = super()
-        trainer: Any = self
-        callbacks = trainer.callback_handler.callbacks
-        self.hot.begins(self, is_callback=any(callback is self.hot for callback in callbacks))
+        self.hot.owned_by(self)
         # What FSDP2 shards holds on to no stream, and is captured from the default one.
         together = self.hot.agrees() and self.accelerator.distributed_type != DistributedType.FSDP
         try:

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from hotloop.decide import Course
 from hotloop.measure import machine
+from hotloop.prove.bench.courses import Course
 from hotloop.prove.bench.result import Bench, Way
 from hotloop.prove.bench.verdict import BASELINE, Steady, conclude, noise_of
 from hotloop.record import RunRecord

@@ -7,8 +7,8 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Literal
 
-from hotloop.decide import Course, Stretch, envelope
 from hotloop.measure import interval, ratio_interval
+from hotloop.prove.bench.courses import Course, Stretch, envelope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -104,7 +104,7 @@ def _private_names() -> tuple[int, dict[str, str]]:
             continue
         looked_up += 1
         if not there:
-            lost[name.path] = name.without or "a part of hotloop"
+            lost[name.path] = name.why
     return looked_up, lost
 
 

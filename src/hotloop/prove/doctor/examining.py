@@ -162,7 +162,7 @@ class _Examination:
             for _ in range(WARM_UP):
                 self._run_step(way)
             self._observed = with_waits(observer.events(), functools.partial(self._run_step, way, batch, note=False))
-            run, known = functools.partial(self._run_step, way, note=False), {key for key, _ in self._census.counted()}
+            run, known = functools.partial(self._run_step, way, note=False), set(self._census.counts)
             shapes = new_shapes(self._workload, self._batches, run, self._count, known)
             waits = data_wait(self._workload, self._batches, run, self._count)
         self._record.update("measurements", **waits, new_shapes=shapes)

@@ -27,7 +27,7 @@ from hotloop.measure.limits import compute_dtype
 from hotloop.presets import Preset
 from hotloop.prove.harness.held_outputs import HeldOutputs
 from hotloop.prove.harness.lockstep import Lockstep
-from hotloop.prove.harness.result import REMEDY, Finding, Harness
+from hotloop.prove.harness.result import Finding, Harness
 from hotloop.prove.harness.subject import Subject, noting_calls
 from hotloop.prove.workloads import same_random_numbers, seeded, source_of, survey_training
 from hotloop.step.compiled import Compiled
@@ -88,13 +88,12 @@ class Settings:
         """Whether any of the presets has CUDA graphs."""
         return any(preset.cudagraphs for both in self.chosen.values() for preset in both)
 
-    def install(self, models: Mapping[str, torch.nn.Module], *, strict_lifetime: bool) -> None:
+    def install(self, models: Mapping[str, torch.nn.Module]) -> None:
         """Compile models in place."""
         compile_in_place(
             {name: models[name] for name in self.chosen},
             {name: training for name, (training, _) in self.chosen.items()},
             inference={name: inference for name, (_, inference) in self.chosen.items()},
-            strict_lifetime=strict_lifetime,
             **self.more,
         )
 
@@ -112,7 +111,6 @@ def harness(  # noqa: PLR0913 - the public settings
     calls: int = CALLS,
     regions: Regions = "auto",
     options: Mapping[str, Any] | None = None,
-    strict_lifetime: bool = False,
     look: bool = True,
 ) -> Harness:
     """Compare a program under a preset with CUDA graphs with eager: its training step, and its calls between the steps.
@@ -129,7 +127,6 @@ def harness(  # noqa: PLR0913 - the public settings
         calls: calls without gradients after each, 2 or more.
         regions: see `hotloop.compile`.
         options: see `hotloop.compile`.
-        strict_lifetime: compile with ``strict_lifetime``: outputs that are held past a mark fail.
         look: run a third program to list the outputs that are held, and their holders.
 
     Raises:
@@ -151,21 +148,20 @@ def harness(  # noqa: PLR0913 - the public settings
     if not settings.cudagraphs:
         named = ", ".join(known.name for known in presets.PRESETS.values() if known.cudagraphs)
         raise ConfigError(f"preset {settings.names(0)!r}: it has no CUDA graphs; expected one that has: {named}")
-    return rehearse(source.make, settings, rounds, calls, strict_lifetime=strict_lifetime, look=look)
+    return rehearse(source.make, settings, rounds, calls, look=look)
 
 
-def rehearse(  # noqa: PLR0913 - see `harness`
+def rehearse(
     make: Callable[[], Workload],
     settings: Settings,
     rounds: int = ROUNDS,
     calls: int = CALLS,
     *,
-    strict_lifetime: bool = False,
     look: bool = False,
 ) -> Harness:
     """Run a harness with settings by model, for a program that is about to train; see `harness`."""
     with seeded(), same_random_numbers():
-        return _Run(make, settings, rounds, calls).result(strict_lifetime=strict_lifetime, look=look)
+        return _Run(make, settings, rounds, calls).result(look=look)
 
 
 class _Run:
@@ -176,7 +172,7 @@ class _Run:
         self._findings: list[Finding] = []
         self._components: dict[str, dict[str, Any]] = {}
 
-    def result(self, *, strict_lifetime: bool, look: bool) -> Harness:
+    def result(self, *, look: bool) -> Harness:
         """Run all programs, and sum up."""
         eager = self._make()
         emulated = eager.device.type != "cuda" or emulation.running() is not None
@@ -185,18 +181,15 @@ class _Run:
         lookout = HeldOutputs()
         with emulation.cudagraph_emulation() if start_emulation else contextlib.nullcontext():
             limits = Limits.rounding() if emulated else limits
-            nearest, again = self._in_lockstep(eager, limits, strict_lifetime)
+            nearest, again = self._in_lockstep(eager, limits)
             del eager
             if again:
                 other = self._make()
                 self._first_step(other)
-                nearest, _ = self._in_lockstep(other, limits, strict_lifetime, referred=True)
+                nearest, _ = self._in_lockstep(other, limits, referred=True)
                 del other
-            if look or strict_lifetime:
+            if look:
                 self._look_for_held(lookout)
-        if strict_lifetime and (held := lookout.held()):  # instead of the error that the first of them raised
-            self._findings = [finding for finding in self._findings if finding.kind != "held"]
-            self._findings += [Finding(kind="held", what=str(output), remedy=REMEDY) for output in held]
         return Harness(
             preset=self._settings.names(0),
             inference=self._settings.names(1),
@@ -205,7 +198,6 @@ class _Run:
             calls=self._calls,
             findings=tuple(dict.fromkeys(self._findings)),
             held=tuple(lookout.held()),
-            strict_lifetime=strict_lifetime,
             components=self._components,
             nearest=nearest,
         )
@@ -225,9 +217,7 @@ class _Run:
             seen = survey_training(eager.holdings, eager.device, [], step, step)
         return Limits.compiled(compute_dtype(seen.matrix_dtypes, eager.device))
 
-    def _in_lockstep(
-        self, eager: Subject, limits: Limits, strict_lifetime: bool, *, referred: bool = False
-    ) -> tuple[str, bool]:
+    def _in_lockstep(self, eager: Subject, limits: Limits, *, referred: bool = False) -> tuple[str, bool]:
         """Run eager and a compiled program in lockstep.
 
         Returns:
@@ -236,8 +226,8 @@ class _Run:
         compiled = self._make()
         with seeded():
             compiled.step(next(compiled.workload.endless()))  # still eager, as the first step of the other was
-        self._settings.install(compiled.models, strict_lifetime=strict_lifetime)
-        lockstep = Lockstep(eager, compiled, limits, hold=not strict_lifetime, referred=referred)
+        self._settings.install(compiled.models)
+        lockstep = Lockstep(eager, compiled, limits, referred=referred)
         lockstep.run(self._rounds, self._calls)
         if lockstep.may_be_rounding and not referred and limits.compute_dtype is not None:
             _log.info("harness: judged again, in more bits: %s", "; ".join(map(str, lockstep.findings)))
@@ -277,7 +267,7 @@ class _Run:
         calls: Calls = {}
         with seeded(), noting_calls(subject.models, calls):
             subject.step(next(batches))
-        self._settings.install(subject.models, strict_lifetime=False)
+        self._settings.install(subject.models)
         try:
             with steps.looking(lookout):
                 for batch in itertools.islice(batches, self._rounds):

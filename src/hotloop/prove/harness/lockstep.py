@@ -68,14 +68,11 @@ class Lockstep:
         eager: the reference.
         compiled: the same program, compiled, after the same steps.
         limits: how far the two may be apart.
-        hold: hold the outputs of the compiled program, and check them again after later calls.
         referred: compare both with the same step in more bits as well; limits then grow with eager's own rounding.
     """
 
-    def __init__(
-        self, eager: Subject, compiled: Subject, limits: Limits, *, hold: bool, referred: bool = False
-    ) -> None:
-        self._eager, self._compiled, self._limits, self._hold = eager, compiled, limits, hold
+    def __init__(self, eager: Subject, compiled: Subject, limits: Limits, *, referred: bool = False) -> None:
+        self._eager, self._compiled, self._limits = eager, compiled, limits
         self._wide_of = limits.compute_dtype if referred else None
         self._noted: Calls = {}
         self._comparisons: dict[str, list[Comparison]] = collections.defaultdict(list)
@@ -164,9 +161,8 @@ class Lockstep:
 
     def _keep(self, what: str, output: Any) -> None:
         """Hold an output as a program may, to check it later."""
-        if self._hold:
-            copies, _ = self._compiled_call(what, lambda: _copied(output))
-            self._held.append(_Kept(what, copies, _split(output)[0]))
+        copies, _ = self._compiled_call(what, lambda: _copied(output))
+        self._held.append(_Kept(what, copies, _split(output)[0]))
 
     def _check_held(self, held: list[_Kept]) -> None:
         """Check that held outputs are unchanged after everything that ran since."""

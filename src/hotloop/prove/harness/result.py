@@ -67,8 +67,7 @@ class Harness(Shown):
         rounds: training steps, each followed by ``calls`` calls without gradients.
         findings: the faults, and facts worth knowing.
         held: outputs that the program keeps past a mark. `hotloop.compile` copies them, so that they are right at the
-            cost of a copy; under ``strict_lifetime`` they fail.
-        strict_lifetime: whether they do.
+            cost of a copy.
         components: each component's status, as `hotloop.status` gives it.
         nearest: the tensor that came nearest to its limit against eager, and how near.
     """
@@ -80,7 +79,6 @@ class Harness(Shown):
     calls: int
     findings: tuple[Finding, ...] = ()
     held: tuple[Held, ...] = ()
-    strict_lifetime: bool = False
     components: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     nearest: str = ""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from hotloop import presets
-from hotloop._torch.own_compiles import OwnCompiles, uncompiled
+from hotloop._torch.own_compiles import uncompiled
 from hotloop._torch.products import products_in_tf32
 from hotloop._torch.upcast import Draw, recording_draws
 from hotloop.compiling.control import compile as compile_in_place
@@ -25,15 +25,13 @@ from hotloop.prove.verify import culprit
 from hotloop.prove.verify.culprit import Culprit
 from hotloop.prove.verify.verdict import StepVerdict, Verdict, worst_of
 from hotloop.prove.workloads import same_random_numbers, survey_training
-from hotloop.step.audit.listener import CompilesHeard
 from hotloop.step.audit.values import GRADIENTS_OF_ARGUMENTS
 from hotloop.step.capture.engines import traced_path
-from hotloop.step.capture.optimizers import counted_rounding
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
-from hotloop.step.prove.outcomes import Outcome, over_steps
+from hotloop.step.prove.outcomes import STEPS, Outcome, over_steps
 from hotloop.step.prove.reference_runs import StepOutputs
 from hotloop.step.prove.wide_reference import step_in_first, wider_dtypes
 from hotloop.step.state.program import Call, Program
@@ -56,7 +54,7 @@ def verify(  # noqa: PLR0913 - the public settings
     workload: Workload | Callable[[], Workload] | str,
     preset: str | Preset = "inductor",
     *,
-    steps: int = proof.STEPS,
+    steps: int = STEPS,
     reference: Reference = "auto",
     search: bool = True,
     search_seconds: float = 300.0,
@@ -144,7 +142,6 @@ class _Verification:
             )
         self.program = Program(workload.step, holdings, device_of(holdings), lambda: False)
         self._batches = workload.endless()
-        self._own_compiles = OwnCompiles()
         self._draws: list[Draw] = []
         self._draws_random = False
         self._spread: dict[str, Difference] = {}
@@ -226,17 +223,12 @@ class _Verification:
         def another() -> Any:
             return self._step(self._next())()
 
-        heard = CompilesHeard()
-        seen = survey_training(holdings, device, inputs, self._step(call), another, listener=heard)
-        self._own_compiles = heard.own_compiles
+        seen = survey_training(holdings, device, inputs, self._step(call), another)
         self._draws_random = seen.random_operations > 0
         holdings.found += seen.written_found
         holdings.gradients_altered = seen.altered
         compute = compute_dtype(seen.matrix_dtypes, device)
         self._limits = Limits.compiled(compute)
-        if self._own_compiles.functions:
-            scalars = counted_rounding(holdings.optimizers.values())
-            self._limits = dataclasses.replace(self._limits, scalars=scalars)
         run = self._step(self._next())
 
         def noted() -> Any:
@@ -252,8 +244,7 @@ class _Verification:
         except CandidateFailedError as error:
             raise (error.__cause__ or error) from None
         if not isinstance(spread, dict):
-            why = spread.why if isinstance(spread, proof.Unlike) else spread
-            raise HotloopError(f"{why}. Draw from torch's own generators, and name what else changes as state=")
+            raise HotloopError(f"{spread}. Draw from torch's own generators, and name what else changes as state=")
         self._spread = spread
         return compute
 
@@ -310,7 +301,7 @@ class _Verification:
                 if self._failed:
                     return joined
             joined = over_steps(self._outcomes)
-            if joined.agrees or joined.hopeless:
+            if joined.agrees or joined.far_off:
                 break
         return joined
 
@@ -362,7 +353,7 @@ class _Verification:
         _log.info("verify: searching for the region at fault")
         self.compiled.remove()
         try:
-            calls = [self._kept(call) for call in self._calls[: proof.STEPS]]
+            calls = [self._kept(call) for call in self._calls[:STEPS]]
             tests = culprit.Tests(
                 self.program,
                 self.compiled.models,
@@ -371,12 +362,11 @@ class _Verification:
                 settings=self._settings,
                 seconds=seconds,
             )
-            if self._own_compiles.functions:
-                with self._path():
-                    alone = tests.disagrees_now()
-                if alone:
-                    how = f"it disagrees where only this is compiled, by the program itself: {self._own_compiles}"
-                    return Culprit((), how, 1, tests.spent)
+            with self._path():
+                wrong = tests.disagrees_now()
+            if wrong:  # else each region would be blamed
+                how = "it disagrees where hotloop compiles nothing: look at the code that the program compiles itself"
+                return Culprit((), how, 1, tests.spent)
         except CandidateFailedError as error:
             return Culprit((), f"no search: a step failed: {describe(error.__cause__ or error)}", 0, 0.0)
         return culprit.search(self.compiled.models, tests)

@@ -17,12 +17,11 @@ from hotloop.train.export import Made
 from hotloop.train.folds import Side, Sides
 from hotloop.train.goal import Goal
 from hotloop.train.networks import count
-from hotloop.train.predict import column
 from hotloop.train.recipe import on_devices
 from hotloop.train.supervised import Supervised
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from hotloop.recipes.criteria.pairs import Split
     from hotloop.train.display import Display
@@ -114,29 +113,7 @@ def made(settings: Settings, weights: dict[str, Any]) -> Made:
     """
     loaded = encoder.load(settings.model.name, weights=False)
     checkpoint.fit_weights(loaded.model, weights["model"], settings.model.name)
-    texts = ["a text", "another"]
-    inputs = loaded.tokenizer(texts, texts, padding=True, return_tensors="pt")
-    return Made({"model": loaded.model}, lambda _: ((), dict(inputs)), loaded.tokenizer)
-
-
-def predictor(settings: Settings, weights: dict[str, Any]) -> Callable[[list[dict[str, Any]]], list[dict[str, float]]]:
-    """Return the function by which `hotloop predict` judges rows of a text and a criterion.
-
-    It returns a row's probability, ``score``, and its logit.
-    """
-    loaded, device = made(settings, weights), environment.device_of(settings.run)
-    model, columns = loaded.models["model"].to(device).eval(), settings.data.columns
-    wanted = settings.model.max_length
-    limits = {} if wanted == "auto" else {"max_length": wanted}
-
-    def predict(rows: list[dict[str, Any]]) -> list[dict[str, float]]:
-        texts, criteria = (column(rows, name) for name in (columns.text, columns.criterion))
-        inputs = loaded.tokenizer(texts, criteria, truncation=True, padding=True, return_tensors="pt", **limits)
-        logits = model(**{name: one.to(device) for name, one in inputs.items()}).float()
-        pairs = zip(logits.sigmoid().tolist(), logits.tolist(), strict=True)
-        return [{"score": score, "logit": logit} for score, logit in pairs]
-
-    return predict
+    return Made({"model": loaded.model}, loaded.tokenizer)
 
 
 def judge(loss: Loss) -> evaluation.Together:

@@ -14,24 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.errors import DataError
 from hotloop.recipes.focus import texts
 from hotloop.recipes.focus.context import BLOCK, Frame
 from hotloop.recipes.focus.program import Controller, Data
 from hotloop.recipes.focus.telling import paces, ways
-from hotloop.recipes.language import Tokens
 from hotloop.step import Workload
 from hotloop.train import configure, environment
 from hotloop.train.export import Made
 from hotloop.train.folds import Side, Sides
 from hotloop.train.goal import Goal
-from hotloop.train.predict import column
 from hotloop.train.recipe import on_devices
 from hotloop.train.task import Task, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hotloop.train.display import Display
     from hotloop.train.ranks import Devices
     from hotloop.train.settings import Settings
@@ -126,35 +121,14 @@ def made(settings: Settings, weights: dict[str, Any]) -> Made:
     return Made(workload.models())
 
 
-def predictor(settings: Settings, weights: dict[str, Any]) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
-    """Return the function by which `hotloop predict` focuses the end of each row's ``text``.
-
-    It returns the numbers of the blocks that the lens expands, the newest block last.
-    """
-    tokens, data = windows(settings, texts.load(settings))
-    device = environment.device_of(settings.run)
-    controller = Controller(settings, tokens.count, data, device)
-    Task(name="focus", workload=workload_of(controller), device=device).load_judged(weights)
-    length = settings.focus.blocks * BLOCK
-
-    def predict(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        encoded = [tokens.encode(text).tolist()[-length:] for text in column(rows, "text")]
-        if short := next((len(one) for one in encoded if len(one) < length), None):
-            raise DataError(f"a text has {short} tokens: expected at least {length}, focus.blocks={length // BLOCK}")
-        expanded = controller.focused(torch.tensor(encoded, device=device)).expanded.tolist()
-        return [{"expanded": [block for block, shown in enumerate(one) if shown]} for one in expanded]
-
-    return predict
-
-
-def windows(settings: Settings, sides: texts.Sides) -> tuple[Tokens, Data]:
+def windows(settings: Settings, sides: texts.Sides) -> tuple[texts.Tokens, Data]:
     """Make texts of both sides, each with the block behind it; of the held-out ones a sample.
 
     Raises:
         DataError: too few documents of a side are long enough.
     """
     chosen, generator = settings.focus, torch.Generator().manual_seed(settings.run.seed)
-    tokens = Tokens("\n\n".join(one.text for one in sides.train), chosen.vocabulary)
+    tokens = texts.Tokens("\n\n".join(one.text for one in sides.train), chosen.vocabulary)
     ahead = (chosen.protected + 1) * BLOCK
     length = (chosen.blocks - chosen.protected) // chosen.documents * BLOCK + ahead
     both = [

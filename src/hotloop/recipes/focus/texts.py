@@ -13,6 +13,7 @@ import torch
 
 from hotloop.errors import DataError
 from hotloop.train.folds import split_rows
+from hotloop.train.optional import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,6 +49,25 @@ class Sides(NamedTuple):
             f"{name} {sum(len(one.text.encode()) for one in side):,} bytes in {len(side)} documents"
             for name, side in zip(self._fields, self, strict=True)
         )
+
+
+class Tokens:
+    """Byte pairs that are frequent in a text, as tokens."""
+
+    def __init__(self, text: str, vocabulary: int) -> None:
+        tokenizers = require("tokenizers", "recipe=focus", "demo")
+        byte_level = tokenizers.pre_tokenizers.ByteLevel
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocabulary, initial_alphabet=sorted(byte_level.alphabet()), show_progress=False
+        )
+        self._tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        self._tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+        self._tokenizer.train_from_iterator([text], trainer)
+        self.count: int = self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> Tensor:
+        """Return the tokens of a text, int64 of shape (tokens,)."""
+        return torch.tensor(self._tokenizer.encode(text).ids)
 
 
 def load(settings: Settings) -> Sides:

@@ -1,47 +1,55 @@
-"""Audits a step before it is captured: one real eager step is observed, with the Python state that it reads."""
+"""Audits a step before it is captured: one real eager step is observed. Later eager steps are compared with it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from hotloop._torch.autograd import was_freed
 from hotloop._torch.fake import version_of
+from hotloop._torch.hooks import module_hooks
 from hotloop._torch.ledger import CapabilityMissingError
 from hotloop._torch.own_compiles import uncompiled
+from hotloop._torch.places import address_of
 from hotloop._torch.random_state import CPU, NUMPY, PYTHON, RandomState
-from hotloop._torch.sharded import is_spread
+from hotloop._torch.sharded import is_spread, shard_of
 from hotloop.compiling.control import paused
-from hotloop.interrupts import uninterrupted
+from hotloop.interrupts import interruptible, uninterrupted
 from hotloop.measure import flatten
-from hotloop.step.audit.findings import AuditFindings
-from hotloop.step.audit.op_trace import trace_step
-from hotloop.step.audit.side_effects import SideEffects
+from hotloop.step.audit.effects import Effects
+from hotloop.step.audit.findings import AuditFindings, Look
+from hotloop.step.audit.op_trace import as_audited, trace_step
 from hotloop.step.audit.strangers import forget_whole, noting_strangers, of_strangers
-from hotloop.step.audit.values import SPREAD, found_in_arguments, gradients_of, named, not_copied
+from hotloop.step.audit.values import RETURN_IT, SPREAD, found_in_arguments, gradients_of, named, not_copied
 from hotloop.step.engine import collector_paused
-from hotloop.step.guard.changes import SCHEDULE_OUTSIDE, UNHEARD, Changes
-from hotloop.step.guard.compare import frozen_settings, learning_rates
-from hotloop.step.obstacle import CandidateFailedError, Obstacle
+from hotloop.step.obstacle import RUNS, CandidateFailedError, Obstacle
 from hotloop.step.ranks import threads
 from hotloop.step.state.rng_usage import other_threads
 from hotloop.step.state.trial_run import alone, before_a_run, undo, wait_for
+from hotloop.step.watch.optimizers import frozen_settings, learning_rates
+from hotloop.step.watch.plain import PlainWatch
+from hotloop.step.watch.stream import OpStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hotloop.step.context import DecoratedStep
     from hotloop.step.rescue import Rescue
+    from hotloop.step.state.program import Call
     from hotloop.step.state.snapshot import Snapshot
     from hotloop.step.state.trial_run import Ready
 
+_SCHEDULE_OUTSIDE = "call scheduler.step() outside the step"
 _CHANGES_SETTINGS = Obstacle(
     "the step changes its optimizer's settings",
-    f"{SCHEDULE_OUTSIDE}; an optimizer that sets them itself is not captured",
+    f"{_SCHEDULE_OUTSIDE}; an optimizer that sets them itself is not captured",
     not_repeatable=True,
 )
 _ADDS_GROUPS = Obstacle(
@@ -54,6 +62,20 @@ _BACKWARD = "call loss.backward() inside the step; where it is done there, retur
 _SAID_OUTSIDE = "A replay runs no Python, so this is not said there: return what it says, and say it outside the step"
 _OVERWRITTEN = "the next replay would overwrite what it holds"
 _PLAIN = "return tensors, alone or in a dict, a list, a tuple or a dataclass"
+_IN_PLACE = "write into the tensor that is there (.copy_(), .mul_(), .lerp_()), which a replay does too"
+_PARAMETRIZE = (
+    f"{_IN_PLACE}; in place of torch.nn.utils.weight_norm and spectral_norm take those of "
+    "torch.nn.utils.parametrizations"
+)
+_BUFFERS = "._buffers.items"
+_GIVE_IT = (
+    "pass it to the loop, Loop(..., state=[...]), so that a step that is run twice to be compared can put it back"
+)
+_COUNT_OUTSIDE = f"call what counts outside the step (an average: ema.step(...)), or count in a tensor: {RUNS}"
+
+
+Unheld = list[tuple[str, "weakref.ref[torch.Tensor]", int]]
+"""Tensors by name, and how often each was written."""
 
 
 @dataclasses.dataclass
@@ -68,13 +90,17 @@ class _Observed:
     begun: int  # collectives, before it
     result: Any = None
     strangers: list[Obstacle] = dataclasses.field(default_factory=list)
-    heard: SideEffects = dataclasses.field(default_factory=SideEffects)
+    look: Look = dataclasses.field(default_factory=Look)
+    changed: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    """The marks of what the step itself has changed in Python, by name: before it, and after it."""
+    said: str = ""
+    """The lines that print or log."""
     met_others: bool = False
     """It met parameters or buffers that nobody named: from the next run on they are among what it changes."""
 
     @property
     def seen(self) -> AuditFindings:
-        return self.heard.seen
+        return self.look.seen
 
     def all_obstacles(self) -> list[Obstacle]:
         return [*self.strangers, *self.seen.obstacles, *self.obstacles]
@@ -91,7 +117,7 @@ class _Observed:
 
 
 class StepAuditor:
-    """Runs a decorated step eagerly and observes what it does, and what Python state it reads.
+    """Runs a decorated step eagerly and observes what it does.
 
     Args:
         step: the decorated step.
@@ -100,11 +126,8 @@ class StepAuditor:
 
     def __init__(self, step: DecoratedStep, rescue: Rescue) -> None:
         self._step, self._context, self._program, self._rescue = step, step.context, step.program, rescue
-        self._changes = Changes(step.program)
-
-    def look_again(self) -> None:
-        """Compare what the step reads from now on with itself: something changed between two steps."""
-        self._changes.look_again()
+        self._watch: PlainWatch | None = None
+        """What the last look watched."""
 
     @uninterrupted
     @collector_paused()
@@ -115,7 +138,6 @@ class StepAuditor:
         kwargs: Any,
         *,
         reports_capturing: bool,
-        too_dear: Callable[[float], bool] = lambda _: False,
     ) -> tuple[Any, AuditFindings | None]:
         """Run the step eagerly and observe it: a real step. Once more would be of no use, its rest runs unobserved.
 
@@ -124,7 +146,6 @@ class StepAuditor:
             args: its arguments.
             kwargs: its named arguments.
             reports_capturing: the answer for code of the step that asks whether a capture is going on.
-            too_dear: asked after each operation, with `set_up_seconds`, whether the audit has cost more than it may.
 
         Returns:
             The step's result, and what was seen; None in place of that where another step has to be seen. What was
@@ -144,7 +165,7 @@ class StepAuditor:
 
         def ends(seen: AuditFindings) -> bool:
             # Code that asks has another path, which is audited next: of this one nothing more needs to be known.
-            return (bool(asked) and not reports_capturing and bool(seen.obstacles)) or too_dear(seen.set_up_seconds)
+            return bool(asked) and not reports_capturing and bool(seen.obstacles)
 
         try:
             looked = self._look_at(run, (args, kwargs), ambience, ends=ends)
@@ -169,8 +190,7 @@ class StepAuditor:
         # Strangers come first: what such an optimizer does (Adam reads its counts on the host) would seem the step's.
         seen.obstacles = [*looked.strangers, *seen.obstacles, *looked.obstacles, *self._of_result(looked, args, kwargs)]
         seen.asked = bool(asked)
-        said = str(looked.heard)
-        if said and context.progress.may_capture and not seen.obstacles:
+        if (said := looked.said) and context.progress.may_capture and not seen.obstacles:
             context.reports.say_once(f"{step.name}: {said}. {_SAID_OUTSIDE}", logging.WARNING)
         step.note_not_repeatable(seen.obstacles)
         progress = context.progress
@@ -197,62 +217,10 @@ class StepAuditor:
             obstacles.append(Obstacle(f"the step returns {what}: {_OVERWRITTEN}", _PLAIN))
         return obstacles
 
-    @uninterrupted
-    @collector_paused()
-    def rehearse(self, run: Callable[[], Any], args: Any, kwargs: Any, ready: Ready = alone) -> tuple[bool, Any]:
-        """Run a step eagerly that is about to be run several times, and undo it where that can be done.
-
-        One call may do what another did not: every tenth moves an average, or a new best is appended to a list. What
-        no copy was made of, and what nobody can undo, would be done as often as the step is run. Such a run stays, and
-        is the step.
-
-        Args:
-            run: the step.
-            args: its arguments.
-            kwargs: its named arguments.
-            ready: called before the step runs, with what kept the copies for it from being made.
-
-        Returns:
-            Whether the run stays, and then its result.
-
-        Raises:
-            CandidateFailedError: no copies could be made, or the run could not be undone.
-            Exception: the user's own.
-        """
-        step, peers = self._step, self._context.peers
-        try:
-            with peers.rehearsing() if peers is not None else contextlib.nullcontext():
-                looked = self._look_at(run, (args, kwargs), contextlib.nullcontext(), ready)
-        except CandidateFailedError as error:
-            if not error.undone or not error.began or peers is not None:
-                raise
-            failed = self._rescue.candidate_failed(error, self._context.base_tier)
-            looked = None
-        if looked is None:  # outside of the except clause, so that what eager raises does not carry our exception along
-            result = step.eagerly(run)
-            step.note_not_repeatable(
-                [dataclasses.replace(failed, not_repeatable=True)]
-            )  # it was no error of the user's
-            return True, result
-        stays = threads.another_trains(self._context) or looked.irreversible
-        if peers is not None:
-            stays = peers.stays(stays=stays)
-        if not stays:
-            undo(self._program, looked.before)
-            return False, None
-        step.doing = "survey"
-        step.note_not_repeatable(looked.all_obstacles())
-        return True, looked.result
-
-    def _kept(self, seen: AuditFindings) -> list[Obstacle]:
-        """Return what no function of ours may stand in for: compiled code is guarded on torch's, and compiles anew."""
-        compiled = self._step.own_compiles.functions or self._context.base_tier.name != "eager"
-        return [*seen.checks, *seen.constants] if compiled else []
-
     def _look_at(
         self,
         run: Callable[[], Any],
-        call: tuple[Any, Any],
+        call: Call,
         ambience: contextlib.AbstractContextManager[None],
         ready: Ready = alone,
         ends: Callable[[AuditFindings], bool] = lambda _: False,
@@ -263,52 +231,49 @@ class StepAuditor:
             CandidateFailedError: the step raised, and was undone. Or this torch cannot show what a step does.
             Exception: the step raised after something that cannot be undone, so that it must not run again.
         """
-        moved = self.moved_outside(*call)
-        self._context.parts.look_again()
-        looked = _Observed(before_a_run(self._program, ready), moved, self._gradients(), self._begun())
-        recorder = self._changes.recorder(compiled=self._context.base_tier.name != "eager")
-        looked.heard.recorder, looked.heard.ends, looked.heard.own_compiles = recorder, ends, self._step.own_compiles
-        looked.heard.checks = self._context.checks if self._context.base_tier.name == "eager" else "keep"
+        program, parts = self._program, self._context.parts
+        parts.look_again()
+        looked = _Observed(before_a_run(program, ready), [], self._gradients(), self._begun(), look=Look(ends))
+        seen, effects = looked.seen, Effects(looked.look)
         given = named(*call)
         asks = gradients_of(one for (_, attribute), one in given.items() if not attribute)
-        inputs = [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]
-        random, settings = RandomState([self._program.device]), self._settings()
-        holdings, device = self._program.holdings, self._program.device
+        random, settings = RandomState([program.device]), self._settings()
+        optimizers = program.holdings.optimizers.values()
         failed: Exception | None = None
-        strangers, others, own_before = (
-            list[torch.optim.Optimizer](),
-            list[torch.nn.Module](),
-            self._step.own_compiles.beside_models,
+        strangers, others = list[torch.optim.Optimizer](), list[torch.nn.Module]()
+        watch = self._watch = seen.watch = PlainWatch(
+            program.function, program.holdings.modules.values(), optimizers, program.ignore
         )
         try:
-            noting = noting_strangers(
-                holdings.optimizers.values(), self._context.parts.sharded(), strangers, others, looked.heard
-            )
-            with self._context.eager(), self._uncompiled(), ambience, noting:
-                looked.result, _ = trace_step(holdings, device, inputs, run, looked.heard)
-                wait_for(device)  # a kernel's failure belongs to the code that launched it
+            noting = noting_strangers(optimizers, parts.sharded(), strangers, others, looked.look)
+            with self._uncompiled(), ambience, effects.listening():
+                with noting, watch.hearing(looked.look.ours):
+                    looked.result, _ = trace_step(program.holdings, program.device, _tensors(call), run, looked.look)
+                wait_for(program.device)  # a kernel's failure belongs to the code that launched it
+                looked.changed = watch.settle()  # as long as the same functions are replaced as when it looked first
+            watch.look()
         except CapabilityMissingError as error:  # this torch shows no operations: nothing of the step has run
             raise CandidateFailedError(began=False) from error
         except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
             failed = error
-        if looked.seen.stopped:
-            self._changes.look_again()
-            self._program.rng_usage.note(None)
-            self._note_writes(looked.seen, others)
+        if seen.stopped:
+            program.rng_usage.note(None)
+            self._note_writes(seen, others)
         # One that another thread's training began beside says nothing: what was seen may be its doing.
         elif failed is not None or not threads.another_trains(self._context):
-            looked.strangers = of_strangers(strangers, others, holdings.optimizers.values())
+            looked.said = str(effects)
+            looked.strangers = of_strangers(strangers, others, optimizers)
             looked.obstacles += _changed_settings(settings, self._settings())
-            looked.obstacles += [*self._changes.inside(recorder), *([] if looked.heard.complete else [UNHEARD])]
+            looked.obstacles += [*effects.obstacles, *self._drawn_since(random, seen)]
+            looked.obstacles += self._of_watch(watch, looked.changed)
             looked.obstacles += found_in_arguments(given, named(*call), self._step.argument)
             looked.obstacles += [asks] if asks is not None else []
-            looked.obstacles += [*self._kept(looked.seen), *looked.heard.obstacles]
-            looked.obstacles += self._drawn_since(random, looked.heard)
-            self._note_writes(looked.seen, others)
-            looked.met_others = self._changes.strangers() or self._own_compiled(before=own_before)
+            # Compiled code is guarded on torch's own functions, and compiles anew where ours stand in.
+            looked.obstacles += seen.constants if self._context.base_tier.name != "eager" else []
+            self._note_writes(seen, others)
+            looked.met_others = self._met_strangers(watch)
             if looked.met_others:
                 self._rescue.look_again()
-            looked.seen.read, looked.seen.found = self._changes.heard, self._changes.found
         if failed is None:
             return looked
         if looked.irreversible or self._begun() != looked.begun:  # in the other processes it has happened
@@ -316,27 +281,110 @@ class StepAuditor:
                 raise failed
             finally:
                 failed = None  # its traceback holds this frame, and all that the step has made
-        undo(self._program, looked.before, failed)
+        undo(program, looked.before, failed)
         raise CandidateFailedError from failed
 
+    @contextlib.contextmanager
+    def streaming(self, seen: AuditFindings, call: Call) -> Iterator[OpStream]:
+        """Compare the operations of an eager run of the step in the block with those of its audit."""
+        holdings = self._program.holdings
+        with self._uncompiled(), as_audited(holdings, self._program.device):
+            with holdings.still():
+                stream = OpStream(holdings, _tensors(call), seen.stream)
+            with stream.noting():
+                yield stream
+
+    def run_compared(
+        self, run: Callable[[], Any], call: Call, seen: AuditFindings, *, reports_capturing: bool
+    ) -> tuple[Any, OpStream]:
+        """Run the step eagerly, as a real step, on the path of its audit; return its result and what differs."""
+        engine = self._context.engine
+        assert engine is not None
+        with (
+            engine.ambience(self._program.device, reports_capturing=reports_capturing),
+            self.streaming(seen, call) as stream,
+        ):
+            result = interruptible(run)
+        self._program.holdings.keep_outside(result)
+        stream.finish()
+        return result, stream
+
+    def look_again(self) -> None:
+        """Take the present values for those before the coming step."""
+        if self._watch is not None and self._watch.changed():
+            self._watch.look()
+
+    def changed_inside(self) -> list[Obstacle]:
+        """Return what Python state has changed since the last look, by the step that has just run."""
+        return [changes_state(name) for name in (self._watch.moved() if self._watch is not None else [])[:1]]
+
+    def unheld(self) -> Unheld:
+        """Note the tensors that the step meets and that no copy of the state holds, before it runs more than once."""
+        holdings = self._program.holdings
+        with holdings.still():
+            known = [*holdings.tensors().values(), *(one for one in holdings.gradients().values() if one is not None)]
+        held = {address_of(one) for one in map(shard_of, known) if one.layout == torch.strided}
+        met = self._watch.tensors() if self._watch is not None else ()
+        met = ((name.rpartition("<locals>.")[2], one) for name, one in met)
+        others = [(name, one) for name, one in met if one.layout == torch.strided and address_of(one) not in held]
+        return [(name, weakref.ref(one), version_of(one)) for name, one in others if not one.is_inference()]
+
+    @staticmethod
+    def written(unheld: Unheld) -> list[Obstacle]:
+        """Return that the step has written one of the tensors that `unheld` noted, which it does in some calls only."""
+        pairs = [(name, one, version) for name, reference, version in unheld if (one := reference()) is not None]
+        return [
+            Obstacle(
+                f"the step writes into {name} in some calls only, and the loop was not given it",
+                _GIVE_IT,
+                not_repeatable=True,
+            )
+            for name, one, version in pairs
+            if version_of(one) != version
+        ][:1]
+
+    def _of_watch(self, watch: PlainWatch, changed: dict[str, tuple[Any, Any]]) -> list[Obstacle]:
+        """Return what of Python's state the step has changed, or takes further as it reads it."""
+        obstacles = [
+            # A buffer that the step puts in place of another goes back with the rest of the module's.
+            dataclasses.replace(
+                changes_state(name),
+                hint=self._remedy_of(name, before, now),
+                not_repeatable=not name.endswith(_BUFFERS),
+            )
+            for name, (before, now) in changed.items()
+        ]
+        return obstacles[:3] + [
+            Obstacle(f"the step reads {what}", hint or RETURN_IT, not_repeatable=True)
+            for what, hint in watch.refused[:1]
+        ]
+
+    def _remedy_of(self, name: str, before: Any, now: Any) -> str:
+        """Say what to do about a value that the step changes, by its name and marks."""
+        if name.endswith(_BUFFERS) or (isinstance(now[0], type) and issubclass(now[0], torch.Tensor)):
+            modules = (part for root in self._program.holdings.modules.values() for part in root.modules())
+            hooks = (hook for part in modules for table in module_hooks(part) for hook in table.values())
+            return _PARAMETRIZE if any(isinstance(one, WeightNorm | SpectralNorm) for one in hooks) else _IN_PLACE
+        counts = before[0] is now[0] is int and int(now[1]) == int(before[1]) + 1
+        return _COUNT_OUTSIDE if counts else RETURN_IT
+
+    def _met_strangers(self, watch: PlainWatch) -> bool:
+        """Add tensors that the step meets, and that the loop was not given, to the holdings; return whether any."""
+        holdings = self._program.holdings
+        named = (holdings.parameters(), holdings.buffers(), holdings.other_tensors())
+        held = {id(one) for tensors in named for one in tensors.values()} | {*map(id, holdings.found)}
+        trained, buffers = watch.strangers(held)
+        holdings.strangers |= cast("dict[str, torch.nn.Parameter]", trained)
+        holdings.found += buffers
+        return bool(trained or buffers)
+
     def _begun(self) -> int:
-        peers = self._context.peers
-        return peers.begun() if peers is not None else 0
-
-    def _own_compiled(self, *, before: bool = False) -> bool:
-        """Return whether the step calls compiled functions beside models that were compiled before the loop got them.
-
-        The writes of compiled code cannot be observed. A model's tensors are known without that, a function's are not.
-        """
-        return self._step.own_compiles.beside_models and not before and self._context.base_tier.name != "eager"
+        return self._context.peers.begun()
 
     @contextlib.contextmanager
     def _uncompiled(self) -> Iterator[None]:
-        """Run the block without any compile, so that all is seen; with, where only models are known to be compiled."""
-        if self._context.base_tier.name == "eager" or self._own_compiled():
-            with paused(self._context.compiled.models.values()), uncompiled():
-                yield
-        else:
+        """Run the block without any compiled code, so that all is seen."""
+        with self._context.eager(), paused(self._context.compiled.models.values()), uncompiled():
             yield
 
     def _note_writes(self, seen: AuditFindings, others: list[torch.nn.Module]) -> None:
@@ -348,9 +396,10 @@ class StepAuditor:
             self._program.holdings.found += seen.written_found
             self._rescue.look_again()
 
-    def _drawn_since(self, before: RandomState, heard: SideEffects) -> list[Obstacle]:
+    def _drawn_since(self, before: RandomState, seen: AuditFindings) -> list[Obstacle]:
         """Name the streams on the host that the step drew from: a replay draws from none of them."""
-        self._program.rng_usage.note(heard.drawn() if self._context.base_tier.name == "eager" else None)
+        moved = RandomState([self._program.device]).moved_since(before)
+        self._program.rng_usage.note({*seen.drawn, *({PYTHON} & {*moved})})
         hosts = {PYTHON, NUMPY}
         if self._context.device.type != "cpu":
             hosts.add(CPU)
@@ -358,7 +407,7 @@ class StepAuditor:
             "draw on the device (torch.rand(..., device=...)), or outside the step; do not draw at all where the share "
             "is 0 (if p > 0 and ...)"
         )
-        moved = self._program.rng_usage.own(RandomState([self._program.device]).moved_since(before))
+        moved = self._program.rng_usage.own(moved)
         numpys = " (or another thread does)" if other_threads() else ""
         return [
             Obstacle(f"the step draws from {name}{numpys if name == NUMPY else ''}", how)
@@ -375,24 +424,14 @@ class StepAuditor:
         optimizers = self._program.holdings.optimizers.values()
         return [(frozen_settings(one), learning_rates(one)) for one in optimizers]
 
-    def moved_outside(self, *call: Any) -> list[Obstacle]:
-        """Note what the step reads in Python and somebody changed since the last look; twice is too often."""
-        return self._changes.outside(call)
 
-    def note(self, seen: AuditFindings) -> None:
-        """Remember the present Python state: the next step, and the reads of this audit, are compared with it."""
-        seen.found = self._changes.note(seen.read)
+def _tensors(call: Call) -> list[torch.Tensor]:
+    return [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]
 
-    def is_of_now(self, seen: AuditFindings) -> bool:
-        """Return whether the Python values that the step reads are those of its audit.
 
-        With other values it may do something that the audit did not see, and that an undo would miss.
-        """
-        return self._changes.stand(seen.read, seen.found)
-
-    def changed_inside(self) -> list[Obstacle]:
-        """Return what Python state the step that has just run changed, since `moved_outside` was asked before it."""
-        return self._changes.inside()
+def changes_state(name: str) -> Obstacle:
+    """Return the obstacle of a step that changes a value of Python's."""
+    return Obstacle(f"the step changes Python state: {name}", RETURN_IT, not_repeatable=True)
 
 
 def _changed_settings(before: list[Any], after: list[Any]) -> list[Obstacle]:

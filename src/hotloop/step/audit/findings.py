@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotloop.errors import describe
+from hotloop.step.obstacle import Obstacle
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     import torch
 
-    from hotloop.step.guard.compare import Watch
-    from hotloop.step.obstacle import Obstacle
+    from hotloop.step.watch.plain import PlainWatch
+    from hotloop.step.watch.stream import Line
 
-
+FAILED = "hotloop failed as it looked at the step"
+_REPORT_IT = "the step trains on without this tier; please report this line to hotloop"
 _SPARSE = (
     "torch computes with sparse tensors by cuSPARSE, which synchronises: keep rows, columns and values in dense "
     "tensors, and write the product out, y = torch.zeros(n, x.shape[1], device=x.device).index_add(0, rows, "
@@ -27,6 +32,8 @@ class AuditFindings:
 
     operations: int = 0
     random_operations: int = 0
+    drawn: set[str] = dataclasses.field(default_factory=set)
+    """Names of torch's random streams that it drew from."""
     drops_in_rnn: tuple[str, int] | None = None
     """The line that runs an RNN of cuDNN's with dropout, which keeps a random state of its own."""
     matrix_dtypes: set[torch.dtype] = dataclasses.field(default_factory=set)
@@ -41,8 +48,6 @@ class AuditFindings:
     nothing else wrote into any of these."""
     computes_on: bool = False
     """Gradients were computed with parameters that an optimizer had stepped before, in the same step: a GAN does."""
-    checks: list[Obstacle] = dataclasses.field(default_factory=list)
-    """Host reads in checks of libraries, which a recording of eager code leaves out."""
     constants: list[Obstacle] = dataclasses.field(default_factory=list)
     """Tensors made on the host that are copied to the device, which a recording of eager code keeps."""
     constant_bytes: int = 0
@@ -63,18 +68,53 @@ class AuditFindings:
     """Which tensors among the leaves of its result were on the host."""
     skipped: bool = False
     """A GradScaler skipped the step of an optimizer: what that does is not known yet."""
-    set_up_seconds: float = 0.0
-    """Seconds in operations that took long: a library was set up, a kernel read from a cold disk."""
     stopped: bool = False
     """The audit ended before the step did: what is here is a part of what the step does."""
     failed: Obstacle | None = None
     """Something of ours failed as it looked at the step, which is why the audit ended."""
-    read: Watch | None = None
-    """Looks at what of Python's state its code has read; None where that was not heard."""
-    found: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What `read` was when the audit ended."""
+    stream: list[Line] = dataclasses.field(default_factory=list)
+    """Its operations, which later steps are compared with."""
+    watch: PlainWatch | None = None
+    """Watches plain values that it may have read."""
+
+    def changed(self) -> list[str]:
+        """Name the watched values that have changed since the last look."""
+        return [] if self.watch is None else self.watch.changed()
 
     def explained(self, failed: Obstacle) -> Obstacle:
         """Return why a capture failed, with what the step is known to do that no capture allows."""
         by_sparse = self.sparse and any(word in failed.reason.lower() for word in ("captur", "cusparse"))
         return dataclasses.replace(failed, hint=_SPARSE) if by_sparse else failed
+
+
+class Look:
+    """A look at one step, while it runs.
+
+    Attributes:
+        seen: what was seen so far, known also of a step that raises.
+        ends: asked after each operation whether the rest of the step runs unobserved.
+    """
+
+    def __init__(self, ends: Callable[[AuditFindings], bool] = lambda _: False) -> None:
+        self.seen, self.ends = AuditFindings(), ends
+
+    def ours(self, look: Callable[..., Any], *args: Any) -> Any:
+        """Call what is ours amid the user's step. Where it fails, the step goes on unobserved, and is declined."""
+        if self.seen.stopped:
+            return None
+        try:
+            return look(*args)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is none of the user's
+            # Its Python has to run once: nobody saw what the step does.
+            self.seen.failed = Obstacle(f"{FAILED}: {described(error)}", _REPORT_IT, not_repeatable=True)
+            self.seen.obstacles, self.seen.stopped = [self.seen.failed], True
+            return None
+
+
+def described(error: BaseException) -> str:
+    """Describe an exception of ours, with the line of ours that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    at = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
+    return f"{describe(error)}{at}"

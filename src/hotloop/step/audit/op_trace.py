@@ -11,14 +11,14 @@ import contextlib
 import functools
 import inspect
 import linecache
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.autograd import in_backward
-from hotloop._torch.checks import codes_of
+from hotloop._torch.checks import checks_left_out
 from hotloop._torch.dispatch import (
+    draws_elsewhere,
     draws_random,
     drops_in_rnn,
     is_higher_order,
@@ -31,7 +31,7 @@ from hotloop._torch.dispatch import (
 from hotloop._torch.fake import version_of
 from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.graphs import is_own_file
-from hotloop._torch.hooks import first_after_step, ours
+from hotloop._torch.hooks import first_after_step
 from hotloop._torch.host_constants import FEW, MOST_BYTES, room_for
 from hotloop._torch.host_reads import host_read
 from hotloop._torch.places import Stretches, address_of, whole_memory
@@ -43,23 +43,24 @@ from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
 from hotloop.diagnose.sized_results import remedy_of
 from hotloop.interrupts import interruptible
 from hotloop.step.audit.averaged_model import answered
-from hotloop.step.audit.caught import check_running
+from hotloop.step.audit.findings import Look
 from hotloop.step.audit.host_side import is_apart, lies_on_host, made_of, moved_by_copies
-from hotloop.step.audit.listener import Listener
-from hotloop.step.audit.silent_reads import silent_reads
 from hotloop.step.audit.values import not_strided, sparse_gradients
 from hotloop.step.naming import with_article
-from hotloop.step.obstacle import INTO_IT, Obstacle
+from hotloop.step.obstacle import DRAW_FROM_TORCH, INTO_IT, Obstacle
 from hotloop.step.state.holdings import Holdings, Memory
+from hotloop.step.state.rng_usage import drawn_by
 from hotloop.step.state.streams import Streams
+from hotloop.step.watch.stream import OpStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from hotloop.step.audit.findings import AuditFindings
+    from torch.optim.swa_utils import AveragedModel
 
-_SET_UP = 0.02
-"""Seconds from which on an operation waited for a library's set-up or the device: a launch takes microseconds."""
+    from hotloop.step.audit.findings import AuditFindings
+    from hotloop.step.watch.stream import Line
+
 _MATRIX_PRODUCTS = frozenset(
     f"aten.{name}"
     for name in (
@@ -75,9 +76,7 @@ _MATRIX_PRODUCTS = frozenset(
     )
 )
 _MOVE_IT_OUT = "move it out of the step: return the tensor, and read it outside the step, every so many steps"
-_CAUGHT = "; `try` around it may catch what this check raises: "
 _COPY_IT_OUT = "return the tensor, and copy it outside the step"
-_READ_ON_HOST = "a value is read on the host"
 _MAKE_IT = "make it on the device (torch.full, arange, zeros with device=...), or before the first step"
 _NO_MEMORY = ", whose class does not tell which tensors it holds, so that no copy of it can be put back"
 _KNOWN_PARTS = "give its class __tensor_flatten__, as torch.compile asks of it too; or write into a plain tensor"
@@ -99,7 +98,7 @@ def trace_step(
     device: torch.device,
     inputs: list[torch.Tensor],
     run: Callable[[], Any],
-    listener: Listener | None = None,
+    look: Look | None = None,
 ) -> tuple[Any, AuditFindings]:
     """Run a step eagerly and observe it; return its result and what was found. The step is real: its changes stay.
 
@@ -108,32 +107,42 @@ def trace_step(
         device: where it would be captured; operations that leave it are obstacles there.
         inputs: its tensor arguments.
         run: the step.
-        listener: listens while the step runs, and is told when not to.
+        look: what is seen goes there, also of a step that raises.
     """
-    listener = listener or Listener()
+    look = look or Look()
     # First: a count that it brings to the device is one of the tensors that the step is known to change.
-    with answered(holdings.modules, device) as waiting:
+    with as_audited(holdings, device) as waiting:
         with holdings.still():
-            look = OpTrace(holdings, device, inputs, listener)
-        with observing(look.operation), look.following(), listener.listening():
+            trace = OpTrace(holdings, device, inputs, look)
+        with observing(trace.operation), trace.following():
             result = interruptible(run)
         look.seen.begins = any(int(average.n_averaged) for average in waiting)
-    if look.seen.stopped:
-        return result, look.seen
-    look.seen.updated = look.updated()
-    look.seen.altered = look.altered()
-    look.seen.obstacles += [*look.moved(), *not_strided(holdings), *sparse_gradients(holdings, look.sparse)]
-    return result, look.seen
+    seen = look.seen
+    if seen.stopped:
+        return result, seen
+    seen.updated, seen.altered, seen.stream = trace.updated(), trace.altered(), trace.stream.lines
+    seen.obstacles += [*trace.moved(), *not_strided(holdings), *sparse_gradients(holdings, trace.sparse)]
+    return result, seen
+
+
+@contextlib.contextmanager
+def as_audited(holdings: Holdings, device: torch.device) -> Iterator[list[AveragedModel]]:
+    """Let the block take the path of an audit, so that its operations can be compared with an audit's.
+
+    Yields:
+        the averages of weights that have not begun yet.
+    """
+    multithreading = torch.autograd.set_multithreading_enabled(mode=False)  # in the order in which they are launched
+    with multithreading, checks_left_out(), answered(holdings.modules, device) as waiting, moved_by_copies(device):
+        yield waiting
 
 
 class OpTrace:
     """Watches the operations of one step as they run, and writes down what matters to a capture."""
 
-    def __init__(
-        self, holdings: Holdings, device: torch.device, inputs: list[torch.Tensor], listener: Listener
-    ) -> None:
-        self.seen = listener.seen
-        self._holdings, self._device, self._listener = holdings, device, listener
+    def __init__(self, holdings: Holdings, device: torch.device, inputs: list[torch.Tensor], look: Look) -> None:
+        self.seen, self.stream = look.seen, OpStream(holdings, inputs)
+        self._holdings, self._device, self._look = holdings, device, look
         self._gradients: dict[int, set[str]] = {}
         """By memory: the gradients in it. FSDP2 lays those of a group into one."""
         for name, one in holdings.gradients().items():
@@ -182,22 +191,22 @@ class OpTrace:
         """Run an operation, and look at what it reads and writes before and after."""
         if self.seen.stopped:
             return operation(*args, **kwargs)
-        ours = self._listener.ours
+        ours = self._look.ours
         before = ours(self._before, operation, args, kwargs)
-        began = time.perf_counter()
         result = operation(*args, **kwargs)
-        ours(self._after, before, (operation, args, kwargs), result, time.perf_counter() - began)
+        ours(self._after, before, (operation, args, kwargs), result)
         return result
 
     def _before(
         self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[str, list[torch.Tensor], list[torch.Tensor]]:
-        """Look at an operation that comes; gives its name, its tensors, and what it will write into."""
-        self._listener.hear(False)
+    ) -> tuple[Line | None, str, list[torch.Tensor], list[torch.Tensor]]:
+        """Look at an operation that comes; gives its line, its name, its tensors, and what it will write into."""
+        line = self.stream.before(operation, args, kwargs)
         name, found = name_of(operation), list(tensors_in(*args, *kwargs.values()))
         self.seen.operations += 1
         self.seen.sparse |= any(one.is_sparse or one.is_sparse_csr for one in found)
-        self._listener.operation(kwargs)
+        if draws_elsewhere(kwargs):
+            self._obstacle("the step draws from a torch.Generator of its own", DRAW_FROM_TORCH, not_repeatable=True)
         if name in _MATRIX_PRODUCTS:
             self.seen.matrix_dtypes |= {one.dtype for one in tensors_in(*args) if one.is_floating_point()}
         self._look_before(operation, name, args, kwargs)
@@ -206,28 +215,20 @@ class OpTrace:
                 self.seen.read_gradients |= self._gradients.get(memory, set())
         if self._stepped_already and not self._stepping_now and torch.is_grad_enabled():
             self.seen.computes_on |= any(one.requires_grad and _memory(one) in self._stepped_already for one in found)
-        written = list(written_by(operation, args, kwargs))
-        self._listener.hear(True)
-        return name, found, written
+        return line, name, found, list(written_by(operation, args, kwargs))
 
     def _after(
         self,
-        before: tuple[str, list[torch.Tensor], list[torch.Tensor]],
+        before: tuple[Line | None, str, list[torch.Tensor], list[torch.Tensor]],
         called: tuple[Any, tuple[Any, ...], dict[str, Any]],
         result: Any,
-        seconds: float,
     ) -> None:
         """Look at an operation that has run; the rest of the step may run unobserved."""
-        self._listener.hear(False)
-        if seconds > _SET_UP:
-            self.seen.set_up_seconds += seconds
-        self._listener.has_run(*called, result)
-        self._look_after(*before, result)
-        if self._listener.ends(self.seen):
-            self.seen.stopped = True
-            self._listener.stop()
-        else:
-            self._listener.hear(True)
+        line, name, found, written = before
+        self.seen.drawn |= drawn_by(*called, result)
+        self.stream.after(line, result)
+        self._look_after(name, found, written, result)
+        self.seen.stopped |= self._look.ends(self.seen)
 
     def _look_after(self, name: str, found: list[torch.Tensor], written: list[torch.Tensor], result: Any) -> None:
         given, made = set(map(_memory, found)), list(tensors_in(result))
@@ -291,10 +292,7 @@ class OpTrace:
         if self._stepping_now:  # a captured optimizer is told to stay on the device, another runs outside
             return
         if why := host_read(operation, args, kwargs):
-            check, caught = check_running(codes_of(self._listener.checks), trace_step.__code__)
-            caught = caught if self._listener.checks != "skip" else ""
-            among = self.seen.checks if check and not caught else None
-            self._obstacle(f"{why}{_CAUGHT if caught else ''}{caught}", _MOVE_IT_OUT, among=among)
+            self._obstacle(why, _MOVE_IT_OUT)
         elif is_higher_order(operation):
             writes = name.endswith("_mutation")  # into its arguments; it has no schema that says into which
             self._obstacle(f"{_CALLS_FUNCTIONS}: {operation.name()}", _COMPILE_IT, not_repeatable=writes)
@@ -405,27 +403,25 @@ class OpTrace:
             handle
             for name, optimizer in self._holdings.optimizers.items()
             for handle in (
-                ours(optimizer.register_step_pre_hook(self._stepping(name))),
+                optimizer.register_step_pre_hook(self._stepping(name)),
                 # what other hooks write is not the optimizer's own
-                first_after_step(optimizer, functools.partial(self._listener.ours, self._stepped)),
+                first_after_step(optimizer, functools.partial(self._look.ours, self._stepped)),
             )
         ]
         try:
             streams = Streams(self._device, lambda: self._obstacle(_STRANGE_STATE, _READ_IT))
             script = (torch.jit.ScriptFunction, "__call__")
             with (
-                silent_reads(functools.partial(self._listener.ours, self._reads)),
                 streams.watching(),
                 replaced(*script, self._scripting),
                 scaled_steps(self._scaled),
-                moved_by_copies(self._device),
             ):
                 yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _scaled(self, _optimizer: torch.optim.Optimizer, step: Callable[[], Any], found: torch.Tensor) -> Any:
+    def _scaled(self, optimizer: torch.optim.Optimizer, step: Callable[[], Any], found: torch.Tensor) -> Any:
         """Take a GradScaler's step or skip it. A recording does not ask the host."""
         self._stepping_now += 1
         try:
@@ -433,14 +429,15 @@ class OpTrace:
         finally:
             self._stepping_now -= 1
         self.seen.skipped |= skips
-        return None if skips else step()
+        with self.stream.stepping(optimizer):
+            return None if skips else step()
 
     def _scripting(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Note what a TorchScript function is given: what else it meets on the host, it has made."""
 
         def called(function: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._given_to_script
-            self._listener.ours(self._gives_to_script, function, tensors_in(*args, *kwargs.values()))
+            self._look.ours(self._gives_to_script, function, tensors_in(*args, *kwargs.values()))
             try:
                 return real(function, *args, **kwargs)
             finally:
@@ -451,17 +448,10 @@ class OpTrace:
     def _gives_to_script(self, function: Any, given: Iterator[torch.Tensor]) -> None:
         self._given_to_script = set(map(_memory, given)) if is_scripted(function) else None
 
-    def _reads(self, tensor: torch.Tensor, by: str) -> None:
-        """Hear of a tensor that is read past the dispatcher."""
-        memory = _memory(tensor)
-        own = memory in self._made and memory not in self._of_outside | self._of_arguments | self._inputs
-        elsewhere = tensor.device.type != self._device.type and own
-        if not self._stepping_now and not elsewhere:
-            self._obstacle(f"{_READ_ON_HOST} ({by})", _MOVE_IT_OUT)
-
     def _stepping(self, name: str) -> Callable[..., None]:
         def stepping(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             self.seen.stepped.append(name)
+            self.stream.begins(optimizer)
             self._finds(optimizer)
             if any(callable(one) for one in (*args[1:], *kwargs.values())):
                 self._obstacle(
@@ -471,7 +461,7 @@ class OpTrace:
                 )
             self._stepping_now += 1
 
-        return functools.partial(self._listener.ours, stepping)
+        return functools.partial(self._look.ours, stepping)
 
     def _finds(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradients that an optimizer is about to use: kept, so that no other tensor gets their memory."""
@@ -488,6 +478,7 @@ class OpTrace:
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepping_now -= 1
+        self.stream.ends()
         for one in (one for group in optimizer.param_groups for one in group["params"]):
             self._versions[id(one)] = version_of(one)
             self._stepped_already.add(_memory(one))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hotloop._torch.hooks import ours
 from hotloop._torch.sharded import Sharded, is_sharded
 from hotloop._torch.thread_patch import called_here
 from hotloop.step.obstacle import Obstacle
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hotloop.step.audit.findings import AuditFindings
-    from hotloop.step.audit.listener import Listener
+    from hotloop.step.audit.findings import AuditFindings, Look
 
 _NAME_MODEL = "give it to the loop: Loop([model, other], optimizer)"
 _NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimizer])"
@@ -33,7 +31,7 @@ def noting_strangers(
     sharded: Sharded,
     optimizers: list[torch.optim.Optimizer],
     models: list[torch.nn.Module],
-    listener: Listener,
+    look: Look,
 ) -> Iterator[None]:
     """Note what is used in the block and was not given to the loop. What other threads train is another training's.
 
@@ -42,7 +40,7 @@ def noting_strangers(
         sharded: its sharded models.
         optimizers: others that step: their settings would be frozen.
         models: other sharded models that are called.
-        listener: hears of what fails of ours.
+        look: hears of what fails of ours.
     """
     known = {id(one) for one in given}
 
@@ -57,9 +55,9 @@ def noting_strangers(
         if is_sharded(module) and not sharded.knows(module):
             models.append(module)
 
-    with called_here(functools.partial(listener.ours, note), elsewhere) as hook:
-        before = functools.partial(listener.ours, called)
-        handles = [ours(register_optimizer_step_pre_hook(hook)), ours(register_module_forward_pre_hook(before))]
+    with called_here(functools.partial(look.ours, note), elsewhere) as hook:
+        before = functools.partial(look.ours, called)
+        handles = [register_optimizer_step_pre_hook(hook), register_module_forward_pre_hook(before)]
         try:
             yield
         finally:

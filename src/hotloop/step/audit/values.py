@@ -14,17 +14,16 @@ from hotloop._torch.autograd import was_freed
 from hotloop._torch.dynamo import attributes_of
 from hotloop._torch.sharded import is_spread
 from hotloop.measure import flatten, names, signature, untracked_attributes
-from hotloop.step.guard.changes import RETURN_IT
-from hotloop.step.guard.fingerprint import SCALARS
 from hotloop.step.naming import with_article
-from hotloop.step.obstacle import Obstacle
+from hotloop.step.obstacle import RUNS, Obstacle
+from hotloop.step.watch.plain import SCALARS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from hotloop.step.state.holdings import Holdings
 
-_PLAIN = (*SCALARS, numbers.Number, enum.Enum, torch.layout, torch.memory_format, type)
+_PLAIN = (*SCALARS, numbers.Number, enum.Enum, range, torch.layout, torch.memory_format, type)
 GRADIENTS_OF_ARGUMENTS = Obstacle(
     "an argument requires gradients",
     "set requires_grad inside the step, on a copy: a proof runs the step twice, and would add to such gradients twice",
@@ -45,6 +44,7 @@ _STRIDED_ONLY = (
     "values, and make the sparse tensor of them in the step; on a GPU, write the product out by index_add"
 )
 _LOCAL = "pass this process's part, tensor.to_local(), or the whole, tensor.full_tensor()"
+RETURN_IT = f"return what has to be noted, and note it outside the step: {RUNS}"
 _COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
 _STRIDED = "keep its indices and values as dense buffers, and make the sparse tensor of them in the step"
 _DENSE = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import inspect
 import logging
@@ -12,10 +11,7 @@ from typing import Any
 import torch
 
 from hotloop.errors import ConfigError
-from hotloop.measure import bucket_edges
 
-BUCKETS, MULTIPLE = 4, 8
-"""The most sizes that are chosen for an argument, and their common divisor, which tensor cores want."""
 _log = logging.getLogger("hotloop")
 
 
@@ -26,8 +22,7 @@ class Pad:
     Args:
         dim: the dimension that varies; a negative number counts from the last.
         value: the value of the padding.
-        to: the sizes to pad to; a larger argument stays as it is. With None the loop chooses them from its
-            ``batches=``: up to four multiples of 8 that need the least padding.
+        to: the sizes to pad to; a larger argument stays as it is.
 
     Raises:
         ConfigError: a value does not fit.
@@ -35,15 +30,13 @@ class Pad:
 
     dim: int
     value: float
-    to: tuple[int, ...] | None = None
+    to: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if type(self.dim) is not int:
             raise ConfigError(f"Pad dim {self.dim!r}: expected a whole number")
         if isinstance(self.value, bool) or not isinstance(self.value, int | float):
             raise ConfigError(f"Pad value {self.value!r}: expected a number")
-        if self.to is None:
-            return
         sizes = tuple(self.to) if isinstance(self.to, Iterable) else ()
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
             raise ConfigError(f"Pad to {self.to!r}: expected sizes of 1 or more, e.g. to=(64, 128, 256)")
@@ -60,8 +53,8 @@ class Pad:
         if not -tensor.ndim <= self.dim < tensor.ndim:
             raise ConfigError(f"buckets[{name!r}]: dim {self.dim} does not exist in shape {tuple(tensor.shape)}")
         size = tensor.shape[self.dim]
-        target = next((edge for edge in self.to or () if edge >= size), None)
-        if target is None or target == size:
+        target = next((edge for edge in self.to if edge >= size), size)
+        if target == size:
             return tensor
         shape = list(tensor.shape)
         shape[self.dim] = target - size
@@ -86,27 +79,10 @@ class Buckets:
                 raise ConfigError(f"buckets[{name!r}]: expected hotloop.Pad(dim=..., value=..., to=...), got {pad!r}")
         self.declared = dict(declared)
         self._said: set[str] = set()
-        self._seen: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
-
-    @property
-    def without_sizes(self) -> list[str]:
-        """The arguments whose sizes are to be chosen from batches."""
-        return [name for name, pad in self.declared.items() if pad.to is None]
-
-    def choose(self) -> list[str]:
-        """Choose the sizes that were left out, from the batches padded so far; return a line on each for people."""
-        lines = []
-        for name in self.without_sizes:
-            chosen = bucket_edges(self._seen[name], BUCKETS, multiple=MULTIPLE)
-            self.declared[name] = dataclasses.replace(self.declared[name], to=chosen.edges)
-            lines.append(f"buckets[{name!r}]: padded to {chosen.edges}, of which {chosen.waste:.0%} is padding")
-        return lines
 
     def of(self, function: Callable[..., Any]) -> Callable[[Any, Any], tuple[tuple[Any, ...], dict[str, Any]]]:
         """Return the function that pads the arguments of a call of ``function``."""
-        if not self.declared:
-            return lambda args, kwargs: (args, kwargs)
-        signature = inspect.signature(function)
+        signature = inspect.signature(function) if self.declared else inspect.Signature()
 
         def pad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
             bound = signature.bind(*args, **kwargs)
@@ -126,30 +102,24 @@ class Buckets:
         if name in self.declared:
             used.add(name)
             return self._pad(name, value)
-        if isinstance(value, Mapping) and any(key in self.declared for key in value):
-            changed = {key: self._pad(key, item) for key, item in value.items() if key in self.declared}
-            used.update(changed)
-            if type(value) is dict:
-                return {**value, **changed}
-            # A mapping of the same type; the user's own is not changed.
-            copied = value.copy() if hasattr(value, "copy") else dict(value)
-            for key, item in changed.items():
-                copied[key] = item
-            return copied
-        if isinstance(value, dict) and name == "kwargs":
-            return {key: self._padded(key, item, used) for key, item in value.items()}
-        return value
+        if not isinstance(value, Mapping) or not any(key in self.declared for key in value):
+            return value
+        # A mapping of the same type; the user's own is not changed.
+        copied: Any = value.copy() if hasattr(value, "copy") else dict(value)
+        for key, item in value.items():
+            if key in self.declared:
+                used.add(key)
+                copied[key] = self._pad(key, item)
+        return copied
 
     def _pad(self, name: str, value: Any) -> torch.Tensor:
         pad = self.declared[name]
         padded = pad.apply(name, value)
-        size = padded.shape[pad.dim]
-        if pad.to is None:
-            self._seen[name][size] += 1
-        elif size > pad.to[-1] and name not in self._said:
+        size, largest = padded.shape[pad.dim], pad.to[-1]
+        if size > largest and name not in self._said:
             self._said.add(name)
             _log.warning(
                 "buckets[%r]: a batch has size %d, more than the largest bucket %d: it is not padded",
-                name, size, pad.to[-1],
+                name, size, largest,
             )  # fmt: skip
         return padded

@@ -1,13 +1,12 @@
 """The key of a call, which says what kind of call it is: what a recording freezes, and no later look would show.
 
-Its parts are the signature of the arguments, which of them share memory, which gradients exist, the modes of modules,
+Its parts are the signature of the arguments, which of them are one tensor, which gradients exist, the modes of modules,
 and torch's own modes.
 """
 
 from __future__ import annotations
 
 import bisect
-import enum
 import itertools
 import numbers
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +17,6 @@ from hotloop._torch.ambient import function_modes, matmul_precision, saved_tenso
 from hotloop._torch.dynamo import attributes_of
 from hotloop._torch.places import span_of
 from hotloop._torch.sharded import shard_of
-from hotloop.measure import Unhashed, flatten, signature
-from hotloop.step.guard.fingerprint import SCALARS
 from hotloop.step.naming import with_article
 from hotloop.step.obstacle import Obstacle
 
@@ -31,77 +28,24 @@ if TYPE_CHECKING:
 
 
 class Aliasing(NamedTuple):
-    """The part of a call's key that its signature lacks: which arguments share memory, and attributes of tensors."""
+    """The part of a call's key that its signature lacks."""
 
-    shared: tuple[tuple[int, int, int], ...]
-    """For each tensor the index of the first tensor that is the same object, begins at the same address, overlaps it.
-    Empty where each tensor is alone."""
-    attributes: tuple[tuple[int, str, Any], ...]
-    """The attributes that a program put on argument tensors: index of the leaf, name, and a signature of the value, or
-    an `Unhashed` with its type if the value cannot be followed."""
+    shared: tuple[int, ...]
+    """For each tensor the index of the first one that is the same object. Empty where each is another one."""
+    attributes: tuple[tuple[int, str], ...]
+    """The attributes that a program put on argument tensors: index of the leaf, and name."""
 
     @classmethod
     def of(cls, leaves: Sequence[Any]) -> Aliasing:
-        """Return the aliasing of the leaves of a call's arguments; it runs before each replay.
-
-        About 5 µs for 8 tensors (Python 3.12): tensors are compared pair by pair only where memory overlaps.
-        """
+        """Return the aliasing of the leaves of a call's arguments; it runs before each replay."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        attributes: list[tuple[int, str, Any]] = []
-        if any(map(vars, tensors)):
-            for place, leaf in enumerate(leaves):
-                for name, value in attributes_of(leaf).items() if isinstance(leaf, torch.Tensor) else ():
-                    followed = all(isinstance(one, enum.Enum) or type(one) in SCALARS for one in flatten(value)[0])
-                    cls_ = type(value)
-                    builtin = cls_.__module__ == "builtins"
-                    type_name = cls_.__name__ if builtin else f"{cls_.__module__}.{cls_.__qualname__}"
-                    attributes.append((place, name, signature((value,), {}) if followed else Unhashed(type_name)))
-        return cls(shared(tensors) if len(tensors) > 1 else (), tuple(attributes))
-
-    def obstacle(self, names: Sequence[str]) -> Obstacle | None:
-        """Return the obstacle of an attribute whose value cannot be followed, if there is one.
-
-        Args:
-            names: of the leaves, as a user knows them.
-        """
-        for place, name, value in self.attributes:
-            if isinstance(value, Unhashed):
-                what = f"argument {names[place]} has an attribute {name}, {with_article(value.type_name)}"
-                return Obstacle(
-                    f"{what}, whose value a recording would freeze",
-                    "pass it as an argument of its own, or leave it out of the tensor; numbers and texts may stay",
-                )
-        return None
-
-    def values(self) -> dict[tuple[int, str], Any]:
-        """Return the value of each attribute."""
-        return {(place, name): value for place, name, value in self.attributes}
-
-
-def shared(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int, int], ...]:
-    """Return for each tensor the first tensor that is the same, begins at the same address, overlaps it, as indices.
-
-    Empty if each tensor is alone. Parts of one memory that do not overlap (the gradients of a flat buffer) are alone.
-    """
-    spans = [*map(_span, tensors)]
-    end = 0
-    for begins, ends in sorted(spans):
-        if begins < end or not ends:
-            break
-        end = ends
-    else:
-        return ()
-    regions, region, end = [0] * len(tensors), 0, 0
-    for place in sorted(range(len(tensors)), key=spans.__getitem__):
-        begins, ends = spans[place]
-        region = begins if begins >= end else region
-        regions[place], end = region, max(end, ends)
-    columns = []
-    for values in ([*map(id, tensors)], [begins for begins, _ in spans], regions):
-        first: dict[int, int] = {}  # 0 is no address, and equal to none
-        columns.append([first.setdefault(value, place) if value else place for place, value in enumerate(values)])
-    relations = [*zip(*columns, strict=True)]
-    return tuple(relations) if any(one != (place,) * 3 for place, one in enumerate(relations)) else ()
+        ids = [*map(id, tensors)]
+        shared = tuple(map(ids.index, ids)) if len(set(ids)) < len(ids) else ()
+        if not any(map(vars, tensors)):
+            return cls(shared, ())
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        pairs = zip(places, tensors, strict=True)
+        return cls(shared, tuple((place, name) for place, tensor in pairs for name in attributes_of(tensor)))
 
 
 class Regions:
@@ -189,7 +133,7 @@ def key_of(signature: Signature, aliasing: Aliasing, parts: Parts) -> Hashable:
 
     Args:
         signature: shapes, dtypes and values of its arguments.
-        aliasing: which arguments are one tensor, or share memory.
+        aliasing: which arguments are one tensor.
         parts: parameters, of which the key holds whose gradient exists, and modules, of which it holds the mode.
     """
     return signature, aliasing, *modes_of(parts), ambient_modes()
@@ -218,8 +162,8 @@ class UnstableArguments:
     def __init__(self, argument: Callable[[str], str]) -> None:
         self._argument = argument
         self._calls = 0
-        self._seen: dict[Any, set[Any]] = {}
-        """The values of each argument, and each attribute of a tensor, that differed in all consecutive calls."""
+        self._seen: dict[int, set[Any]] = {}
+        """The values of each argument that differed in all consecutive calls."""
 
     def obstacle(self, inputs: Signature, aliasing: Aliasing, *, new: bool) -> Obstacle | None:
         """Return which argument prevents a recording, if one does; an argument that is new in each call only once.
@@ -233,30 +177,24 @@ class UnstableArguments:
             what = f"argument {self._argument(name)} cannot be compared from call to call: it is"
             hint = "pass tensors, numbers and strings, alone or in lists and mappings"
             return Obstacle(f"{what} {with_article(type_name)}", hint)
-        if aliasing.attributes and (found := aliasing.obstacle([*map(self._argument, inputs.names())])) is not None:
-            return found
+        for place, name in aliasing.attributes:
+            what = f"argument {self._argument(inputs.names()[place])} has an attribute {name}"
+            return Obstacle(f"{what}, whose value a recording would freeze", "pass it as an argument of its own")
         if not new:
             self._seen, self._calls = {}, 0
             return None
         if self._calls == FRESH:  # it was reported
             return None
-        values: dict[Any, Any] = {**inputs.values(), **aliasing.values()}
+        values = inputs.values()
         still = {place: one for place, one in values.items() if place in self._seen and one not in self._seen[place]}
-        if self._calls and not still:  # something else was new: a shape, for example
-            self._calls = 0
-        if self._calls:
-            self._seen = {place: {*self._seen[place], value} for place, value in still.items()}
-        else:
-            self._seen = {place: {value} for place, value in values.items()}
+        if not still:  # something else was new: a shape, for example
+            self._calls, self._seen = 0, {place: set() for place in values}
+            still = values
         self._calls += 1
+        self._seen = {place: {*self._seen[place], value} for place, value in still.items()}
         return self._obstacle_at(inputs, next(iter(self._seen))) if self._seen and self._calls == FRESH else None
 
-    def _obstacle_at(self, inputs: Signature, place: int | tuple[int, str]) -> Obstacle:
-        if isinstance(place, tuple):
-            name = self._argument(inputs.names()[place[0]])
-            what = f"argument {name} has an attribute {place[1]}, another one in each of {FRESH} calls"
-            hint = "pass it as a tensor, as an argument of its own, or leave it out of the step"
-            return Obstacle(f"{what}: each value selects a recording of its own", hint)
+    def _obstacle_at(self, inputs: Signature, place: int) -> Obstacle:
         name, kind = self._argument(inputs.names()[place]), inputs.leaves[place][0]
         what = f"argument {name} is {with_article(kind.__name__)}, and another one in each of {FRESH} calls"
         if place in inputs.objects():

@@ -11,18 +11,18 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.foreach import copies
+from hotloop._torch.hooks import calls_hooks
 from hotloop._torch.places import span_of
 from hotloop._torch.sharded import is_spread, shard_of
 from hotloop.step.audit.averaged_model import return_counts
-from hotloop.step.guard.compare import frozen_settings
+from hotloop.step.watch.optimizers import frozen_settings
 
 if TYPE_CHECKING:
     from hotloop.step.context import Context
@@ -69,14 +69,8 @@ def _no_fused_kernel(optimizer: torch.optim.Optimizer, parameters: Sequence[torc
             "some of its state, or a gradient, has other strides than its parameter, and a fused kernel knows but one"
         )
     held = [*map(shard_of, parameters)]
-    if any(one.layout == torch.strided and one.numel() and span_of(one) != one.numel() for one in held):
-        return "a parameter is a slice with gaps (weight[:, ::2]), and a fused kernel writes into these"
-    # torch 2.13 loses the update in its vectorised kernel. A user who asked for that kernel has the fault in eager too.
-    asked = all(group.get("fused") for group in optimizer.param_groups)
-    narrow = any(parameter.itemsize < torch.float32.itemsize for parameter in parameters)
-    wrong = type(optimizer) is torch.optim.SGD and device.type == "cpu" and narrow and not asked
-    said = "torch's fused SGD kernel for CPUs leaves most parameters of 16 bits (bfloat16, float16) as they are"
-    return said if wrong else ""
+    gaps = any(one.layout == torch.strided and one.numel() and span_of(one) != one.numel() for one in held)
+    return "a parameter is a slice with gaps (weight[:, ::2]), and a fused kernel writes into these" if gaps else ""
 
 
 def _strides_differ(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
@@ -96,15 +90,12 @@ class Recorded:
     Args:
         optimizer: an optimizer that is `recordable`; its state must exist, so it has stepped before.
         device: the device on which it is recorded.
-        rate: how a learning rate that is no tensor of the device is written there.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, device: torch.device, rate: Callable[[float], float] = float
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self.optimizer = optimizer
         self._rates = [
-            given if self._on(device, given := group["lr"]) else torch.full((), rate(float(given)), device=device)
+            given if self._on(device, given := group["lr"]) else torch.full((), float(given), device=device)
             for group in optimizer.param_groups
         ]
         self._last = [float(group["lr"]) for group in optimizer.param_groups]
@@ -160,63 +151,6 @@ class Recorded:
         finally:
             for group, values in zip(self.optimizer.param_groups, before, strict=True):
                 group.update({key: values[key] for key in ("lr", *asked)})
-
-
-def furthest_rounded(rate: float) -> float:
-    """Return the float32 next to a learning rate that is further from it; the rate itself where it is a float32.
-
-    A recording reads the rate as a float32, eager as Python's float. Which of the two neighbours a kernel's arithmetic
-    comes to depends on the step, so two runs may agree by luck with the nearer one.
-    """
-    near = torch.tensor(rate, dtype=torch.float32)
-    if near.item() == rate:
-        return rate
-    return torch.nextafter(near, torch.tensor(math.inf if near.item() < rate else -math.inf)).item()
-
-
-def rounded_scalars(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
-    """Return, by key of optimizer state, the relative error of a recorded step's weight for the new gradient.
-
-    A fused Adam kernel on a GPU computes 1 - beta from a beta that was rounded to float32; eager's foreach kernels take
-    1 - beta from Python. For beta2 = 0.999 the error is 1.3e-5 of the second moment.
-    """
-    moments = (("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"))  # the state that each of Adam's betas weighs
-    errors: dict[str, float] = collections.defaultdict(float)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups if type(optimizer) in _FUSED else ():
-            for beta, keys in zip(group.get("betas", ()), moments, strict=False):
-                for key in keys:
-                    errors[key] = max(errors[key], _rounded(beta))
-    return dict(errors)
-
-
-def rounded_updates(
-    parameters: Mapping[str, torch.Tensor], optimizers: Iterable[torch.optim.Optimizer]
-) -> dict[str, float]:
-    """Return, by parameter, how far a recorded step's update may be off for that error: a root mean square.
-
-    An element of Adam's update is about the learning rate, at most three times it. Half of the second moment's error is
-    the update's, and of a kernel that computes 1 - beta^t in float32, too (NAdam). Only beside a parameter that began
-    at zero is this more than a few ulp: a bias is all updates.
-
-    Args:
-        parameters: the parameters by name.
-        optimizers: their optimizers, after the step.
-    """
-    named = {id(parameter): name for name, parameter in parameters.items()}
-    updates: dict[str, float] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups if type(optimizer) in (*_FUSED, *_CAPTURABLE) else ():
-            if error := max(map(_rounded, group.get("betas", ())), default=0.0):
-                rate = abs(float(group["lr"]))
-                updates |= {named[id(one)]: error * rate for one in group["params"] if id(one) in named}
-    return updates
-
-
-def _rounded(beta: Any) -> float:
-    """Return the relative error of 1 - beta where beta was rounded to float32."""
-    rounded = torch.tensor(float(beta), dtype=torch.float32).item()
-    return abs(rounded - float(beta)) / max(1 - float(beta), torch.finfo(torch.float64).eps)
 
 
 def counted_rounding(optimizers: Iterable[torch.optim.Optimizer]) -> float:
@@ -339,7 +273,8 @@ class RecordedOptimizers:
         self._context = context
         self.outside: set[str] = set()
         optimizers = context.holdings.optimizers.values()
-        self.hooks = [optimizer.register_state_dict_post_hook(with_host_step_counts) for optimizer in optimizers]
+        hooked = filter(calls_hooks, optimizers)
+        self.hooks = [optimizer.register_state_dict_post_hook(with_host_step_counts) for optimizer in hooked]
 
     def outside_of(self, stepped: Iterable[str]) -> set[str]:
         """Name the stepped optimizers that run outside of a recording, and log why."""

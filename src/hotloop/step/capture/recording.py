@@ -20,15 +20,14 @@ from hotloop.errors import describe
 from hotloop.interrupts import interruptible
 from hotloop.measure import flatten, unflatten
 from hotloop.step.audit.averaged_model import answered
-from hotloop.step.calls.call_key import Regions, shared
+from hotloop.step.calls.call_key import Regions
 from hotloop.step.capture.in_and_out import Inputs, Results
 from hotloop.step.capture.invariants import Change, Frozen
-from hotloop.step.capture.optimizers import Recorded, furthest_rounded, move_step_counts
+from hotloop.step.capture.optimizers import Recorded, move_step_counts
 from hotloop.step.capture.outside import AS_FOUND, OutsideCall, OutsideHooks, bind
-from hotloop.step.guard.compare import Watch
 from hotloop.step.state.holdings import Memory
+from hotloop.step.state.snapshot import ForwardSyncs
 from hotloop.step.state.trial_run import alone, copied
-from hotloop.step.state.undo import ForwardSyncs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -70,7 +69,6 @@ class CapturedStep:
         self._reads = [(parameter, parameter.grad) for parameter in read if parameter.grad is not None]
         """Parameters whose gradients the step reads, and these gradients: a replay copies later ones into them."""
         self._start_memory = Memory([gradient for _, gradient in self._reads])
-        self._shared = self._shared_now()
         self._unread = [None if name in seen.read_gradients else parameter.grad for name, parameter in named.items()]
         self._frozen = Frozen(program.holdings, recorded)
         self._parts: list[Segment | OutsideCall] = []
@@ -80,11 +78,8 @@ class CapturedStep:
         self._end: list[Any] = []
         """The gradients after the step, by parameter: a tensor, None, or ``AS_FOUND``."""
         self._end_memory = Memory([])
-        self._left_alone: list[int] = []
         self._on_host = seen.on_host
         self._constants = HostConstants(seen.constant_bytes) if seen.constants else None
-        self._watch: Watch | None = None
-        self._reads_of_python = seen.read.reads if seen.read is not None else None
         self._overflows: list[tuple[Any, torch.Tensor]] = []
         """Optimizers of Accelerate's that note whether a GradScaler skipped their step, and the scaler's finding."""
         self._parts_done, self._syncs = 0, ForwardSyncs(program.holdings)
@@ -125,10 +120,10 @@ class CapturedStep:
 
         Recordings share the memory of their temporary tensors.
         """
-        for index in self._left_alone:
-            gradient = self._parameters[index].grad
+        for parameter, end in zip(self._parameters, self._end, strict=True):
+            gradient = parameter.grad if end is AS_FOUND else None
             if gradient is not None and _memory_of(gradient) in _recorded_gradients:
-                self._parameters[index].grad = gradient.clone()
+                parameter.grad = gradient.clone()
 
     @property
     def atomic(self) -> bool:
@@ -147,13 +142,10 @@ class CapturedStep:
 
     def keep_gradients(self) -> None:
         """After a step that ran eagerly instead, copy its gradients to where a replay leaves them."""
-        assert self._results is not None
         with torch.no_grad():
-            for index, (parameter, ours) in enumerate(zip(self._parameters, self._end, strict=True)):
+            for parameter, ours in zip(self._parameters, self._end, strict=True):
                 theirs = parameter.grad
-                if index in self._results.gradients:  # the caller holds it, and may change it in place
-                    continue
-                if ours is not None and ours is not AS_FOUND and theirs is not None and ours is not theirs:
+                if isinstance(ours, torch.Tensor) and theirs is not None and ours is not theirs:
                     ours.copy_(theirs)
                     parameter.grad = ours
 
@@ -180,22 +172,13 @@ class CapturedStep:
                 return Change("its memory, in which something lies that outlives a step beside it,")
             if (change := self._frozen.changed()) is not None:
                 return change
-            # Gradients that it reads are copied into the recording's. A tensor that two parameters share would
-            # become two tensors.
-            if not self._finds_recorded_gradients() and self._shared_now() != self._shared:
-                return Change("which gradients are one tensor, or share memory,")
-            name = self._watch.changed() if self._watch is not None else ""
-            return Change(name) if name else None
         except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
-            return Change(f"what the step reads, which cannot be looked at ({describe(error)}),")
+            return Change(f"what the step holds, which cannot be looked at ({describe(error)}),")
+        return None
 
     def _finds_recorded_gradients(self) -> bool:
         """Return whether the gradients that the step reads, if any, are the tensors that it was recorded with."""
         return all(_gradient(parameter) is recorded for parameter, recorded in self._reads)
-
-    def _shared_now(self) -> tuple[tuple[int, int, int], ...]:
-        gradients = map(_gradient, self._parameters)
-        return shared([gradient for gradient in gradients if gradient is not None])
 
     def gradients(self) -> list[Any]:
         """While recording: return the gradients as they are now, with ``AS_FOUND`` for those left alone so far."""
@@ -224,15 +207,13 @@ class CapturedStep:
         self._inside = self._regions.of(leaves)
         self._end, self._unread = self.gradients(), []
         self._syncs.save()
-        self._left_alone = [index for index, gradient in enumerate(self._end) if gradient is AS_FOUND]
-        made = {index: gradient for index, gradient in enumerate(self._end) if isinstance(gradient, torch.Tensor)}
+        made = [gradient for gradient in self._end if isinstance(gradient, torch.Tensor)]
         if self._engine.shares:
             self.gradients_at_step = {name: unowned(one) for name, one in self.gradients_at_step.items()}
-        self._results = Results(result, program, inputs.leaves, made, self._left_alone, self._on_host)
-        self._end_memory = Memory(list(made.values()))
-        _recorded_gradients.update(filter(None, map(_memory_of, made.values())))
-        if self._reads_of_python is not None:
-            self._watch = Watch(self._reads_of_python, self.recorded)
+        gradients = [one for one in map(_gradient, self._parameters) if one is not None]
+        self._results = Results(result, program, inputs.leaves, gradients, self._on_host)
+        self._end_memory = Memory(made)
+        _recorded_gradients.update(filter(None, map(_memory_of, made)))
 
     def record(self, recording: Recording, run: Callable[[], Any], executes: Callable[[], None]) -> Any:
         """Run the step while it is recorded; ``executes`` is called before what was recorded is executed."""
@@ -248,11 +229,10 @@ class CapturedStep:
         return result
 
     @contextlib.contextmanager
-    def replacing(self, seen: AuditFindings) -> Iterator[None]:
+    def replacing(self) -> Iterator[None]:
         """Replace what the step calls and no recording can hold."""
         nothing, constants = contextlib.nullcontext(), self._constants
-        checks = checks_left_out() if seen.checks else nothing
-        with unscripted(), checks, constants.copied_from() if constants else nothing:
+        with unscripted(), checks_left_out(), constants.copied_from() if constants else nothing:
             yield
 
     @contextlib.contextmanager
@@ -297,19 +277,6 @@ def _inside(program: Program, seen: AuditFindings, outside: set[str]) -> dict[st
     return {name: optimizer for name, optimizer in optimizers if name in seen.stepped and name not in outside}
 
 
-@contextlib.contextmanager
-def recorded_kernels(program: Program, seen: AuditFindings, outside: set[str]) -> Iterator[None]:
-    """Let optimizers step in the block by the kernels that a recording of the step has, as far from eager as these are.
-
-    A learning rate is rounded to float32 in a recording, here to the float32 that is further from it.
-    """
-    prepare(program, seen, outside)
-    with contextlib.ExitStack() as stack:
-        for optimizer in _inside(program, seen, outside).values():
-            stack.enter_context(Recorded(optimizer, program.device, furthest_rounded).on_device())
-        yield
-
-
 def capture(  # noqa: PLR0913 - what is recorded, by what, and how
     program: Program,
     engine: Engine,
@@ -351,7 +318,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
         ready.recorded(None)
 
     try:
-        with answered(program.holdings.modules), captured.replacing(seen):
+        with answered(program.holdings.modules), captured.replacing():
             result = captured.record(
                 engine.begin(program.device, streams, reports_capturing=reports_capturing),
                 lambda: program.step(*static_args, **static_kwargs),

@@ -12,7 +12,7 @@ from hotloop import events as ev
 from hotloop.measure import typical
 from hotloop.measure.machine import record_folder
 from hotloop.record import RunRecord
-from hotloop.step.loop.status import LoopStatus, TierStatus
+from hotloop.step.loop.status import LoopStatus, StaleSteps, TierStatus
 from hotloop.step.tiers import GRAPH, Tier
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hotloop.measure import Timing
     from hotloop.step.context import Context, Progress
     from hotloop.step.policy.policy import Policy
-    from hotloop.step.prove.budget import SentinelStatus
+    from hotloop.step.prove.check import SentinelStatus
 
 SAMPLES = 200
 """Times kept of each tier: enough for a median, few enough to follow a run that changes."""
@@ -100,6 +100,7 @@ class Account:
         self.saved = self.proof_seconds = self.prepare_seconds = 0.0
         self.undone = 0
         self.dropped: list[str] = []
+        self.stale: list[StaleSteps] = []
         self.decisions: list[str] = []
         self.running = ""
         self._base_times: dict[Hashable, TierAccount] = {}
@@ -175,6 +176,8 @@ class Account:
             self.undone += 1
         elif isinstance(event, ev.CaptureDropped):
             self.dropped.append(event.reason)
+        elif isinstance(event, ev.StepsStale):
+            self.stale.append(StaleSteps(event.first_step, event.last_step, event.operation, event.file, event.line))
         elif isinstance(event, ev.TierProven):
             self.tiers[event.tier].proven = True
             verdict = "proven"
@@ -230,6 +233,7 @@ class Account:
             decisions=tuple(self.decisions),
             undone=self.undone,
             dropped=tuple(self.dropped),
+            stale=tuple(self.stale),
             compiled=tuple(loop.context.compiled.status().compile_lines()),
             sentinels=loop.sentinels,
             closed=loop.closed,

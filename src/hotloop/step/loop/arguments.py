@@ -2,61 +2,35 @@
 
 from __future__ import annotations
 
-import ast
 import collections
 import contextlib
-import functools
-import importlib.util
 import inspect
 import logging
 import math
 import numbers
 import os
-import sys
 import weakref
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.sharded import Sharded
 from hotloop.decide.horizon import MOST
 from hotloop.errors import ConfigError
-from hotloop.measure import flatten
 from hotloop.presets import expected
 from hotloop.record import RunRecord
 from hotloop.step.naming import existing
 from hotloop.step.tiers import LAYOUTS, tier_of_setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     import torch
 
     from hotloop.step.state.holdings import Holdings
 
 
-_P = ParamSpec("_P")
 _log = logging.getLogger("hotloop")
 _owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 """The latest loop of each optimizer."""
-
-
-class UnknownArgumentError(ConfigError, TypeError):
-    """An argument that a call does not have: a TypeError, as Python's own is."""
-
-
-def known_names(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Return an ``__init__`` that names the nearest arguments where one does not exist; its signature stays."""
-    names = [*inspect.signature(init).parameters][1:]
-
-    @functools.wraps(init)
-    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        for name in kwargs.keys() - set(names):
-            call = init.__qualname__.partition(".")[0]
-            raise UnknownArgumentError(f"{call}({name}=...): there is no such argument: {expected(name, names)}")
-        init(*args, **kwargs)
-
-    return checked
 
 
 def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) -> tuple[Any, ...]:
@@ -81,17 +55,6 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
     return others
 
 
-def check_checks(checks: Any) -> str:
-    """Return which checks of libraries recordings leave out; raise `ConfigError` for another setting."""
-    if checks not in ("auto", "skip", "keep"):
-        raise ConfigError(
-            f"checks {checks!r}: expected 'auto', which leaves the checks that libraries make by themselves out of "
-            "recordings, 'skip', which leaves out those that the program asks for as well, or 'keep', which captures "
-            "no step that has one"
-        )
-    return str(checks)
-
-
 def _is_whole(value: Any) -> bool:
     """Return whether a value is a whole number, Python's or numpy's, and no truth value."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -114,40 +77,14 @@ def refuse_suspended(step: Callable[..., Any]) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise `ConfigError` for a factory whose file, module or function is missing, without running its file."""
+    """Raise `ConfigError` for the name of a factory that has no form or no file; its file is not run."""
     place, _, function = name.rpartition(":")
     if not place or not function:
         raise ConfigError(
             f"workload {name!r}: expected FILE.py:function or module:function, such as workload='train.py:make'"
         )
-    path = existing(place, name) if place.endswith(".py") else _module_file(place, name)
-    if path is None:
-        return
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return  # Python says what is wrong with it when it is run
-    words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    words |= {getattr(node, "name", "") or "" for node in ast.walk(tree)}  # functions, classes, names of imports
-    words |= {getattr(node, "asname", "") or "" for node in ast.walk(tree)}
-    if function not in words and words.isdisjoint({"*", "__getattr__"}):
-        raise ConfigError(
-            f"workload {name!r}: {path} has no function {function!r}; name one that returns a hotloop.Workload, or "
-            "leave workload out"
-        )
-
-
-def _module_file(module: str, name: str) -> Path | None:
-    """Return the Python file of a module, or None where it has none; raise `ConfigError` without such a module."""
-    try:
-        spec = importlib.util.find_spec(module)
-        known = spec is not None
-    except (ImportError, ValueError):
-        spec, known = None, module in sys.modules
-    if not known:
-        raise ConfigError(f"workload {name!r}: there is no module {module!r}; for a file write FILE.py:function")
-    origin = spec.origin if spec is not None else None
-    return Path(origin) if origin is not None and origin.endswith(".py") else None
+    if place.endswith(".py"):
+        existing(place, name)
 
 
 def check_runs(runs: Any) -> float | None:
@@ -166,32 +103,6 @@ def check_layout(layout: Any) -> str:
     return str(layout)
 
 
-def check_batches(batches: Any, without_sizes: Sequence[str]) -> None:
-    """Raise `ConfigError` for batches that are none or empty, or whose first is plain values, which have no shape.
-
-    Args:
-        batches: the setting.
-        without_sizes: the arguments that are padded to sizes chosen from the batches.
-    """
-    if without_sizes and batches is None:
-        raise ConfigError(
-            f"buckets[{without_sizes[0]!r}] has no sizes: give to=(64, 128), or batches=loader to choose them from"
-        )
-    if batches is None or callable(batches):
-        return
-    if not isinstance(batches, Iterable):
-        raise ConfigError(f"batches {batches!r}: expected a DataLoader, a list, or a function that gives them")
-    if not isinstance(batches, list | tuple):
-        return
-    if not batches:
-        raise ConfigError(f"batches {batches!r}: there is none to look at; give the run's, or leave batches out")
-    if all(leaf is None or isinstance(leaf, bool | int | float | str | bytes) for leaf in flatten(batches[0])[0]):
-        raise ConfigError(
-            f"batches: the first, {str(batches[0])[:60]!r}, has no tensor: expected what the step is called with, "
-            "a batch each, as it is their shapes that are looked at"
-        )
-
-
 @contextlib.contextmanager
 def recording_in(record: Any) -> Iterator[None]:
     """Raise `ConfigError` where the path of a record, in the block, can be no folder."""
@@ -202,17 +113,6 @@ def recording_in(record: Any) -> Iterator[None]:
             f"record {str(record)!r}: expected a folder, got {error}; name another, or leave "
             "record out to keep it in memory"
         ) from error
-
-
-def check_shapes(shapes: Any, batches: Any) -> int:
-    """Return how many shapes were declared, 0 for none; raise `ConfigError` for a wrong number, or without batches."""
-    if shapes is None:
-        return 0
-    if not _is_whole(shapes) or shapes < 1:
-        raise ConfigError(f"shapes {shapes!r}: expected how many sizes of batches there are, 1 or more, or None")
-    if batches is None:
-        raise ConfigError(f"shapes={shapes} without batches: give batches=, which say what shapes they are")
-    return int(shapes)
 
 
 def device_of(holdings: Holdings) -> torch.device:

@@ -22,7 +22,7 @@ from hotloop.step.compiled import Compiled
 from hotloop.step.context import Context, Progress
 from hotloop.step.loop import arguments
 from hotloop.step.loop.account import Account, LoopView
-from hotloop.step.loop.lifetimes import Lifetimes, checks_of
+from hotloop.step.loop.clock import Timed
 from hotloop.step.loop.reporter import Reporter
 from hotloop.step.loop.runner import StepRunner
 from hotloop.step.loop.stepping import Stepping
@@ -30,14 +30,14 @@ from hotloop.step.loop.transitions import Transitions
 from hotloop.step.loop.unclosed import finish_when_gone, settled_if_not_made
 from hotloop.step.naming import named, optimizers_of
 from hotloop.step.policy.initial import policy_for
-from hotloop.step.policy.lookahead import choose_buckets, look_ahead
-from hotloop.step.prove.sentinel import SHARE
+from hotloop.step.policy.policy import Ran
+from hotloop.step.prove.schedule import SHARE
 from hotloop.step.ranks import threads
-from hotloop.step.ranks.votes import peers_of_this_run
+from hotloop.step.ranks.peers import peers_of_this_run
 from hotloop.step.state.holdings import Holdings, Parts
-from hotloop.step.state.memory_limit import Room, check_memory
-from hotloop.step.state.undo import WriteWatch
-from hotloop.step.tiers import Tier
+from hotloop.step.state.memory_limit import Room
+from hotloop.step.state.program import WriteWatch
+from hotloop.step.tiers import Tier, tier_of_setting
 
 if TYPE_CHECKING:
     import types
@@ -87,26 +87,12 @@ class Loop:
             left. A compile may then cost what all of them save; a captured step serves one run. None is a single run,
             1 the last of several. A fraction counts too: 4.5 for trials that two processes share.
         buckets: for each argument to pad, by name, the sizes.
-        batches: the source of the run's batches: a DataLoader, a list, or a function that returns an iterable. The loop
-            reads some of them before it compiles anything, and decides by their shapes. It restores random streams
-            and the loader's generators. It reads the data set in this process, before workers fork. So generators
-            of the data set itself advance, and files that it opens at its first sample (HDF5, LMDB) are open in the
-            workers too. Leave ``batches`` out for such a data set.
-        shapes: how many sizes of ``batches`` were chosen beforehand (pictures by aspect ratio). Each of up to eight has
-            its own code and recording, however rare it is.
         workload: the name of a function that returns a `Workload`, ``"train.py:make"`` or ``"module:make"``. Background
             compiles call it in their own process. Without it, a model that cannot be pickled is compiled in this one.
         layout: ``"auto"`` tries convolutions channels last where that may pay. ``"channels_last"`` asks for it, and
             `auto` then tries no compiled tier. ``"as-given"`` keeps the layout.
         sentinel: the share of time for checks, which run a compiled or captured step eagerly too, now and then, and
             compare; 0 or None makes none.
-        checks: what to do about a library's check that reads on the host only to raise. ``"auto"`` leaves checks that
-            the library makes by itself (`torch.distributions`) out of recordings, unless a ``try`` may catch what they
-            raise; proofs and the sentinel make them. ``"skip"`` leaves out ``error_if_nonfinite`` too, and does not
-            look for ``try``. ``"keep"`` captures no step that has such a check.
-        memory: the device memory that proofs may take beside eager's peak: a share of the device (0.25) or a size
-            (``"4GB"``, bytes). None takes what is free, less a margin. What does not fit goes to the host. A tier that
-            does not fit even so is declined.
         record: a folder for the run record, written as the run goes; without it the record stays in memory. Of several
             processes, each but the first writes into a subfolder, ``rank-1`` and so on.
 
@@ -114,7 +100,6 @@ class Loop:
         ConfigError: an argument does not fit.
     """
 
-    @arguments.known_names
     def __init__(  # noqa: PLR0913 - the public settings
         self,
         model: torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module],
@@ -128,24 +113,17 @@ class Loop:
         total_steps: int | None = None,
         runs: float | None = None,
         buckets: Mapping[str, Pad] | None = None,
-        batches: Any = None,
-        shapes: int | None = None,
         workload: str | None = None,
         layout: Literal["auto", "channels_last", "as-given"] = "auto",
         sentinel: float | None = SHARE,
-        checks: Literal["auto", "skip", "keep"] = "auto",
-        memory: float | str | None = None,
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
         models, optimizers = named("model", model, torch.nn.Module), optimizers_of(optimizer)
         others, runs = arguments.check(run, total_steps, state, workload, record), arguments.check_runs(runs)
-        self._declared_shapes = arguments.check_shapes(shapes, batches)
         self._sentinel_share = arguments.share_of(sentinel)
         holdings = Holdings(models, optimizers, others)
         device, compiled = arguments.device_of(holdings), Compiled(models)
-        engine, limit = engine_for(device), check_memory(memory, device)
-        self._buckets, self._batches = Buckets(buckets or {}), batches
-        arguments.check_batches(batches, self._buckets.without_sizes)
+        engine, self._buckets = engine_for(device), Buckets(buckets or {})
         self.not_watched: tuple[Any, ...] = ()
         """Objects that a step can reach and that change of themselves: a framework's; set before `step` decorates."""
         base, parts, progress = compiled.tier, Parts(holdings), Progress(compiled.tier, may_capture=False)
@@ -155,7 +133,8 @@ class Loop:
         finish_when_gone(self, self.account)
         self._runners: list[StepRunner] = []
         with settled_if_not_made(self.account):
-            reporter = Reporter(self.account, parts, self._runners)
+            peers, beside = peers_of_this_run(), Timed[Ran](device)
+            asked = tier_of_setting(run) is not None
             self.context = Context(
                 holdings=holdings,
                 parts=parts,
@@ -163,23 +142,21 @@ class Loop:
                 engine=engine,
                 compiled=compiled,
                 base_tier=base,
-                peers=peers_of_this_run(),
+                peers=peers,
                 writes=WriteWatch(optimizers.values()),
                 progress=progress,
-                reports=reporter,
-                room=Room(engine, limit),
-                checks=arguments.check_checks(checks),
+                reports=Reporter(self.account, beside, asked=asked, alone=peers.alone),
+                room=Room(engine),
                 layout=arguments.check_layout(layout),
                 total_steps=None if total_steps is None else int(total_steps),
                 runs=runs,
                 workload=workload,
             )
-            self._lifetimes = Lifetimes(self.context, self._runners)
             arguments.warn_of_strangers(holdings)
             self._optimizers = RecordedOptimizers(self.context)
             policy = policy_for(self.context, run, self._sentinel_share)
-            self.transitions = reporter.transitions = Transitions(self.context, policy, self._optimizers, self._runners)
-            self.stepping = reporter.stepping = Stepping(self.context, self.transitions, self.account)
+            self.transitions = Transitions(self.context, policy, self._optimizers, self._runners)
+            self.stepping = Stepping(self.context, self.transitions, self.account, beside)
             self.closed = False
             self.stepping.bypassed = not policy.chooses and policy.start == Tier("eager")
             if not self.bypassed:
@@ -201,19 +178,13 @@ class Loop:
             raise ConfigError(f"loop.step: expected a function, got {type(function).__name__}")
         arguments.refuse_suspended(function)
         prepare, pads = self._buckets.of(function), bool(self._buckets.declared)
-        choose_buckets(self.context, self._buckets, prepare, self._batches)
         ignore, share = (self, self.account, *self.not_watched), self._sentinel_share
         runner = StepRunner(self.context, function, self._optimizers, ignore=ignore, sentinel_share=share)
         self._runners.append(runner)
-        if self._batches is not None and not self.bypassed:
-            look = functools.partial(look_ahead, declared_shapes=self._declared_shapes)
-            self.stepping.disable_on_error(look, self.context, runner.step.name, runner.shapes, prepare, self._batches)
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             inside = getattr(_inside, "a_step", False)
-            if self._lifetimes.gone and not inside:
-                self.stepping.disable_on_error(self._let_go)
             if pads:  # the program's own, whatever runs it
                 args, kwargs = prepare(args, kwargs)
             if inside:
@@ -224,7 +195,6 @@ class Loop:
             finally:
                 _inside.a_step = False
 
-        self._lifetimes.follow(runner, run)
         return run  # type: ignore[return-value]
 
     def _take(self, runner: StepRunner, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -241,10 +211,6 @@ class Loop:
             raise
         self.context.progress.steps += 1  # as in a tier: a step that raises is none
         return result
-
-    def _let_go(self) -> None:
-        self.settle()
-        self._lifetimes.let_go()
 
     def status(self, *, settle: bool = True) -> LoopStatus:
         """Say what tier runs, what it saves, and why.
@@ -304,8 +270,7 @@ class Loop:
             for hook in self._optimizers.hooks:
                 last.callback(hook.remove)
             last.callback(context.writes.close)
-            if context.peers is not None:
-                last.callback(context.peers.close)
+            last.callback(context.peers.close)
             last.callback(context.compiled.remove)
             last.callback(self.transitions.forget_recordings)
             guarded = self.stepping.disable_on_error
@@ -384,7 +349,7 @@ class Loop:
             policy=self.policy,
             unproven=self._unproven(),
             shapes={runner.step.name: runner.shapes.census.to_dict() for runner in self._runners},
-            sentinels=tuple(self._lifetimes.sentinels + checks_of(self._runners)),
+            sentinels=tuple(status for runner in self._runners if (status := runner.checks()) is not None),
             bypassed=self.bypassed,
             closed=self.closed,
         )
@@ -398,6 +363,4 @@ class Loop:
         if not called:
             return "no step has run yet"
         lacks = {runner.step.name: what for runner in called if (what := runner.lacks(tier))}
-        if lacks and self._lifetimes.anew:
-            return f"not proven yet: {self._lifetimes.anew}"
         return "; ".join(what if len(called) == 1 else f"{name}: {what}" for name, what in lacks.items())

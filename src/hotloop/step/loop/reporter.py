@@ -7,52 +7,48 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
 from hotloop.compiling.observe import collector
-from hotloop.step.prove.proof import STEPS as PROOF_STEPS
+from hotloop.step.context import Verdict
+from hotloop.step.policy.policy import Ran
+from hotloop.step.prove.outcomes import STEPS as PROOF_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
-    from hotloop.measure import Difference
     from hotloop.step.context import DecoratedStep
     from hotloop.step.loop.account import Account
-    from hotloop.step.loop.runner import StepRunner
-    from hotloop.step.loop.stepping import Stepping
-    from hotloop.step.loop.transitions import Transitions
+    from hotloop.step.loop.clock import Timed
     from hotloop.step.obstacle import Obstacle
-    from hotloop.step.state.holdings import Parts
     from hotloop.step.tiers import Tier
 
 _log = logging.getLogger("hotloop")
 
 
 class Reporter:
-    """The loop's side of `hotloop.step.context.Reports`.
+    """Writes down and logs what happened; verdicts on tiers wait until the loop tells its policy after the step.
 
     Args:
         account: keeps the figures and the run record.
-        parts: looked up anew after a recording was dropped.
-        runners: of the steps that were decorated so far.
+        clock: times what a proof runs beside a step.
+        asked: the tier was asked for by name.
+        alone: there are no other processes, which leave a tier in a call that all of them vote on.
 
     Attributes:
-        transitions: does what the policy says of a verdict; the loop sets it once it is made.
-        stepping: times what runs beside a proof; the loop sets it once it is made.
+        vetoes: by name, the tiers that this process wants all processes to leave, and why.
     """
 
-    transitions: Transitions
-    stepping: Stepping
-
-    def __init__(self, account: Account, parts: Parts, runners: list[StepRunner]) -> None:
-        self._account, self._parts, self._runners = account, parts, runners
+    def __init__(self, account: Account, clock: Timed[Ran], *, asked: bool, alone: bool) -> None:
+        self._account, self._clock, self._asked, self._alone = account, clock, asked, alone
         self.said: set[str] = set()
         """The lines that were logged, each of which is news only once."""
+        self.vetoes: dict[str, Obstacle] = {}
+        self._verdicts: list[Verdict] = []
+        self._kinds: dict[str, None] = {}
 
     def emit(self, event: ev.Event) -> None:
         """Hand an event to the record, the watchers and the log."""
-        if isinstance(event, ev.CaptureDropped):
-            self._parts.look_again()
         self._account.event(event)
         collector.emit(event)
-        level, line = line_of(event, asked=not self.transitions.policy.chooses)
+        level, line = line_of(event, asked=self._asked)
         if line:
             self.say_once(line, level)
 
@@ -70,41 +66,34 @@ class Reporter:
     def proof_took(self, seconds: float, copied_bytes: int = 0) -> None:
         """Add to what proofs have cost."""
         self._account.proof(seconds, copied_bytes)
-        self.stepping.proved()
 
     def gave_up(self, tier: str, why: str) -> None:
         """Note that the policy gave a tier up before it was proven."""
         self._account.tiers[tier].declined = why
 
-    def timed_beside(self, tier: Tier, run: Callable[[], Any]) -> Any:
+    def timed_beside(self, tier: Tier, run: Callable[[], Any], call: Hashable = None) -> Any:
         """Run the reference of a proof, and count its time as a step of the tier that it runs in."""
-        return self.stepping.reference_times.run(run, lambda: self.stepping.beside(tier))
+        return self._clock.run(run, lambda: Ran(tier.name, "run", call=call))
 
     def seconds_of(self, tier: str) -> float | None:
         """Return the typical seconds of a step in a tier; None where none was timed."""
         account = self._account.tiers.get(tier)
         return account.seconds if account is not None else None
 
-    def proof_saves(self, seconds: float, against: str) -> None:
-        """Note what a tier that is being proven saves against another: seconds a step, over all calls of the loop."""
-        self.transitions.policy.proof_saves(seconds, against)
-
-    def proof_takes(self, seconds: float) -> None:
-        """Note what the rest of the proof that is under way is expected to take."""
-        self.transitions.policy.proof_takes(seconds)
-
-    def spread_before(self, step: str) -> dict[str, Difference] | None:
-        """Return the noise of a step in earlier runs of this program, to be added to; None where it is not kept."""
-        return self.transitions.policy.spread_before(step)
-
-    def survey_too_dear(self, set_up_seconds: float) -> bool:
-        """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
-        return self.transitions.policy.survey_too_dear(set_up_seconds)
-
     def declined_kinds(self) -> list[str]:
         """List why kinds of calls are not captured, each reason once."""
-        kinds = [kind for runner in self._runners for kind in runner.capturing.kinds.values()]
-        return list(dict.fromkeys(str(kind.declined) for kind in kinds if kind.declined is not None))
+        return list(self._kinds)
+
+    # -- verdicts on tiers -----------------------------------------------------------------------------------------
+
+    def take(self) -> list[Verdict]:
+        """Return the verdicts since the last time."""
+        verdicts, self._verdicts = self._verdicts, []
+        return verdicts
+
+    def proof_saves(self, seconds: float, against: str) -> None:
+        """Note what a tier that is being proven saves against another: seconds a step, over all calls of the loop."""
+        self._verdicts.append(Verdict("proof_saves", (seconds, against)))
 
     def proven(self, step: DecoratedStep, tier: Tier, *, worst: str, copied_bytes: int, on_host: bool) -> None:
         """Report that a tier agreed with its reference in enough steps."""
@@ -120,19 +109,29 @@ class Reporter:
                 on_host=on_host,
             )
         )
-        self.transitions.apply(self.transitions.policy.proven(tier))
+        self._verdicts.append(Verdict("proven", (tier,)))
 
-    def kind_declined(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
-        """Report a kind of call that cannot be captured; the policy hears of it once no kind that comes back can."""
+    def kind_declined(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle, *, every: bool) -> None:
+        """Report a kind of call that cannot be captured; ``every`` kind that comes back cannot."""
+        self._kinds[str(obstacle)] = None
         self._declined(step, tier, obstacle)
-        kinds = [kind for runner in self._runners if runner.step is step for kind in runner.capturing.kinds.values()]
-        if not any(kind.declined is None for kind in kinds if kind.calls > 1):
-            self.transitions.apply(self.transitions.policy.declined(tier, obstacle))
+        if every and self._alone:
+            self._verdicts.append(Verdict("declined", (tier, obstacle)))
+        elif every and not self._asked:
+            self.vetoes.setdefault(tier.name, obstacle)
 
     def failed(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
-        """Report that the code of a tier failed or was wrong: from the next step on another tier runs."""
+        """Report that the code of a tier failed or was wrong: another tier runs once all processes leave this one."""
+        if self._alone:
+            self.left(step, tier, obstacle)
+        else:
+            self.vetoes.setdefault(tier.name, obstacle)
+
+    def left(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
+        """Report a tier that is left for good: from the next step on another one runs."""
+        self.vetoes.pop(tier.name, None)
         self._declined(step, tier, obstacle)
-        self.transitions.apply(self.transitions.policy.failed(tier, obstacle))
+        self._verdicts.append(Verdict("failed", (tier, obstacle)))
 
     def _declined(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
         self.emit(
@@ -155,9 +154,9 @@ def line_of(event: ev.Event, *, asked: bool) -> tuple[int, str]:
     Where the user ``asked`` for the tier by name, anything else that runs is against their wish.
     """
     phrase = _PHRASES.get(type(event))
-    against = isinstance(event, ev.StepUndone | ev.SentinelDisagreed) or (
-        asked and isinstance(event, ev.TierDeclined | ev.TierChanged)
-    )
+    against = isinstance(event, ev.StepUndone | ev.StepsStale)
+    against |= asked and isinstance(event, ev.TierDeclined | ev.TierChanged)
+    against |= isinstance(event, ev.SentinelDisagreed) and event.certain
     return (logging.WARNING if against else logging.INFO), phrase(event) if phrase is not None else ""
 
 
@@ -187,6 +186,10 @@ _PHRASES: dict[type[ev.Event], Callable[[Any], str]] = {
         f"{event.function}: step {event.step + 1} in {event.tier} does not agree with eager: {event.reason}"
     ),
     ev.CaptureDropped: lambda event: f"{event.function}: to be captured anew, since something changed: {event.reason}",
+    ev.StepsStale: lambda event: (
+        f"{event.function}: a change was noticed late: steps {event.first_step:,} to {event.last_step:,} may have used "
+        f"an old value. What differs: {event.operation}{f' at {event.location}' if event.file else ''}"
+    ),
     ev.TierChanged: lambda event: (
         f"from step {event.step + 1} on {event.to_tier}, before {event.from_tier}: {event.reason}"
     ),

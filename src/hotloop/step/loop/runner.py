@@ -1,55 +1,60 @@
-"""Runs one decorated step, call by call, in the tier in force: compiled, captured, or on the way to either."""
+"""Runs one decorated step, call by call: decides what to do with a call, agrees on it with other processes, does it."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.collectives import patience
+from hotloop.errors import StepLostError, describe
 from hotloop.interrupts import uninterrupted
 from hotloop.measure import flatten
 from hotloop.step.audit.auditor import StepAuditor
-from hotloop.step.audit.values import gradients_of
 from hotloop.step.calls.shapes import Shapes
 from hotloop.step.context import DecoratedStep
 from hotloop.step.layout import channels_last
-from hotloop.step.loop.agreed_capturing import AgreedCapturing
-from hotloop.step.loop.agreed_compiling import AgreedStep
 from hotloop.step.loop.capturing import Capturing
-from hotloop.step.loop.kind_states import StepCall
-from hotloop.step.obstacle import CandidateFailedError
-from hotloop.step.policy.lookahead import worth_a_compile
-from hotloop.step.prove.agreed_sentinel import AgreedSentinel
+from hotloop.step.loop.deciding import Deciding
+from hotloop.step.loop.kinds import Captured, Decision, Doing, Proven, StepCall
+from hotloop.step.obstacle import CandidateFailedError, Obstacle
+from hotloop.step.prove.check import Check
 from hotloop.step.prove.code_proofs import CodeProofs
 from hotloop.step.prove.graph_proofs import GraphProofs
-from hotloop.step.prove.own_code import OwnCode
+from hotloop.step.prove.outcomes import STEPS
 from hotloop.step.prove.reference_runs import ReferenceRuns
-from hotloop.step.prove.sentinel import Sentinel
+from hotloop.step.ranks.peers import AS_MANY, About
 from hotloop.step.ranks.threads import WAITS, another_trains
 from hotloop.step.rescue import Rescue
 from hotloop.step.state.memory_limit import NoRoomError
 from hotloop.step.state.program import Program, Ran
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Iterator
 
-    from hotloop.measure import Signature
     from hotloop.step.capture.optimizers import RecordedOptimizers
     from hotloop.step.context import Context
-    from hotloop.step.loop.kind_states import CallKind
-    from hotloop.step.obstacle import Obstacle
-    from hotloop.step.prove.attribution import Disagreement
-    from hotloop.step.prove.budget import SentinelStatus
-    from hotloop.step.prove.graph_proofs import Recorded
+    from hotloop.step.loop.kinds import CallKind
+    from hotloop.step.prove.check import SentinelStatus
+    from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.tiers import Tier
 
-    Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-AUDITS = 2
-"""Audits of a step before it is taken for one whose Python must run exactly once."""
+EVERY = 32
+"""Calls between two votes while proven compiled code runs without a graph: each process runs it for itself."""
+GIVE_UP = 64
+"""Calls in a row after which a tier is left that not all processes can run together."""
+_TOGETHER = (Doing.LOOK, Doing.AUDIT, Doing.PROVE_CODE, Doing.WARM_UP, Doing.CAPTURE, Doing.PROVE)
+"""What all processes do in one call, and agree on the outcome of."""
+_PAD = "pad batches to a few sizes (buckets=), and drop a short last one"
+_NOT_THE_SAME = Obstacle(
+    f"in {GIVE_UP} calls in a row not all processes could do the same",
+    f"{_PAD}; leave what differs between processes (a rank, a path) out of the arguments of the step",
+)
+_SEE_OTHERS = "see the log of the process that it failed in"
 
 
 class StepRunner:
@@ -71,62 +76,59 @@ class StepRunner:
         ignore: tuple[Any, ...],
         sentinel_share: float,
     ) -> None:
-        self.context = context
-        self.shapes = Shapes(function, functools.partial(worth_a_compile, context))
-        ran = Ran()
+        self.context, self._peers = context, context.peers
+        self.shapes = Shapes(function)
+        ran, compiles = Ran(), context.compiled.runs_compiled
+        followed = ran.follow(function)
         program = Program(
-            ran.follow(function),
-            context.holdings,
-            context.device,
-            context.compiled.runs_compiled,
-            (self, *ignore),
-            ran=ran,
-            room=context.room,
+            followed, context.holdings, context.device, compiles, (self, *ignore), ran=ran, room=context.room
         )
         self.step = DecoratedStep(context, program, self.shapes.argument)
         self._rescue = Rescue(self.step)
-        self._auditor = StepAuditor(self.step, self._rescue)
+        self.auditor = StepAuditor(self.step, self._rescue)
         runs = ReferenceRuns(self.step)
-        self.code = CodeProofs(self.step, runs, self._auditor, self._rescue)
-        self._own = OwnCode(self.step, self._auditor, self._rescue)
+        self.code = CodeProofs(self.step, runs, self.auditor, self._rescue)
         graphs = GraphProofs(self.step, runs, optimizers)
-        alone = context.peers is None
-        self.sentinel = (
-            Sentinel(self.step, runs, graphs, self._auditor, self.code, sentinel_share)
-            if sentinel_share and alone
-            else None
-        )
-        self.capturing = (Capturing if alone else AgreedCapturing)(
+        self.sentinel = Check(self.step, runs, graphs, self.code, sentinel_share) if sentinel_share else None
+        self.capturing = Capturing(
             self.step,
-            self._auditor,
+            self.auditor,
             graphs,
             self._rescue,
             self.code,
             optimizers=optimizers,
-            sentinel=self.sentinel,
-            uncaptured=self._uncaptured,
-            compare=self.compare,
+            plain=self._without_graph,
+            schedule=self.sentinel.schedule if self.sentinel is not None else None,
         )
-        self._audits = 0
-        self._agreed: AgreedStep | None = None
-        self._checks: Sentinel | AgreedSentinel | None = self.sentinel
-        if context.peers is not None:
-            self._agreed = AgreedStep(self.step, self.code, self._rescue, self._audit_agreed, self._to_be_audited)
-            assert isinstance(self.capturing, AgreedCapturing)
-            checks = AgreedSentinel(self.step, graphs, sentinel_share) if sentinel_share else None
-            self.capturing.follow(self._agreed, checks)
-            self._checks = checks
-        self.held: weakref.ref[Any] | None = None
-        """What the user holds of the step: without that, nobody can call it any more."""
+        self._deciding = Deciding(
+            self.step,
+            self.capturing,
+            self.code,
+            self.shapes,
+            check=self.sentinel,
+        )
+        self._fruitless = self._checked = 0
+        self._works = False
+        """All processes have run a recording together."""
+        self._do: dict[Doing, Callable[[CallKind, StepCall, Tier, Decision], Any]] = {
+            Doing.LEAVE: self._leave,
+            Doing.AGAIN: self._again,
+            Doing.DECLINED: self._decline,
+            Doing.PLAIN: self._plain,
+            Doing.LOOK: lambda kind, call, tier, _: self.capturing.look(kind, call, tier),
+            Doing.AUDIT: self._audit,
+            Doing.PROVE_CODE: self._prove_code,
+            Doing.WARM_UP: lambda kind, call, tier, _: self.capturing.warm_up(kind, call, tier),
+            Doing.CAPTURE: lambda kind, call, tier, _: self.capturing.prove(kind, call, tier),
+            Doing.PROVE: lambda kind, call, tier, _: self.capturing.prove(kind, call, tier),
+            Doing.CHECK: self._check,
+            Doing.REPLAY: lambda kind, call, tier, _: self.capturing.replay(kind, call, tier),
+        }
 
     # -- one call --------------------------------------------------------------------------------------------------
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         """Run the step once, in a tier or on the way to it; return the step's result."""
-        self.shapes.mark(args, kwargs)
-        asks = self._own.due() and gradients_of(flatten((args, kwargs))[0]) is None
-        if asks and self.context.parts.kept() is None:
-            return self._own.compare((args, kwargs))
         with self._beside_recordings(tier):
             if not tier.channels_last:
                 return self._run(args, kwargs, tier)
@@ -144,185 +146,272 @@ class StepRunner:
             yield  # what the step leaves is moved out once it is timed
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
-        step, context = self.step, self.context
-        asked = tier if self._agreed is None else self._agreed.asked(tier)
-        if asked is not None and asked.compiles:
-            # In all processes, whatever each runs by now: else one would gather what another has whole.
-            context.parts.sharded().rest()
-        if tier.compiles and not self._leaves(tier) and (kept := context.parts.kept()) is not None:
-            context.reports.failed(step, tier.without_graph(), kept)
-            tier = context.progress.tier
+        step = self.step
         step.doing, step.ran, step.call = "run", tier.name, None
+        self._peers.called(step.name, reduces=not self._peers.alone and self.context.parts.reduces())
         run = functools.partial(step.program.step, *args, **kwargs)
-        if self._agreed is not None:
-            return self._run_agreed(self._agreed, run, tier, (args, kwargs))
         if not tier.other_kernels and not tier.graph:
             return self._rescue.guarded(run, tier)
-        signature = self.shapes.note(args, kwargs)
-        step.call = signature.tensors()
-        if not self.shapes.fits(signature):
-            context.compiled.static = False
-            line = f"{step.name} is not called with the batches that were looked at: their shapes count"
-            context.reports.say_once(line)
-        call = StepCall((args, kwargs), flatten((args, kwargs))[0], run)
-        if tier.other_kernels and signature.require_gradients() and (asks := gradients_of(call.leaves)) is not None:
-            context.reports.failed(step, tier.without_graph(), asks)
-            return step.eagerly(run)
-        unproven = tier.other_kernels and not self.code.proven(tier.base)
-        if not tier.graph and not unproven:
-            return self._compiled(call, tier, signature)
-        kind = self.capturing.kind_of(signature, call.leaves)
-        if unproven:
-            return self._towards_code(kind, call, tier)
-        return self.capturing.run(kind, call, tier)
+        if tier.graph or tier.compiles:  # in all processes: else one would gather what another has whole
+            self.context.parts.sharded().rest()
+        inputs = self.shapes.note(args, kwargs)
+        step.call = inputs.tensors()
+        call = StepCall((args, kwargs), flatten((args, kwargs))[0], inputs, run)
+        if tier.other_kernels:
+            self.shapes.count(tier.base, inputs)
+        kind, decision = self._decide(call, tier)
+        decision = self._agreed(decision, kind, tier)
+        if decision.doing in _TOGETHER:
+            return self._together(kind, call, tier, decision)
+        return self._do[decision.doing](kind, call, tier, decision)  # type: ignore[arg-type]
 
-    def _leaves(self, tier: Tier) -> bool:
-        """Return whether this process waits for the others to leave the code of a tier."""
-        return self._agreed is not None and self._agreed.left_here(tier)
+    def _decide(self, call: StepCall, tier: Tier) -> tuple[CallKind | None, Decision]:
+        """Return the kind that a call is of, and what this process would do with it.
 
-    def _run_agreed(self, agreed: AgreedStep, run: functools.partial[Any], tier: Tier, arguments: Arguments) -> Any:
-        """Run the step in one of several processes: on the way to a recording or to compiled code, or through it."""
-        peers, capturing = self.context.peers, self.capturing
-        assert peers is not None
-        peers.called(self.step.name)
-        if self.context.parts.reduces():
-            peers.reduced[self.step.name] += 1
-        inputs = self.shapes.note(*arguments)
-        self.step.call = inputs.tensors()
-        assert isinstance(capturing, AgreedCapturing)
-        if not peers.captures or peers.graphs_left or capturing.over:
-            below = tier.without_graph()
-            self.step.ran = below.name
-            return agreed.run(run, below, inputs, arguments)
-        return capturing.run_agreed(inputs, StepCall(arguments, flatten(arguments)[0], run), tier)
+        Proven compiled code without a graph asks for no kind. Several processes wait for this one's vote, so that a
+        call that it cannot decide on has all of them leave the tier.
+        """
+        kind = None
+        try:
+            if tier.graph or not self.code.proven(tier.base):
+                kind = self.capturing.kind_of(call)
+            return kind, self._deciding.next_doing(kind, call, tier)
+        except Exception as error:
+            if self._peers.alone:
+                raise
+            obstacle = Obstacle(f"the call could not be looked at: {describe(error)}", _SEE_OTHERS)
+            return kind, Decision(Doing.LEAVE, obstacle, tier)
 
-    def _towards_code(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
-        """Run a step on the way to compiled code that is proven: audited first, then run both ways."""
-        step = self.step
-        if self.capturing.must_wait():
-            return step.eagerly(call.run)
-        hindered = tier.graph and self.capturing.hindered
-        if self._audits < AUDITS and (not self._audits or step.not_repeatable is not None or hindered):
-            # What the first call of all sets up (transformers notes the kind of task in its config, an average begins
-            # with a copy) is found only once.
-            return self._audit(kind, call)
-        if step.not_repeatable is not None:
-            self.context.reports.failed(step, tier.without_graph(), step.not_repeatable)
-            return step.eagerly(call.run)
-        if self.shapes.may_compile(tier.base, kind.signature):
-            return self.code.prove(call.arguments, tier)
-        return step.eagerly(call.run)
+    # -- what all processes do -------------------------------------------------------------------------------------
 
-    def _audit(self, kind: CallKind, call: StepCall) -> Any:
-        """Audit the step, whatever was seen of it before."""
-        self._audits += 1
-        self.step.not_repeatable = None
-        self.capturing.forget_audits()
-        before = kind.state
-        result = self.capturing.audit(kind, call)
-        if kind.state is before:  # another thread trained meanwhile, so nothing was learnt
-            self._audits -= 1
+    def _agreed(self, mine: Decision, kind: CallKind | None, tier: Tier) -> Decision:  # noqa: PLR0911 - an outcome each
+        """Return what all processes do with a call: the lowest of what each of them would do."""
+        if self._peers.alone:
+            return mine
+        code = self.code.proven(tier.base) and not tier.graph
+        if code and self._peers.calls % EVERY:
+            return Decision(Doing.PLAIN)
+        if mine.doing is Doing.LEAVE:
+            self._peers.tell(str(mine.because))
+        number, graph = kind.number if kind is not None else 0, mine.left is None or mine.left == tier
+        found = self._peers.lowest(About.CALL, mine.doing, -mine.doing, number, -number, graph)
+        if found is None:
+            return Decision(Doing.LEAVE, Obstacle(self._peers.unanswered, AS_MANY))
+        lowest, highest, alike = Doing(found[0]), Doing(-found[1]), found[2] == -found[3]
+        doing = self._settled(lowest, highest, alike=alike)
+        self._works |= doing >= Doing.CHECK
+        unlike = doing is Doing.AUDIT and not alike
+        self._fruitless = self._fruitless + 1 if unlike or doing is Doing.PLAIN < highest else 0
+        if doing is Doing.LEAVE:
+            why = mine.because if mine.doing is Doing.LEAVE else self._elsewhere("it failed in another process")
+            return Decision(doing, why, tier if found[4] else tier.without_graph())
+        if self._fruitless >= GIVE_UP and not self._works:
+            return Decision(Doing.LEAVE, _NOT_THE_SAME, tier)
+        if doing is mine.doing:
+            return mine
+        if doing is Doing.DECLINED:
+            return Decision(doing, self._elsewhere("another process cannot capture such a call"))
+        if doing is Doing.AUDIT and kind is not None and lowest is not highest:
+            self.capturing.begin_anew(kind)
+            return Decision(Doing.PLAIN if kind.declined is not None else doing)
+        return Decision(doing)
+
+    @staticmethod
+    def _settled(lowest: Doing, highest: Doing, *, alike: bool) -> Doing:
+        """Return what all processes do, by what one and another of them would do with calls that are ``alike``."""
+        if lowest <= Doing.AGAIN or lowest in (Doing.PLAIN, Doing.LOOK):
+            return lowest
+        if lowest is highest and (alike or lowest in (Doing.AUDIT, Doing.PROVE_CODE)):
+            return lowest
+        if not alike or lowest is Doing.PROVE_CODE:
+            return Doing.PLAIN
+        checks = (lowest, highest) == (Doing.CHECK, Doing.REPLAY)
+        return lowest if checks or lowest is Doing.DECLINED else Doing.AUDIT
+
+    def _together(self, kind: CallKind | None, call: StepCall, tier: Tier, decision: Decision) -> Any:
+        """Do in all processes what each could not do alone, and agree on what it has come to."""
+        peers, kind = self._peers, kind or self.capturing.kind_of(call)
+        peers.run_begins(kind.collectives)
+        with patience.held("a loop") if tier.compiles and not peers.alone else contextlib.nullcontext():
+            try:
+                result = self._do[decision.doing](kind, call, tier, decision)
+            except StepLostError:
+                raise
+            except Exception:  # the user's own, of a run that stays
+                # Where it has not made all of its collectives, the others wait in one, as they would without a loop.
+                if not peers.alone and peers.made_all():
+                    kind.forget()
+                    self._agree(kind, tier, decision.doing)
+                raise
+            self._agree(kind, tier, decision.doing)
+        if decision.doing in (Doing.LOOK, Doing.AUDIT):
+            kind.collectives = peers.made()
         return result
 
-    # -- compiled code ---------------------------------------------------------------------------------------------
+    def _agree(self, kind: CallKind, tier: Tier, doing: Doing) -> None:
+        """Agree on what a call has come to: no process goes on with what another one has not reached."""
+        proven = self.code.proven(tier.base)
+        found = self._peers.lowest(About.OUTCOME, proven, *self.capturing.progress_of(kind))
+        if found is None:
+            return
+        if doing is Doing.PROVE_CODE and found[0]:
+            self.code.tell_proven()
+        elif proven and not found[0]:
+            self.code.not_proven(tier.base)
+        if doing is not Doing.PROVE_CODE:
+            self.capturing.agree(kind, found[1:], self._elsewhere("another process cannot capture such a call"))
 
-    def _compiled(self, call: StepCall, tier: Tier, signature: Signature) -> Any:
-        """Run the step as compiled code that has seen its shapes, else eager: one short batch compiles nothing anew."""
+    def _elsewhere(self, what: str) -> Obstacle:
+        """Return the obstacle that ``what`` is so, with the reason of the process that has told it."""
+        told = self._peers.told()
+        return Obstacle(f"{what}{told and f' ({told})'}", _SEE_OTHERS)
+
+    # -- doing it --------------------------------------------------------------------------------------------------
+
+    def _leave(self, _kind: CallKind | None, call: StepCall, tier: Tier, decision: Decision) -> Any:
+        """Leave a tier in this call, which is the same one in all processes, and run the models as given."""
+        assert isinstance(decision.because, Obstacle)
+        left = [decision.left] if decision.left is not None else [tier.without_graph(), tier]
+        for one in dict.fromkeys(left):
+            if not one.graph:
+                self.code.not_proven(one.base)
+            self.context.reports.left(self.step, one, decision.because)
+        self._fruitless = 0
+        return self.step.eagerly(call.run)
+
+    def _again(self, kind: CallKind | None, call: StepCall, tier: Tier, decision: Decision) -> Any:
+        """Prove the compiled code of a tier again, from this call on."""
+        here = self.code.distrusted.pop(tier.base, "") or str(decision.because or "another process has compiled anew")
+        self.code.prove_again(tier.base, here)
+        return self._together(kind, call, tier, Decision(Doing.PROVE_CODE))
+
+    def _decline(self, kind: CallKind, call: StepCall, tier: Tier, decision: Decision) -> Any:
+        assert isinstance(decision.because, Obstacle)
+        self.capturing.decline(kind, decision.because)
+        return self._without_graph(kind, call, tier)
+
+    def _plain(self, _kind: CallKind | None, call: StepCall, tier: Tier, decision: Decision) -> Any:
+        """Run a call without a graph, each process for itself."""
+        if decision.because:
+            level = logging.WARNING if decision.because == WAITS else logging.INFO
+            self.context.reports.say_once(f"{self.step.name}: {decision.because}", level)
         if advice := self.shapes.advice():
             self.context.reports.say_once(advice)
-        seen = self.shapes.compiled(tier.base, signature)
-        if not self.shapes.may_compile(tier.base, signature):
+        below, shapes = tier.without_graph(), self.shapes
+        if not tier.other_kernels:
+            return self._rescue.guarded(call.run, below)
+        seen = shapes.compiled(tier.base, call.inputs) or (self._peers.alone and shapes.many)
+        failed = tier.base in self.code.distrusted or below.name in self.context.reports.vetoes
+        if not seen or failed or not self.code.proven(tier.base):
             return self.step.eagerly(call.run)
-        # Other shapes are other code; where every step brings some, torch has made one code of them by now.
-        if not seen and not self.shapes.one_code:
-            if another_trains(self.context):
-                return self.step.eagerly(call.run)
-            return self.code.prove(call.arguments, tier)
-        if self.capturing.check_due():
-            return self.compare(
-                None,
-                call,
-                tier,
-                unchecked=lambda: self.code.run(call.run, tier),
-                failed=lambda obstacle: self._rescue.rung_down(call.run, tier, obstacle),
-            )
-        return self.code.run(call.run, tier)
+        shapes.saw(tier.base, call.inputs)
+        return self.code.run(call.run, below)
 
-    def _uncaptured(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
-        """Run the step in a tier without its graph."""
-        below = tier.without_graph()
-        if self._agreed is not None:
-            return self._agreed.without_vote(call.run, below, kind.signature)
-        if tier.other_kernels:
-            return self._compiled(call, below, kind.signature)
-        if advice := self.shapes.advice():
-            self.context.reports.say_once(advice)
-        return self._rescue.guarded(call.run, below)
+    def _without_graph(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
+        """Run a call without its graph; one process may prove its compiled code for new shapes meanwhile."""
+        decision = self._deciding.plain(call, tier)
+        if decision.doing is Doing.PROVE_CODE and self._peers.alone:
+            return self._together(kind, call, tier, decision)
+        return self._plain(kind, call, tier, Decision(Doing.PLAIN))
+
+    def _audit(self, kind: CallKind, call: StepCall, tier: Tier, decision: Decision) -> Any:
+        """Run the call eagerly and observe it."""
+        if not tier.other_kernels or self.code.proven(tier.base):
+            because: Any = decision.because
+            return self.capturing.audit(kind, call, because=because)
+        self._deciding.audits += 1
+        self.step.not_repeatable = None
+        self.capturing.forget_audits()
+        result = self.capturing.audit(kind, call)
+        if kind.audit is None and kind.declined is None:  # another step has to be seen
+            self._deciding.audits -= 1
+        return result
+
+    def _prove_code(self, _kind: CallKind | None, call: StepCall, tier: Tier, _decision: Decision) -> Any:
+        """Run the call compiled and eager, and compare."""
+        self.shapes.saw(tier.base, call.inputs)
+        if not self._peers.alone:
+            self.context.reports.say_once(
+                f"{self.step.name}: all {self._peers.size} processes compile {tier.base} now, in the foreground: this "
+                "step takes as long as the slowest compile"
+            )
+        return self.code.prove(call.arguments, tier)
+
+    def _check(self, kind: CallKind | None, call: StepCall, tier: Tier, _decision: Decision) -> Any:
+        """Check a recording, or compiled code without a graph; several processes prove a recording again."""
+        if not self._peers.alone:
+            assert kind is not None
+            assert isinstance(kind.state, Proven)
+            assert self.sentinel is not None
+            usual = self.context.reports.seconds_of(tier.name)
+            self.sentinel.schedule.checked(STEPS * (usual or 0.0), usual, recorded=True)
+            kind.state = Captured(kind.state.recorded, kind.state.recording)
+            kind.checked, self._checked = True, self._checked + STEPS
+            return self._together(kind, call, tier, Decision(Doing.PROVE))
+        return self._compare(kind, call, tier)
 
     @uninterrupted
-    def compare(
-        self,
-        recorded: Recorded | None,
-        call: StepCall,
-        tier: Tier,
-        *,
-        unchecked: Callable[[], Any],
-        failed: Callable[[Obstacle], Any],
-    ) -> Any:
-        """Run a recording, or compiled code where it is None, and eager, and compare; return the step's result.
-
-        Args:
-            recorded: the recording.
-            call: the call.
-            tier: the tier in force.
-            unchecked: runs the call without a check, where there is no memory for it.
-            failed: runs the call, and leaves a candidate that failed for the obstacle.
-        """
+    def _compare(self, kind: CallKind | None, call: StepCall, tier: Tier) -> Any:
+        """Run a recording, or compiled code without one, and eager, and compare; return the step's result."""
         assert self.sentinel is not None
+        recorded = kind.state.recorded if kind is not None and isinstance(kind.state, Proven) else None
+        unheld = self.auditor.unheld()
         try:
-            result, disagreement = self.sentinel.check(recorded, call.arguments, tier)
+            result, outcome = self.sentinel.run(recorded, call.arguments, tier)
         except CandidateFailedError as error:
             no_memory = isinstance(error.__cause__, torch.OutOfMemoryError | NoRoomError)
             obstacle = self._rescue.candidate_failed(error, tier)
         else:
-            if disagreement is not None:
-                self._disagreed(disagreement, tier)
+            written = self.auditor.written(unheld)
+            if written and kind is not None and recorded is not None:
+                self.capturing.decline(kind, written[0])
+            elif written:
+                self.context.reports.failed(self.step, tier.without_graph(), written[0])
+            elif not outcome.agrees:
+                self._disagreed(outcome, tier)
             return result
         if no_memory:
-            self.sentinel.stop("a step and a copy of its state do not fit in memory together")
+            off = self.sentinel.schedule.off = "a step and a copy of its state do not fit in memory together"
+            self.context.reports.say_once(f"{self.step.name}: its values are compared with eager's no more: {off}")
             self.step.doing = "run"
-            return unchecked()
-        return failed(obstacle)
+            replays = kind is not None and recorded is not None
+            return self._do[Doing.REPLAY if replays else Doing.PLAIN](kind, call, tier, Decision(Doing.PLAIN))  # type: ignore[arg-type]
+        if kind is not None and recorded is not None:
+            return self.capturing.instead(kind, recorded.audit, call, tier, obstacle)
+        return self._rescue.rung_down(call.run, tier, obstacle)
 
-    def _disagreed(self, disagreement: Disagreement, tier: Tier) -> None:
-        """Leave what the sentinel found wrong: the recordings of the step, or its compiled code."""
-        if disagreement.of_recording:
-            self.capturing.decline_recordings(disagreement.obstacle)
-        else:
+    def _disagreed(self, outcome: Outcome, tier: Tier) -> None:
+        """Prove a tier again that a check found wrong; leave it if that was not the first time."""
+        assert self.sentinel is not None
+        obstacle = self.sentinel.conclude(outcome, tier)
+        code = self.sentinel.of_code
+        if obstacle is None:
+            self.capturing.prove_again()
+            if code:
+                self.code.prove_again(tier.base, "a step that was also run eagerly did not agree")
+        elif code:
             self.code.forget(tier.base)
-            self.context.reports.failed(self.step, tier.without_graph(), disagreement.obstacle)
+            self.context.reports.failed(self.step, tier.without_graph(), obstacle)
+        else:
+            self.capturing.decline_recordings(obstacle)
 
-    # -- for the loop, and for the agreement of several processes ---------------------------------------------------
-
-    def _audit_agreed(self, signature: Signature, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-        """Audit the step in the same call in all processes."""
-        leaves = flatten(call)[0]
-        run = functools.partial(self.step.program.step, *call[0], **call[1])
-        return self._audit(self.capturing.kind_of(signature, leaves), StepCall(call, leaves, run))
-
-    def _to_be_audited(self) -> bool:
-        """Return whether the step has to be audited a first or, for what a first call sets up, a second time."""
-        return not self._audits or (self.step.not_repeatable is not None and self._audits < AUDITS)
+    # -- for the loop ----------------------------------------------------------------------------------------------
 
     def checks(self) -> SentinelStatus | None:
-        """Return what the sentinel has done; None where there is none."""
-        return self._checks.status if self._checks is not None else None
+        """Return what the sentinel has done; None where it has checked nothing."""
+        status = self.sentinel.status if self.sentinel is not None else None
+        if status is not None and not self._peers.alone:
+            status = dataclasses.replace(status, checks=self._checked, disagreed=self.capturing.disagreed)
+        return status if status is not None and (status.checks or status.disagreed) else None
 
     def lacks(self, tier: Tier) -> str:
         """Say what is missing before the step runs in a tier; empty where nothing is."""
         kinds, then = [kind for kind in self.capturing.kinds.values() if kind.declined is None], ""
         if tier.other_kernels and not self.code.proven(tier.base):
-            left, which = self._to_be_audited() + self.code.steps_left(tier.base), "shapes that came before"
+            left, which = (
+                self._deciding.to_be_audited(tier) + self.code.steps_left(tier.base),
+                "shapes that came before",
+            )
             then = ", and then some to capture it" if tier.graph else ""
         elif tier.graph and kinds and not any(kind.proven for kind in kinds):
             left, which = min(kind.steps_left for kind in kinds), "the same shapes and other arguments"

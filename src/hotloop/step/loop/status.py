@@ -12,7 +12,7 @@ from rich.text import Text
 from hotloop.shown import Shown
 
 if TYPE_CHECKING:
-    from hotloop.step.prove.budget import SentinelStatus
+    from hotloop.step.prove.check import SentinelStatus
     from hotloop.step.state.memory_limit import MemoryUse
 
 
@@ -28,6 +28,24 @@ class TierStatus:
     steps: int = 0
     step_seconds: float | None = None
     why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StaleSteps:
+    """Steps, counted from 1, that may have used an old value: ``operation`` is the first that a later check saw differ.
+
+    ``file`` and ``line`` are the user's line that runs it; None where it has none.
+    """
+
+    first_step: int
+    last_step: int
+    operation: str
+    file: str | None
+    line: int | None
+
+    def __str__(self) -> str:
+        at = f" at {self.file}:{self.line}" if self.file is not None else ""
+        return f"steps {self.first_step:,} to {self.last_step:,} may have used an old value: {self.operation}{at}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +65,7 @@ class LoopStatus(Shown):
         decisions: each with its reason, in order.
         undone: steps that failed in a tier, and were undone and run eagerly.
         dropped: recordings that no longer fitted, with what changed.
+        stale: steps that were replayed though what they do had changed, as far as that is known.
         compiled: of each compiled component, how often its graphs broke, how often it was recompiled, and where.
         sentinels: of each decorated step, how often it was also run eagerly and compared, and what was found.
         closed: the loop was closed: ``tier`` is what it ended in, and steps run eager from then on.
@@ -65,6 +84,7 @@ class LoopStatus(Shown):
     decisions: tuple[str, ...] = ()
     undone: int = 0
     dropped: tuple[str, ...] = ()
+    stale: tuple[StaleSteps, ...] = ()
     compiled: tuple[str, ...] = ()
     sentinels: tuple[SentinelStatus, ...] = ()
     closed: bool = False
@@ -93,6 +113,7 @@ class LoopStatus(Shown):
         notes += [str(self.memory)] if self.memory is not None else []
         notes += [f"undone: {self.undone} steps"] if self.undone else []
         notes += [*self.compiled, *map(str, self.sentinels)]
+        notes += [*map(str, self.stale[-3:])]
         notes += [f"recorded anew: {reason}" for reason in self.dropped[-3:]]
         notes += [f"decided: {line}" for line in self.decisions[-5:]]
         return Group(table, Text("\n".join(notes)))

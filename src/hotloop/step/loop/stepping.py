@@ -2,79 +2,32 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.autograd import was_freed
 from hotloop.errors import StepLostError
-from hotloop.measure import StepClock, flatten, unflatten
-from hotloop.step.audit.listener import described
+from hotloop.measure import flatten, unflatten
+from hotloop.step.audit.findings import described
+from hotloop.step.loop.clock import Timed
 from hotloop.step.policy.policy import Ran
 from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from hotloop.measure import Mark, Timing
     from hotloop.step.context import Context
     from hotloop.step.loop.account import Account
     from hotloop.step.loop.runner import StepRunner
     from hotloop.step.loop.transitions import Transitions
-    from hotloop.step.tiers import Tier
 
 _log = logging.getLogger("hotloop")
-_What = TypeVar("_What")
 _NOTHING = contextlib.nullcontext()
 _UNTIMED = 7
 """Steps that run untimed after each timed one, while eager stays and nothing is tried."""
-
-
-class Timed(Generic[_What]):
-    """A clock of a device whose times come with what they are the times of."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._begin()
-
-    def _begin(self) -> None:
-        self.clock = StepClock(self._device)
-        self.what: collections.deque[_What] = collections.deque()
-        self._dropped = 0
-
-    @contextlib.contextmanager
-    def _kept_together(self) -> Iterator[None]:
-        """Forget all times where an interrupt comes in the block: they would be counted for other steps."""
-        try:
-            yield
-        except BaseException:
-            self._begin()
-            raise
-
-    def run(self, function: Callable[[], Any], what: Callable[[], _What], *, alone: bool = False) -> Any:
-        """Run and time a function, and ask afterwards what the time is the time of; a call that raises is not timed."""
-        mark: Mark = self.clock.start(alone=alone)
-        try:
-            result = function()
-        except BaseException:
-            self.clock.cancel(mark)
-            raise
-        with self._kept_together():
-            self.clock.stop(mark)
-            self.what.append(what())
-        return result
-
-    def known(self) -> list[tuple[_What, Timing]]:
-        """Return the times that have become known, in order."""
-        with self._kept_together():
-            timings = self.clock.take()
-            for _ in range(self.clock.dropped - self._dropped):  # the clock drops the oldest
-                self.what.popleft()
-            self._dropped = self.clock.dropped
-            return [(self.what.popleft(), timing) for timing in timings]
 
 
 class Stepping:
@@ -86,10 +39,12 @@ class Stepping:
         bypassed: deciding has failed, so that steps run as the models were given and nothing is done beside them.
     """
 
-    def __init__(self, context: Context, transitions: Transitions, account: Account) -> None:
+    def __init__(
+        self, context: Context, transitions: Transitions, account: Account, reference_times: Timed[Ran]
+    ) -> None:
         self._context, self._transitions, self._account = context, transitions, account
         self.times: Timed[Ran] = Timed(context.device)
-        self.reference_times: Timed[Ran] = Timed(context.device)
+        self.reference_times = reference_times
         self.bypassed = False
         self._latest: StepRunner | None = None
         self._untimed = 0
@@ -123,7 +78,9 @@ class Stepping:
         return result
 
     def _run(self, runner: StepRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        context, policy = self._context, self._transitions.policy
+        context = self._context
+        self.disable_on_error(self._tell_policy)  # of a step that raised
+        policy = self._transitions.policy
         function = runner.step.program.function
         if self._untimed and policy.chooses:
             self._untimed -= 1
@@ -152,6 +109,7 @@ class Stepping:
                 alone=alone,
             )
         context.holdings.keep_outside(result)
+        self.disable_on_error(self._tell_policy)
         if tier.compiles:
             self.disable_on_error(runner.code.look_after)
         if tier.other_kernels:
@@ -165,9 +123,10 @@ class Stepping:
             self._untimed = _UNTIMED
         return self._returned(result)
 
-    def beside(self, tier: Tier) -> Ran:
-        """Return what runs in a tier beside the step that is under way."""
-        return Ran(tier.name, "run", call=None if self._latest is None else self._latest.step.call)
+    def _tell_policy(self) -> None:
+        """Tell the policy the verdicts of the step, and do what it decides."""
+        for verdict in self._context.reports.take():
+            self._transitions.apply(getattr(self._transitions.policy, verdict.name)(*verdict.arguments) or ())
 
     def proved(self) -> None:
         """Note that a proof or trial has left its caches: they are given back once no further one is under way."""
@@ -178,6 +137,7 @@ class Stepping:
         room, policy = self._context.room, self._transitions.policy
         if room.notes_steps:
             room.note_step(self._context.device)
+        room.proved |= runner.step.doing in ("proof", "capture", "sentinel")
         if not room.proved or runner.step.doing != "run":
             return
         if not (policy.preparing or policy.turn() is not None or runner.capturing.proving):
@@ -202,11 +162,10 @@ class Stepping:
         cause = "hotloop failed: %s. Steps run %s from now on; please report these lines to hotloop"
         _log.warning(cause, described(error), base, exc_info=error)
         self.times, self.reference_times = Timed(context.device), Timed(context.device)
-        close = context.peers.close if context.peers is not None else None  # else the others wait for this one's vote
+        close = context.peers.close  # else the others wait for this one's vote
         for leave in (self._transitions.policy.stop, self._transitions.stay_as_given, close):
             try:
-                if leave is not None:
-                    leave()
+                leave()
             except Exception:  # noqa: BLE001 - as above
                 _log.warning("what was begun could not be ended in order", exc_info=True)
 

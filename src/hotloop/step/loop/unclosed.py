@@ -44,7 +44,7 @@ def _end(gone: weakref.ref[Any], account: Account) -> None:
         error = _ending(account)
         if error is not None:
             loop.failed(error)
-        if loop.context.peers is None:
+        if loop.context.peers.alone:
             loop.__exit__(None if error is None else type(error), error, None)
         else:
             _ = loop.record  # settled without waiting for the device, which may wait for a process that is gone

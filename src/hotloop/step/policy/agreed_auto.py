@@ -2,7 +2,7 @@
 
 Every process runs this policy. What enters a decision is voted on first, and the slowest process counts. Steps are
 counted by calls, as one process may catch an exception of a step that the others end. What a process finds out on its
-own (a decline, a failure, a preparation that became too dear) is noted in `Peers.wishes`: the next vote on a call takes
+own (a decline, a failure, a preparation that became too dear) is a veto in its reports: the next vote on a call takes
 it to all, and all of them leave the tier. Code is compiled in the foreground here, by all in the same steps, where
 `decide` finds that it pays and that the run can afford it. A compile in the background, or what earlier runs of one
 process have stored, is not agreed on.
@@ -21,21 +21,19 @@ from hotloop.decide import EAGER_STEPS
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.candidates import Candidates
-from hotloop.step.policy.history import History
 from hotloop.step.policy.policy import Release, SetTier, TryTier
 from hotloop.step.policy.states import Idle, Preparing, Settled, Trying, Waiting
+from hotloop.step.ranks.peers import AS_MANY, MOST, About
 from hotloop.step.ranks.threads import WAITS, another_trains
-from hotloop.step.ranks.votes import AS_MANY, MOST, About
-from hotloop.step.tiers import GRAPH, NAMED, parse
+from hotloop.step.tiers import NAMED, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hotloop.decide import Speeds, Standing, Turn
+    from hotloop.decide import Standing, Turn
     from hotloop.measure import Timing
     from hotloop.step.context import Context
     from hotloop.step.policy.policy import Action, Ran
-    from hotloop.step.ranks.votes import Peers
     from hotloop.step.tiers import Tier
 
 _GIB = float(2**30)
@@ -48,14 +46,6 @@ _RUN_LONGER = "tell the loop of a longer run (total_steps=), or name the tier: r
 _JOINED = "within Join([...]) processes call their steps as often as they have batches"
 _BASES = "eager", "regional", "full"
 _CAPTURED = "eager+graph"
-
-
-class AgreedHistory(History):
-    """What this run alone found out: what a process remembers or stored of earlier runs differs from the others'."""
-
-    def note_trial(self, name: str, speeds: Speeds, prepare_seconds: float, *, faster: bool) -> None:  # noqa: ARG002
-        """Note that this run has timed a tier."""
-        self.timed_here.add(name)
 
 
 class AgreedCandidates(Candidates):
@@ -71,10 +61,8 @@ class AgreedCandidates(Candidates):
 
     def names(self) -> list[str]:
         """Name the tiers that all processes can agree on; none with a graph once the captured step was declined."""
-        context, peers = self._context, self._context.peers
-        assert peers is not None
-        assert peers.asked_for is not None
-        graphs = peers.asked_for.graph and _CAPTURED not in self.declined
+        context = self._context
+        graphs = _CAPTURED not in self.declined
         tiers = [tier for tier in map(parse, NAMED) if tier.base in _BASES and (graphs or not tier.graph)]
         if not context.compiled.in_blocks:
             tiers = [tier for tier in tiers if tier.base != "regional"]
@@ -109,11 +97,8 @@ class AgreedAuto(Auto):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        assert context.peers is not None
-        self._peers: Peers = context.peers
-        self._peers.chooses, self._peers.captures = True, False
+        self._peers: Any = context.peers
         self.background.unavailable = "several processes compile in the foreground, all at once"
-        self.history = AgreedHistory(context)
         self._agreed_candidates = AgreedCandidates(context, self.speeds, self.history, self.background)
         self.candidates = self._agreed_candidates
         self._calls = 0
@@ -147,7 +132,6 @@ class AgreedAuto(Auto):
             actions += self._agree_on_length()
         if not self._peers.unanswered:
             actions += self._decide()
-        self._peers.captures = self._coming().graph
         return actions
 
     def _agree_on_length(self) -> list[Action]:
@@ -172,12 +156,6 @@ class AgreedAuto(Auto):
         if isinstance(self.state, Trying):
             actions += self._next_turn(self.state)
         return actions
-
-    def _coming(self) -> Tier:
-        """Return the tier that the coming call runs in, or is on the way to."""
-        if isinstance(self.state, Trying) and self.state.turn is not None:
-            return parse(self.state.turn.tier)
-        return self.state.tier if isinstance(self.state, Preparing) else self.in_force
 
     def _check_cost(self, preparation: Preparing) -> None:
         """Ask all processes to leave a tier whose preparation goes on for too long here, or has cost too much."""
@@ -230,7 +208,7 @@ class AgreedAuto(Auto):
         return self._recent_seconds
 
     def _standing(self) -> Standing:
-        ours: Any = {"recent_seconds": self._slow_seconds, "carried_seconds": 0.0, "runs": 1.0, **self._costs}
+        ours: Any = {"recent_seconds": self._slow_seconds, "runs": 1.0, **self._costs}
         return dataclasses.replace(super()._standing(), **ours)
 
     def _next_turn(self, state: Trying) -> list[Action]:
@@ -278,23 +256,14 @@ class AgreedAuto(Auto):
 
     def declined(self, tier: Tier, obstacle: Obstacle) -> list[Action]:
         """Ask all processes to leave a tier that cannot run here; leave it in the call in which all of them do."""
-        if not self._peers.wishes.granted:
-            self._wish(tier.name, obstacle)
-            return []
         if self._peers.unanswered:
             return self._end()
-        for name in (tier.name, tier.name + GRAPH):
-            self._peers.wishes.by_name.pop(name, None)
         self._forget_turns()
         return [*super().declined(tier, obstacle), Release(tier)]
 
     def _wish(self, name: str, obstacle: Obstacle) -> None:
         """Note why this process wants to leave a tier, and tell the others."""
-        if name not in self._peers.wishes.by_name:
-            self._peers.wishes.by_name[name] = obstacle
-            self._peers.tell(str(obstacle))
-
-    failed = declined
+        self.context.reports.vetoes.setdefault(name, obstacle)
 
     def watch_step(self) -> contextlib.AbstractContextManager[Any]:
         """Watch what a preparation or a turn costs; nothing is noted for a compile in the background."""

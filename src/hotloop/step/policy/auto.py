@@ -13,12 +13,11 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from hotloop.decide import EAGER_STEPS, Speeds, Standing, Trial, carried_seconds, decide, remaining
-from hotloop.step.policy import process_history
+from hotloop.decide import EAGER_STEPS, Speeds, Standing, Trial, decide, remaining
 from hotloop.step.policy.background_tiers import Background
 from hotloop.step.policy.candidates import Candidates
 from hotloop.step.policy.history import History
-from hotloop.step.policy.policy import Release, SetTier, TryTier
+from hotloop.step.policy.policy import Policy, Release, SetTier, TryTier
 from hotloop.step.policy.states import Idle, Preparing, Settled, Trying, Waiting
 from hotloop.step.ranks.threads import WAITS, another_trains
 from hotloop.step.tiers import Tier, parse
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hotloop.decide import Decision, Turn
-    from hotloop.measure import Difference, Timing
+    from hotloop.measure import Timing
     from hotloop.step.context import Context
     from hotloop.step.obstacle import Obstacle
     from hotloop.step.policy.policy import Action, Ran
@@ -47,7 +46,7 @@ _FIGURES = re.compile(r"[\d.,]+")
 _NOTHING = contextlib.nullcontext()
 
 
-class Auto:
+class Auto(Policy):
     """The choice of tier for one loop. `states` says what may be under way.
 
     Attributes:
@@ -57,16 +56,16 @@ class Auto:
         prepare_seconds: spent on preparing tiers that were chosen.
     """
 
-    asked, chooses = "auto", True
+    chooses = True
 
     def __init__(self, context: Context) -> None:
-        self.context = context
-        self.start = self.in_force = context.base_tier
-        self.background, self.history = Background(context), History(context)
+        super().__init__(context, "auto", context.base_tier)
+        self.history = History(context)
+        self.background = Background(context, self.history)
         self.speeds = Speeds(self.start.name)
         self.candidates = Candidates(context, self.speeds, self.history, self.background)
         self.state: State = Waiting(ask_at=EAGER_STEPS)
-        self.saved_seconds = self.trial_seconds = self.prepare_seconds = 0.0
+        self.trial_seconds = self.prepare_seconds = 0.0
         self._first_step: int | None = None
         """Steps done before the first of this process: a resumed run times and decides anew."""
         self._said = ""
@@ -135,7 +134,7 @@ class Auto:
             if self.background.tier is not None and self._steps % _POLL_STEPS == 0 and self.background.ended():
                 self.state.ask_at = self._steps
                 if self.background.failed is not None:
-                    self.candidates.decline(*self.background.failed)
+                    self.candidates.decline(self.background.failed)
             if self.state.due(self._steps):
                 actions += self._ask_or_wait(self.state)
         if isinstance(self.state, Trying):  # a trial that was begun just now has its first turn in this very step
@@ -147,7 +146,6 @@ class Auto:
         self._first_step = self._steps
         self.history.look_up(step, inputs)
         program = self.history.program
-        self.background.go_on_from(program)
         self.state = Waiting(ask_at=self._steps + EAGER_STEPS)
         if program.eager_seconds is not None:
             self.speeds.recall(program.eager_seconds, program.ratios)
@@ -160,7 +158,7 @@ class Auto:
         if not why:
             return []
         if preparation.steps > _GIVE_UP_STEPS:
-            self.candidates.decline(name, why)
+            self.candidates.decline(name)
         else:
             self.candidates.declined.add(name)  # in this run alone: a longer one may afford it
         reason = f"{name} given up: {why}"
@@ -185,13 +183,11 @@ class Auto:
         return None
 
     def watch_step(self) -> contextlib.AbstractContextManager[Any]:
-        """Watch the step that runs in the block: when it begins; and once, what a child process needs to know of it."""
+        """Watch the step that runs in the block: when it begins."""
         if isinstance(self.state, Preparing):
             self.state.begin_step()
         elif isinstance(self.state, Trying):
             self.state.preparation.begin_step()
-        elif self._steps_here == _WARM_UP and self.in_force == self.start:
-            return self.background.record() or _NOTHING
         return _NOTHING
 
     def after_step(self, doing: str) -> None:
@@ -213,6 +209,7 @@ class Auto:
         return []
 
     def _ask(self, state: Idle) -> list[Action]:
+        self.background.note_peak()
         if (recent := self._recent(state)) is not None:
             self.speeds.see(self.in_force.name, recent)
         timed = self.eager_seconds is not None
@@ -259,8 +256,6 @@ class Auto:
             tier,
             self.speeds.seconds(self.in_force.name) or 0.0,
             limit_seconds=decision.limit_seconds if by_steps else None,
-            more_seconds=decision.more_seconds,
-            survey_limit_seconds=decision.limit_seconds,
         )
         if tier.name in self.candidates.proven:
             self.state = Trying(Trial(self.in_force.name, tier.name), preparation)
@@ -297,11 +292,7 @@ class Auto:
     def declined(self, tier: Tier, obstacle: Obstacle) -> list[Action]:
         """Leave a tier that cannot run: a captured one for its code without a graph, or for the models as given."""
         candidates, reason = self.candidates, str(obstacle)
-        if isinstance(self.state, Preparing) and self.state.only_surveyed:
-            stopped = self.state.stopped
-            seconds = self.state.spent if stopped else self.state.surveyed_seconds
-            self.history.note_survey(seconds, "" if stopped else reason)
-        candidates.decline(tier.name, reason)
+        candidates.decline(tier.name)
         if not tier.graph:  # the code itself is wrong or fails, captured or not
             candidates.declined.add(tier.name + "+graph")
             self.context.compiled.forget(tier.base)
@@ -317,12 +308,6 @@ class Auto:
             return self._give_up(f"{tier.name} declined")
         return []
 
-    failed = declined
-
-    def survey_too_dear(self, set_up_seconds: float) -> bool:
-        """Return whether what is prepared has cost all that may be lost, the step that is under way included."""
-        return isinstance(self.state, Preparing) and self.state.survey_too_dear(set_up_seconds)
-
     def proof_saves(self, seconds: float, against: str) -> None:
         """Note what the tier that is being proven saves a step against another one in the same proof step.
 
@@ -333,11 +318,6 @@ class Auto:
             other, now = self.speeds.seconds(against), self.speeds.seconds(self.in_force.name)
             already = 0.0 if other is None or now is None else max(0.0, other - now)
             self.state.savings[against] = seconds - already
-
-    def proof_takes(self, seconds: float) -> None:
-        """Note what the rest of the proof that is under way is expected to take, as evidence has changed or grown."""
-        if isinstance(self.state, Preparing):
-            self.state.rest = seconds
 
     def timed(self, ran: Ran, timing: Timing) -> list[Action]:
         """Note what a step took; times come a few steps late."""
@@ -370,7 +350,7 @@ class Auto:
         return [TryTier(self.in_force), *(() if faster else self._release(parse(candidate)))]
 
     def _standing(self) -> Standing:
-        here, base, runs = self.in_force.name, self.start.name, self.context.runs
+        here, base = self.in_force.name, self.start.name
         return Standing(
             step=self._steps,
             total_steps=self.context.total_steps,
@@ -386,25 +366,15 @@ class Auto:
             saved_seconds=self.saved_seconds,
             preparing=self.background.tier,
             free_memory_bytes=self.candidates.free_bytes(),
-            runs=runs or 1.0,
-            carried_seconds=process_history.carried_seconds() if runs is not None else 0.0,
+            runs=self.context.runs or 1.0,
         )
 
-    def spread_before(self, step: str) -> dict[str, Difference] | None:
-        """Return how far a step was from itself in earlier runs of this process, by tensor; to be added to.
-
-        Noise of a few bits comes and goes: with one run's sample alone, the next run's proof would fail.
-        """
-        return self.history.program.spreads.setdefault(step, {})
-
     def close(self) -> None:
-        """Settle with the runs that come after this one: the credit, and the child; where there are none, stop it."""
-        base, runs = self.eager_seconds, self.context.runs
-        if runs is not None and base is not None:
-            process_history.carry(carried_seconds(self._standing(), base) - self.state.spent)
-        if (runs or 1.0) > 1.0:
+        """Leave the child to the runs that come after this one; where there are none, stop it."""
+        if (self.context.runs or 1.0) > 1.0:
             self.background.leave()
-        self.background.stop()
+        else:
+            self.background.stop()
 
     def stop(self) -> None:
         """Stop the child process; nothing is left to other runs."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _EARLY = 0.8
 """Share of an eager step within which a host is done well before the device; chosen, not measured."""
-_DECLINES = 2
-"""Runs that declined a tier before further runs leave it alone."""
 
 
 class Candidates:
@@ -39,14 +37,13 @@ class Candidates:
         self.declined: set[str] = set()
         self.host_shares: list[float] = []
 
-    def decline(self, name: str, reason: str) -> None:
-        """Leave a tier out from now on, and note why for later runs."""
+    def decline(self, name: str) -> None:
+        """Leave a tier out for the rest of the run."""
         self.declined.add(name)
         self.proven.discard(name)
-        self._history.note_declined(name, reason)
 
     def options(self, in_force: str, paired: str | None = None) -> list[Option]:
-        """Return the tiers other than ``in_force`` that were not declined, here or in two earlier runs.
+        """Return the tiers other than ``in_force`` that were not declined.
 
         A trial has just found ``paired`` faster than the tier in force.
         """
@@ -59,20 +56,11 @@ class Candidates:
             measured=self._speeds.measured(),
             state_bytes=self.state_bytes(),
             slower=self._background.slower,
-            host_seconds=base * min(self.host_shares, default=0.0),
-            survey_seconds=self._history.survey_seconds(),
         )
-        run_seconds = base * (self._context.total_steps or self._context.progress.steps)
         graph_bytes = self.graph_bytes()
         options: list[Option] = []
         for name in self.names():
-            if name == in_force or name in self.declined or self._history.program.declines[name] >= _DECLINES:
-                continue
-            if name not in self.proven and (why := self._history.in_vain(name, run_seconds)):
-                self.declined.add(name)  # in this run alone
-                self._history.note_left_alone()
-                self._context.reports.gave_up(name, why)
-                self._context.reports.decided(f"{name} is left alone: {why}", {"action": "leave", "tier": name})
+            if name == in_force or name in self.declined:
                 continue
             for option in self._options_of(name, facts, paired):
                 needs_graph = name.endswith("+graph") and name not in self.proven
@@ -99,8 +87,7 @@ class Candidates:
     def _options_of(self, name: str, facts: Facts, paired: str | None) -> list[Option]:
         rejected = self._speeds.rejected_at(name)
         if name not in self.proven:
-            known = self._history.recalled_option(name, facts, rejected)
-            known = known or self._history.stored_option(name, facts, rejected)
+            known = self._history.option(name, facts, rejected)
             return [known] if known is not None else self._background.options(name, facts, rejected)
         seconds = self._speeds.seconds(name)
         if seconds is None:  # proven on the way to a graph that was declined, and never timed

@@ -1,39 +1,107 @@
-"""What earlier runs of the same program found out about its tiers, and what this run adds."""
+"""What earlier runs of the same program found out about its tiers, and what this run adds.
+
+A search or a cross-validation trains the same program again and again in one process, with new instances. Their tiers
+need not be timed again, only proven again: each instance has a recording of its own. Two runs train the same program
+where their keys are equal (`hotloop.cache.key_of`). Other processes learn the costs from a file.
+"""
 
 from __future__ import annotations
 
-import linecache
-import re
+import collections
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.cache import CostStore, Key, TierCosts, key_of
+from hotloop.cache import CostStore, TierCosts, key_of
 from hotloop.compiling.apply import entry_points, holds_code_for
 from hotloop.decide import Option, expect
-from hotloop.step.policy import process_history
-from hotloop.step.policy.process_history import ProgramHistory
 from hotloop.step.tiers import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from hotloop.cache import BackgroundCompile
     from hotloop.decide import Facts, Speeds
     from hotloop.step.context import Context
 
+_MOST_PROGRAMS = 64
 _PROOF_STEPS = 4
 _WORST_AGAIN = 2.0
 """How many times its expectation a known tier's preparation may take at worst; chosen, not measured."""
-_SURVEY = "survey"
-"""The name by which the store of costs keeps what surveys of a program cost; no tier is called so."""
-_STOPPED = 2.0
-"""How many times what was spent a survey is expected to cost that was stopped; chosen, not measured."""
-_IN_VAIN_SHARE = 0.01
-"""The share of a run that a survey may cost which an earlier run's makes expect to be in vain."""
-_ASK_AGAIN = 4
-"""Every so many runs a survey is made again that ended in a decline."""
-_PLACE = re.compile(r" at (.+):(\d+): (.+)$")
-"""The line in the text of an obstacle."""
+
+
+@dataclasses.dataclass
+class Child:
+    """A background compile.
+
+    Args:
+        process: the child process.
+        tier: the name of the tier that it compiles for.
+        since: when it began, on the monotonic clock.
+        expected: seconds that it was expected to take, as if no earlier child had been late.
+        left: its run is over; the next run of the program goes on with it.
+    """
+
+    process: BackgroundCompile
+    tier: str
+    since: float
+    expected: float | None
+    left: bool = False
+
+
+@dataclasses.dataclass
+class ProgramHistory:
+    """What the runs of this process found out about one program.
+
+    Args:
+        eager_seconds: of a step in the tier that runs begin in; None before any tier was timed beside it.
+        ratios: by tier, a step's time over that of the tier that runs begin in, and the slow end of that ratio.
+        faster: the tiers that beat the tier in force when they were timed.
+        again_seconds: what it took a later run to get to a tier: the capture and the proof, nothing to compile.
+        ready: by base, seconds of the swap after a child has compiled it.
+        child: the child that compiles just now.
+        slower: how many times longer than expected a child took.
+    """
+
+    eager_seconds: float | None = None
+    ratios: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    faster: set[str] = dataclasses.field(default_factory=set)
+    again_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    ready: dict[str, float] = dataclasses.field(default_factory=dict)
+    child: Child | None = None
+    slower: float = 1.0
+
+    def stop_child(self) -> None:
+        """Stop the child that still compiles, if any."""
+        child, self.child = self.child, None
+        if child is not None:
+            child.process.stop()
+
+
+_programs: collections.OrderedDict[str, ProgramHistory] = collections.OrderedDict()
+
+
+def _program(key: str) -> ProgramHistory:
+    history = _programs.pop(key, None) or ProgramHistory()
+    _programs[key] = history
+    while len(_programs) > _MOST_PROGRAMS:
+        _programs.popitem(last=False)[1].stop_child()
+    return history
+
+
+def stop_left_children() -> None:
+    """Stop the children that no run waits for: each takes cores and memory."""
+    for known in _programs.values():
+        if known.child is not None and known.child.left:
+            known.stop_child()
+
+
+def forget() -> None:
+    """Forget everything: the next run is the first one."""
+    for known in _programs.values():
+        known.stop_child()
+    _programs.clear()
 
 
 def _is_new(name: str) -> bool:
@@ -42,19 +110,18 @@ def _is_new(name: str) -> bool:
 
 
 class History:
-    """The costs that are stored for one loop's program. Nothing is known before `look_up`.
+    """The costs that are known of one loop's program. Nothing is known before `look_up`.
 
     Attributes:
-        program: what earlier runs in this process found out; the disk keeps what other processes did.
+        program: what the runs of this process found out.
         timed_here: names of the tiers that this run has timed itself.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._store = CostStore()
-        self._key: Key | None = None
-        self._stored: Mapping[str, TierCosts] = {}
-        self._left_alone = False
+        self._key = ""
+        self._stored: dict[str, TierCosts] = {}
         self._code_held = False
         self.timed_here: set[str] = set()
         self.program = ProgramHistory()
@@ -62,69 +129,62 @@ class History:
     def look_up(self, step: Callable[..., Any], inputs: Any) -> None:
         """Look up the program by the arguments of its first call."""
         device = self._context.device
-        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         self._key = key_of(
             self._context.compiled.models.values(),
             inputs,
-            optimizers=list(self._context.holdings.optimizers.values()),
+            optimizers=self._context.holdings.optimizers.values(),
             step=step,
-            autocast=autocast,
+            autocast=torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None,
             device=device,
         )
-        self._stored = self._store.get(self._key) or {}
-        self.program = process_history.program(self._key)
+        self._stored = self._store.get(self._key)
+        self.program = _program(self._key)
+        if self.program.child is not None:
+            self.program.child.left, self.program.child.expected = False, None  # it was late for another run
 
-    def stored_option(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
-        """Return a tier with the costs that other processes stored; None where they did not, or declined it.
+    def option(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
+        """Return a tier that an earlier run timed beside eager; None where none did.
 
-        The machine may be slower than it was then: the stored ratio to eager counts.
+        Of a run of this process only the proof is missing, as long as the process holds the code.
         """
+        ratio, eager = self.program.ratios.get(name), facts.eager_seconds
+        expected = expect(name, facts)
+        if ratio is not None and (not parse(name).compiles or self._holds_code()):
+            prepare = self.program.again_seconds.get(name)
+            if prepare is None and expected is not None:
+                prepare = expected.cost_seconds if expected.again_seconds is None else expected.again_seconds
+            if prepare is None:  # a model that runs as it was given
+                prepare = _PROOF_STEPS * eager
+            return Option(
+                tier=name,
+                step_seconds=eager * ratio[0],
+                step_worst_seconds=eager * ratio[1],
+                prepare_seconds=prepare,
+                prepare_worst_seconds=_WORST_AGAIN * prepare,
+                proof_seconds=_PROOF_STEPS * max(0.0, eager * (1 - ratio[0])),  # the first steps save nothing
+                recalled=name not in self.timed_here,
+                again_seconds=None if _is_new(name) else prepare,
+                source="measured",
+                rejected_at=rejected_at,
+            )
         costs = self._stored.get(name)
-        if costs is None or not costs.step_seconds or not costs.eager_seconds or costs.verdict != "proven":
+        if costs is None:
             return None
-        prepare = costs.warm_seconds if costs.warm_seconds is not None else costs.cold_seconds
+        prepare = costs.cold_seconds if costs.warm_seconds is None else costs.warm_seconds
         if prepare is None:
             return None
-        eager = facts.eager_seconds
-        expected = expect(name, facts)
+        proof = _PROOF_STEPS * eager
         general = (expected.again_seconds or 0.0) if expected is not None else 0.0
         return Option(
             tier=name,
-            step_seconds=eager * costs.step_seconds / costs.eager_seconds,
+            step_seconds=eager * costs.ratio,
             prepare_seconds=prepare,
             prepare_worst_seconds=costs.cold_seconds,  # the cache may have been cleared since
-            proof_seconds=_PROOF_STEPS * eager,
-            again_seconds=None if _is_new(name) else min(prepare, general) + _PROOF_STEPS * eager,
+            proof_seconds=proof,
+            again_seconds=None if _is_new(name) else min(prepare, general) + proof,
             source="stored",
             rejected_at=rejected_at,
             by_steps=not parse(name).compiles,
-        )
-
-    def recalled_option(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
-        """Return a tier that an earlier run of this process timed beside eager: only its proof is missing.
-
-        None where no run did, or where this process does not hold its code any more: then it costs what it costs new.
-        """
-        ratio = self.program.ratios.get(name)
-        if ratio is None or (parse(name).compiles and not self._holds_code()):
-            return None
-        expected = expect(name, facts)
-        known = self.program.again_seconds.get(name)
-        if known is None and expected is not None:
-            known = expected.again_seconds if expected.again_seconds is not None else expected.cost_seconds
-        if known is None:  # a model that runs as it was given
-            known = _PROOF_STEPS * facts.eager_seconds
-        return Option(
-            tier=name,
-            step_seconds=facts.eager_seconds * ratio[0],
-            step_worst_seconds=facts.eager_seconds * ratio[1],
-            prepare_seconds=known,
-            proof_seconds=_PROOF_STEPS * max(0.0, facts.eager_seconds * (1 - ratio[0])),  # the first steps save nothing
-            recalled=name not in self.timed_here,
-            prepare_worst_seconds=_WORST_AGAIN * known,
-            again_seconds=None if _is_new(name) else known,
-            source="measured",
-            rejected_at=rejected_at,
         )
 
     def _holds_code(self) -> bool:
@@ -139,72 +199,20 @@ class History:
 
         ``prepare_seconds`` go from the decision to the first proven step, beyond what plain steps would have taken.
         """
-        step, eager = speeds.seconds(name), speeds.seconds(self._context.base_tier.name)
         self.timed_here.add(name)
-        self.program.ratios, self.program.eager_seconds = speeds.known(), eager
-        if faster:
-            self.program.faster.add(name)
-        else:
-            self.program.faster.discard(name)
-        if prepare_seconds > 0 and not parse(name).compiles:  # a later run takes as long
-            self.program.again_seconds.setdefault(name, prepare_seconds)
-        if step is None or eager is None or prepare_seconds <= 0:
+        if not self._key:  # one of several processes: what it alone knows must not count
             return
-        warm = self._context.compiled.was_warm()
-        costs = TierCosts(
-            cold_seconds=None if warm else prepare_seconds,
-            warm_seconds=prepare_seconds if warm else None,
-            step_seconds=step,
-            eager_seconds=eager,
-            verdict="proven",
-        )
-        self._put(name, costs)
-
-    def note_survey(self, seconds: float, reason: str) -> None:
-        """Note what surveys of the step cost, and why they were in vain; no reason where one was stopped."""
-        if seconds > 0:
-            self._put(_SURVEY, TierCosts(cold_seconds=seconds, verdict="declined", reason=reason))
-
-    def survey_seconds(self) -> float:
-        """Return what surveys of this program cost in earlier runs; 0 where that is not known."""
-        known = self._stored.get(_SURVEY)
-        if known is None or known.cold_seconds is None:
-            return 0.0
-        return known.cold_seconds if known.reason else _STOPPED * known.cold_seconds
-
-    def in_vain(self, name: str, run_seconds: float) -> str:
-        """Return why to leave a tier alone that an earlier run's survey declined; empty where it may be tried.
-
-        It may where the line that was to blame is another one now, where a survey costs nothing beside the run, and in
-        every fourth run: what was to blame may be a switch that no key holds.
-        """
-        known, survey = self._stored.get(name), self._stored.get(_SURVEY)
-        if known is None or survey is None or not survey.reason or known.reason != survey.reason:
-            return ""
-        place = _PLACE.search(survey.reason)
-        if place is not None and linecache.getline(place[1], int(place[2])).strip() != place[3]:
-            return ""
-        if (seconds := self.survey_seconds()) <= _IN_VAIN_SHARE * run_seconds:
-            return ""
-        if survey.runs % _ASK_AGAIN == 0:
-            return ""
-        return (
-            f"a survey of {seconds:.2f} s ended so in an earlier run: {known.reason}. It is looked at again in "
-            f"every {_ASK_AGAIN}th run, once that line is another one, or in a run that takes a hundred times as long"
-        )
-
-    def note_left_alone(self) -> None:
-        """Count a run that left a tier alone; its surveys cost nothing."""
-        survey = self._stored.get(_SURVEY)
-        if survey is not None and not self._left_alone:
-            self._left_alone = True
-            self._put(_SURVEY, TierCosts(verdict="declined", reason=survey.reason))
-
-    def note_declined(self, name: str, reason: str) -> None:
-        """Record that a tier was declined. A later run, which may differ, tries it again."""
-        self.program.declines[name] += 1
-        self._put(name, TierCosts(verdict="declined", reason=reason))
-
-    def _put(self, name: str, costs: TierCosts) -> None:
-        if self._key is not None:
-            self._store.put(self._key, name, costs)
+        program, ratio = self.program, speeds.ratio(name)
+        program.ratios, program.eager_seconds = speeds.known(), speeds.seconds(self._context.base_tier.name)
+        if faster:
+            program.faster.add(name)
+        else:
+            program.faster.discard(name)
+        if prepare_seconds <= 0 or ratio is None:
+            return
+        if not parse(name).compiles:  # a later run takes as long
+            program.again_seconds.setdefault(name, prepare_seconds)
+        if self._context.compiled.was_warm():
+            self._store.put(self._key, name, TierCosts(ratio=ratio, warm_seconds=prepare_seconds))
+        else:
+            self._store.put(self._key, name, TierCosts(ratio=ratio, cold_seconds=prepare_seconds))

@@ -7,6 +7,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from hotloop._torch.hooks import calls_hooks
 from hotloop._torch.sharded import is_spread
 from hotloop._torch.wrappers import stop_timing, why_not_at_first
 from hotloop.compiling.apply import sharded_flat
@@ -15,12 +16,12 @@ from hotloop.step import layout
 from hotloop.step.policy.agreed_auto import AgreedAuto
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.policy import Fixed, Policy
+from hotloop.step.ranks.peers import Peers
 from hotloop.step.tiers import CHANNELS_LAST, Tier, tier_of_setting
 
 if TYPE_CHECKING:
     from hotloop.presets import Preset
     from hotloop.step.context import Context
-    from hotloop.step.ranks.votes import Peers
 
 _log = logging.getLogger("hotloop")
 _GIVEN_OUT = "and a proof cannot exchange them: hotloop.compile the model instead"
@@ -55,6 +56,8 @@ def policy_for(context: Context, run: str | Preset, sentinel: float) -> Policy:
     if disabled.strip().lower() not in ("", "0", "false", "no"):
         decided(f"HOTLOOP_DISABLE={disabled} is set: steps run eager", {})
         tier = Tier("eager")
+    elif without := [name for name, one in context.holdings.optimizers.items() if not calls_hooks(one)]:
+        tier = _hookless(context, without[0], run, chooses=tier is None)
     elif tier is not None:
         if given or tier.base == "as-given":
             tier = dataclasses.replace(context.base_tier, graph=tier.graph)
@@ -66,13 +69,23 @@ def policy_for(context: Context, run: str | Preset, sentinel: float) -> Policy:
     chooses = tier is None
     tier = _unless_sharded(context, tier)
     peers = context.peers
-    if peers is not None and tier is None:
+    if isinstance(peers, Peers) and tier is None:
         return _auto_of_several(context, peers, sentinel)
-    if peers is not None and tier is not None:
+    if isinstance(peers, Peers) and tier is not None:
         tier = _agreed(context, tier, peers.size, chooses=chooses)
         if tier.compiles or tier.graph:  # else nothing is agreed on, and a single process may have a loop
             peers.meet(tier, "", sentinel)
     return Auto(context) if tier is None else Fixed(context, tier)
+
+
+def _hookless(context: Context, name: str, run: str, *, chooses: bool) -> Tier:
+    """Say why the models run as given: nobody learns when such an optimizer writes, or what it freezes."""
+    kind = type(context.holdings.optimizers[name]).__name__
+    why = f"{name} ({kind}) calls no hooks of torch.optim.Optimizer, as it leaves out super().__init__()"
+    context.reports.decided(f"{why}: steps run {context.base_tier.name}", {})
+    if not chooses:
+        _log.warning("run=%r: %s: steps run %s", run, why, context.base_tier.name)
+    return context.base_tier
 
 
 def _check_capture(context: Context, run: str, tier: Tier) -> None:
@@ -121,7 +134,7 @@ def _check_layout_of_auto(context: Context) -> None:
             f"or set run={CHANNELS_LAST!r}"
         )
     why = layout.why_not(context.parts.modules())
-    if not why and context.peers is not None:
+    if not why and not context.peers.alone:
         why = f"{_several(context.peers.size)}, and {_PROVEN_ALONE}"
     if why:
         context.reports.decided(f"{asked}: {why}: auto chooses among the other tiers", {})

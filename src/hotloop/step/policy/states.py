@@ -76,35 +76,17 @@ class Preparing:
         tier: the tier.
         plain_seconds: of a step in the tier in force. What a step takes beyond them is the preparation's cost.
         limit_seconds: the cost at which the preparation is given up between two steps; None for never.
-        more_seconds: how much it may go on to cost where a single expensive step went past the limit.
-        survey_limit_seconds: the cost from which on a survey may end in the middle of its step; None for never.
 
     Attributes:
         steps: steps since the preparation began.
-        surveyed_seconds: what its surveys have cost, without one that is under way.
-        only_surveyed: nothing but surveys has cost anything yet.
-        stopped: the last survey was stopped, as it became too dear.
         savings: seconds a step that the tier saves, by what it was held against, once that is certain.
-        rest: seconds that the rest of the proof is expected to take; 0 where that is not known.
     """
 
-    def __init__(
-        self,
-        tier: Tier,
-        plain_seconds: float,
-        *,
-        limit_seconds: float | None = None,
-        more_seconds: float = 0.0,
-        survey_limit_seconds: float | None = None,
-    ) -> None:
-        self.tier, self._plain = tier, plain_seconds
-        self._limit, self._more, self._survey_limit = limit_seconds, more_seconds, survey_limit_seconds
-        self.surveyed_seconds, self.only_surveyed, self.stopped = 0.0, True, False
-        self.steps, self.rest = 0, 0.0
+    def __init__(self, tier: Tier, plain_seconds: float, limit_seconds: float | None = None) -> None:
+        self.tier, self._plain, self._limit = tier, plain_seconds, limit_seconds
+        self.steps = 0
         self.savings: dict[str, float] = {}
-        self._extra = self._spent_before = 0.0
-        self._lost: float | None = None
-        """What the preparation had cost after the step that went past the limit."""
+        self._extra = 0.0
         self._decided_at: float | None = time.perf_counter()
         self._step_began: float | None = None
 
@@ -129,48 +111,20 @@ class Preparing:
         """Add what a step cost. A plain run is no cost: its arguments may be new in length, and as slow in eager."""
         self.steps += 1
         if doing != "run":
-            beyond = self._beyond_plain()
-            self._extra += beyond
-            self.surveyed_seconds += beyond if doing == "survey" else 0.0
-            self.only_surveyed &= doing == "survey"
+            self._extra += self._beyond_plain()
         self._step_began = None
 
     def drop_step(self) -> None:
         """Add nothing for the step that began last: it raised, or it was a turn of a trial."""
         self._step_began = None
 
-    def survey_too_dear(self, set_up_seconds: float) -> bool:
-        """Return whether a survey that is under way has used up what the preparation may cost.
-
-        It may cost ``more_seconds`` beyond the limit, as a single step may.
-
-        Args:
-            set_up_seconds: what libraries took to set up in it. That is lost whatever is decided, and no later step
-                pays it again.
-        """
-        if self._survey_limit is None:
-            return False
-        of_survey = self.spent - max(0.0, set_up_seconds - self._plain)
-        self.stopped = of_survey > self._survey_limit and self.spent > self._survey_limit + self._more
-        return self.stopped
-
     def too_expensive(self, steps_left: int) -> bool:
-        """Return whether the preparation has cost more than may be lost; asked once between two steps.
+        """Return whether the preparation has cost more than may be lost.
 
-        Once the recording was replayed, its saving is known and raises the limit, as a timed tier's saving does. A
-        single step may take more than the whole preparation was expected to (a kernel that is read from a cold disk).
-        Its cost is lost whatever is decided, so that the preparation may then cost ``more_seconds`` beyond it.
+        Once the recording was replayed, its saving is known and raises the limit, as a timed tier's saving does.
         """
-        spent = self.spent
-        of_last_step, self._spent_before = spent - self._spent_before, spent
         saving = certain_saving_seconds(sum(self.savings.values()), 0.0, steps_left)
-        if self._limit is None or spent + self.rest <= self._limit + saving:
-            return False
-        if self.rest:
-            return True  # what was spent is lost, and less than what the rest of the proof would lose
-        if self._lost is None and of_last_step > self._more:
-            self._lost = spent
-        return self._lost is None or spent > self._lost + self._more
+        return self._limit is not None and self.spent > self._limit + saving
 
 
 @dataclasses.dataclass

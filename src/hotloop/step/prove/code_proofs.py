@@ -6,30 +6,26 @@ import collections
 import dataclasses
 import functools
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from hotloop.diagnose.no_effect import NoEffect
 from hotloop.interrupts import uninterrupted
 from hotloop.measure import ALL, Limits
-from hotloop.measure.wide_reference import NORM
 from hotloop.remedies import NOT_CHECKPOINTED
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
-from hotloop.step.prove.outcomes import Outcome, over_steps
-from hotloop.step.prove.rounding_evidence import differs_by_chance, in_more_bits, roundings, with_roundings
+from hotloop.step.prove.outcomes import STEPS, Outcome, Verdict, over_steps
 from hotloop.step.prove.unseen import Unseen
-from hotloop.step.ranks.together import Together
 from hotloop.step.state.rng_usage import other_threads
-from hotloop.step.state.trial_run import alone, wait_for
+from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import torch
 
     from hotloop.step.audit.auditor import StepAuditor
     from hotloop.step.context import DecoratedStep
-    from hotloop.step.prove.budget import Work
     from hotloop.step.prove.reference_runs import ReferenceRuns
     from hotloop.step.rescue import Rescue
     from hotloop.step.state.program import Call
@@ -38,24 +34,31 @@ if TYPE_CHECKING:
 _COMPILE_IT = "give the loop the modules that are called, not one around them: Loop([encoder, head], optimizer)"
 _SEE_IT = "mend what the reason names, or train on without this tier"
 _REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
-_TOO_ROUGH = "train on without this tier: where the model is now, eager's own rounding is as large as what it computes"
 _ELSEWHERE = (
     "where another thread draws from the same stream, have it draw from a generator of its own (torch.Generator, "
     f"random.Random, numpy.random.default_rng), or load in worker processes; else {_REPORT_IT}"
 )
-_STAYED = 2
-"""Steps whose Python could run only once, after which it is taken to be so for good."""
-Evidence = Literal["more bits", "roundings"]
-_Learnt = dict[str, dict[tuple[str, str], float]]
-"""Limits by kind of tensor, and by tensor and measure."""
 _SIXTEEN_BITS = ("bfloat16", "float16")
 """Compute dtypes in which convolutions of another layout are past the normal limits, as a rule: BatchNorms follow."""
 
 
+def judge(outcomes: Sequence[Outcome], *, closer: bool) -> tuple[Outcome, Verdict]:
+    """Judge compiled code by its proof steps.
+
+    Args:
+        outcomes: of the steps, one or more.
+        closer: whether the step can be compared in more bits, and was not yet.
+    """
+    joined, enough = over_steps(outcomes), len(outcomes) == STEPS
+    if joined.agrees:
+        return joined, Verdict.PROVEN if enough else Verdict.MORE
+    if closer and joined.may_be_noise:
+        return joined, Verdict.CLOSER
+    return joined, Verdict.WRONG if enough or joined.far_off else Verdict.MORE
+
+
 def remedy_of(verdict: Outcome, otherwise: str = _REPORT_IT) -> str:
-    """Return what to do about a proof, or a check of the sentinel, that does not agree."""
-    if verdict.undecided:
-        return _TOO_ROUGH
+    """Return what to do about a proof, or a check, that does not agree."""
     return _ELSEWHERE if verdict.random_moved and other_threads() else otherwise
 
 
@@ -65,12 +68,11 @@ class CodeProofs:
     Args:
         step: the decorated step.
         runs: its reference runs.
-        auditor: rehearses the step before it is run both ways.
+        auditor: has watched the step, and says whether it was left as it was.
         rescue: undoes a proof that failed.
 
     Attributes:
-        seconds: what the last proof step took, by what it compared.
-        compiled_anew: with other processes, by base, why this process has to prove its code again, until all do.
+        distrusted: by base, why its code has to be proven again, until all processes do so.
     """
 
     def __init__(self, step: DecoratedStep, runs: ReferenceRuns, auditor: StepAuditor, rescue: Rescue) -> None:
@@ -79,70 +81,34 @@ class CodeProofs:
         self._outcomes: dict[str, list[Outcome]] = collections.defaultdict(list)
         self._agree: set[str] = set()
         """Bases whose code has agreed with eager."""
-        self._evidence: dict[str, Evidence] = {}
-        """By base: the further evidence that decides, where code was past the normal limits."""
-        self._learnt: dict[str, _Learnt] = {}
-        """By base: the limits that a step in more bits has allowed code that agreed."""
-        self._by_length: set[str] = set()
-        """Bases of which some tensors are mostly rounding: only a step in more bits holds them to their length."""
-        self.seconds: dict[Work, float] = {}
-        self._proof_steps: collections.Counter[str] = collections.Counter()
-        """By base: the steps that were run both ways, with whatever evidence."""
-        self._stayed = 0
-        """Proof steps that could be run only once."""
+        self._closer: dict[str, bool] = {}
+        """By base that was past the normal limits: whether the step runs in more bits, which then decides."""
         self._known = "", 0
         """The base in force, and the number of its compiles before the step, or at the end of a proof."""
         self._in_step = False
         """A step is running, or has raised."""
-        self.compiled_anew: dict[str, str] = {}
+        self.distrusted: dict[str, str] = {}
         self._unseen: dict[str, Unseen] = {}
         """By base, the gradients that were zero throughout the proof of its code."""
         self._looked: Mapping[str, torch.Tensor] | None = None
         """If the gradients of the step are to be looked at, those that its optimizers have read in a replay."""
         self._tell: Callable[[], None] | None = None
-        """Reports that code is proven, once it is so in all of several processes."""
+        """Reports that code is proven, once it is so in all processes."""
 
     def proven(self, base: str) -> bool:
         """Return whether code compiled as a base asks has agreed with eager often enough."""
         return base in self._agree
 
-    def needs_roundings(self, base: str) -> bool:
-        """Return whether only other roundings of the step tell whether a base's code is right."""
-        return self._evidence.get(base) == "roundings"
-
-    def needs_roundings_from_now_on(self, base: str) -> None:
-        """Note that only other roundings of a step could tell that a base's code was right."""
-        self._evidence[base] = "roundings"
-
     def needs_more_bits(self, base: str) -> bool:
-        """Return whether limits that were learnt let anything pass: a tensor of zeros is off by 1."""
-        return base in self._by_length
-
-    def learn(self, base: str, outcomes: Iterable[Outcome]) -> None:
-        """Note what steps in more bits have allowed code that agreed with them: the normal limits were wrong for it."""
-        self._evidence.setdefault(base, "more bits")
-        learnt = self._learnt.setdefault(base, {})
-        for outcome in outcomes:
-            for kind, held in outcome.comparisons.items():
-                limits = learnt.setdefault(kind, {})
-                for score in held.scores:
-                    if score.measure == NORM:
-                        self._by_length.add(base)
-                    key = score.name, score.measure
-                    limits[key] = max(limits.get(key, 0.0), score.limit)
-
-    def by_learnt_limits(self, base: str, outcome: Outcome) -> Outcome:
-        """Judge a step that was compared with eager alone by what was learnt of the base's code."""
-        learnt = self._learnt.get(base, {})
-        held = {kind: one.with_limits(learnt.get(kind, {})) for kind, one in outcome.comparisons.items()}
-        return dataclasses.replace(outcome, comparisons=held)
+        """Return whether only a step in more bits tells whether a base's code is right."""
+        return self._closer.get(base, False)
 
     def steps_left(self, base: str) -> int:
         """Return how many more steps have to be run both ways and agree until the code is proven."""
-        return max(1, proof.STEPS - len(self._outcomes[base]))
+        return max(1, STEPS - len(self._outcomes[base]))
 
     def _note_proven(self, tier: Tier, verdict: Outcome) -> None:
-        """Report that code is proven here; with other processes, once it is so in all of them."""
+        """Keep what to report once code is proven in all processes."""
         self._tell = functools.partial(
             self._context.reports.proven,
             self._step,
@@ -151,8 +117,6 @@ class CodeProofs:
             copied_bytes=verdict.nbytes,
             on_host=verdict.on_host,
         )
-        if self._context.peers is None:
-            self.tell_proven()
 
     def tell_proven(self) -> None:
         """Report the code that was proven since the last report."""
@@ -183,14 +147,7 @@ class CodeProofs:
         self._in_step = False
         compiled = self._context.compiled
         if base == compiled.base and self.proven(base) and compiled.compiles() > known:
-            self._distrust(base, f"step {self._context.progress.steps + 1} has compiled code anew")
-
-    def _distrust(self, base: str, why: str) -> None:
-        """Prove code again from the next step on; several processes from the call on in which all know of it."""
-        if self._context.peers is not None:
-            self.compiled_anew[base] = why
-        else:
-            self.prove_again(base, why)
+            self.distrusted[base] = f"step {self._context.progress.steps + 1} has compiled code anew"
 
     def run(self, run: Callable[[], Any], tier: Tier) -> Any:
         """Run proven code without a graph."""
@@ -221,12 +178,11 @@ class CodeProofs:
             unseen.look_after(looked)
         if unseen.appeared():
             now = self._context.progress.steps + 1
-            self._distrust(base, f"step {now} had a gradient that was too small whenever the code was compared")
+            self.distrusted[base] = f"step {now} had a gradient that was too small whenever the code was compared"
 
     def prove_again(self, base: str, why: str) -> None:
         """Treat proven code as code that was not proven, and audit the step anew."""
         self.forget(base)
-        self._auditor.look_again()  # there may be other modules and parameters
         self._rescue.look_again()
         line = f"{self._step.name}: {base} is proven again: {why}"
         self._context.reports.decided(line, {"action": "prove again", "tier": base})
@@ -235,9 +191,7 @@ class CodeProofs:
         """Forget what was proven of a base's code."""
         self._agree.discard(base)
         self._outcomes.pop(base, None)
-        self._evidence.pop(base, None)
-        self._learnt.pop(base, None)
-        self._by_length.discard(base)
+        self._closer.pop(base, None)
 
     @uninterrupted
     def prove(self, call: Call, tier: Tier) -> Any:
@@ -246,8 +200,7 @@ class CodeProofs:
         The optimizer's step is not compiled, so its outcome is not compared here. The proof of a graph compares it.
         """
         step, context, began = self._step, self._context, time.perf_counter()
-        ready = alone if context.peers is None else Together(context.peers)
-        run = functools.partial(step.program.step, *call[0], **call[1])
+        ready = context.peers.ready
         candidate, seconds = self._runs.call(call), list[float]()
 
         def timed() -> Any:
@@ -258,61 +211,34 @@ class CodeProofs:
             seconds.append(time.perf_counter() - started)
             return made
 
-        once = timed if tier.channels_last else candidate
-
         def eager() -> Any:
             with self._runs.as_given():
-                return context.reports.timed_beside(context.base_tier, once)
+                return context.reports.timed_beside(context.base_tier, timed, step.call)
 
         limits = Limits.compiled(context.compute_dtype())
         obstacle: Obstacle | None = None
+        step.doing = "proof"
+        self._auditor.look_again()  # what changed since the last step is none of this one's doing
+        unheld = self._auditor.unheld()
         try:
-            stays, result = self._auditor.rehearse(run, *call, ready)
-            if stays:
-                self._not_yet(tier)
-                return result
-            step.doing, compiles = "proof", context.compiled.compiles()
             self._install(tier)
-            if tier.channels_last and context.compute_dtype() in _SIXTEEN_BITS:
-                self._evidence.setdefault(tier.base, "more bits")
-            wide = self._in_more_bits(tier.base, call)
-            by_roundings = self._evidence.get(tier.base) == "roundings"
-            elsewhere = roundings(self._runs, call, candidate) if by_roundings else None
-            proved = proof.prove_step(step.program, once, eager, limits, wide=wide, ready=ready)
-            outcome = with_roundings(proved, elsewhere)
+            wide = self._in_more_bits(tier, call)
+            outcome = proof.prove_step(step.program, timed, eager, limits, wide=wide, ready=ready)
             self._note_compiles()
         except CandidateFailedError as error:
             obstacle = self._rescue.candidate_failed(error, tier)
         if obstacle is not None:
+            run = functools.partial(step.program.step, *call[0], **call[1])
             return self._rescue.rung_down(run, tier.without_graph(), obstacle)
-        took = time.perf_counter() - began
-        if context.compiled.compiles() == compiles:
-            self.seconds["roundings" if elsewhere else "more bits" if wide else "code"] = took
-        context.reports.proof_took(took, outcome.nbytes)
-        step.note_not_repeatable(self._auditor.changed_inside())
+        context.reports.proof_took(time.perf_counter() - began, outcome.nbytes)
+        step.note_not_repeatable([*self._auditor.written(unheld), *self._auditor.changed_inside()])
         if step.not_repeatable is not None:
             context.reports.failed(step, tier.without_graph(), step.not_repeatable)
         else:
-            self._judge(outcome, call, tier)
-        self._proof_steps[tier.base] += 1
-        if tier.channels_last:
-            self._tell_layout(tier.base, took, seconds)
+            self._conclude(outcome, tier)
+        if tier.channels_last and self.proven(tier.base):
+            context.reports.proof_saves(max(0.0, seconds[-1] - seconds[0]), context.base_tier.name)
         return outcome.result
-
-    def _tell_layout(self, base: str, took: float, seconds: list[float]) -> None:
-        """Say what a layout saves, once it is proven; before, it may still be wrong, and the rest of the proof is told.
-
-        Args:
-            base: the layout.
-            took: seconds of the proof step.
-            seconds: of the step in the layout first, and in eager last.
-        """
-        reports = self._context.reports
-        if self.proven(base):
-            reports.proof_saves(max(0.0, seconds[-1] - seconds[0]), self._context.base_tier.name)
-            reports.proof_takes(0.0)
-        elif self._proof_steps[base] > 1:  # the first one loads kernels, too
-            reports.proof_takes(self.steps_left(base) * took)
 
     def _install(self, tier: Tier) -> None:
         """Put a tier's code and layout in force.
@@ -327,36 +253,22 @@ class CodeProofs:
                 raise
             raise CandidateFailedError from error
 
-    def _not_yet(self, tier: Tier) -> None:
-        """Count a step that could be run only once: a first step may set something up that later steps do not."""
-        step = self._step
-        if step.not_repeatable is None:
-            return
-        self._stayed += 1
-        if self._stayed < _STAYED:
-            step.not_repeatable = None
-        else:
-            self._context.reports.failed(step, tier.without_graph(), step.not_repeatable)
-
-    def _in_more_bits(self, base: str, call: Call) -> dict[str, torch.Tensor | None] | None:
-        """Run the step in more bits if these decide; if that is not possible, let other roundings decide."""
-        if self._evidence.get(base) != "more bits":
+    def _in_more_bits(self, tier: Tier, call: Call) -> dict[str, torch.Tensor | None] | None:
+        """Run the step in more bits where that decides; note where it does not run so."""
+        if tier.channels_last and self._context.compute_dtype() in _SIXTEEN_BITS and self._context.peers.alone:
+            self._closer.setdefault(tier.base, True)
+        if not self._closer.get(tier.base):
             return None
-        wide = in_more_bits(self._runs, call)
-        if wide is None:
-            self._evidence[base] = "roundings"
-            self._outcomes[base].clear()
+        wide = self._runs.in_more_bits(call)
+        self._closer[tier.base] = wide is not None
         return wide
 
-    def _nothing_compiled(self, why: str, tier: str) -> Obstacle:
+    def _nothing_compiled(self, why: str) -> Obstacle:
         """Return the obstacle that nothing of the model was compiled, with the line and remedy of its first cause."""
         cause, reason = self._context.compiled.first_cause(), f"nothing of the model was compiled: {why}"
         if cause is None:
             return Obstacle(reason, _COMPILE_IT)
         if cause.hint == NoEffect.problem("bypassed").change:
-            if own := str(self._step.own_compiles):
-                reason = f"nothing of the model was compiled by hotloop: torch compiles it as a part of {own}"
-                return Obstacle(reason, f"leave torch.compile out there: {tier} compiles the model")
             return Obstacle(reason, f"call the model itself, model(x), or {_COMPILE_IT}")
         return Obstacle(reason, cause.hint or _SEE_IT, cause.file, cause.line)
 
@@ -377,39 +289,27 @@ class CodeProofs:
         what = "compiled code" if tier.compiles else "a step in another layout"
         return Obstacle(f"{what} does not agree with eager: {verdict.why}", remedy_of(verdict))
 
-    def _judge(self, outcome: Outcome, call: Call, tier: Tier) -> None:
-        """Conclude from the proof steps so far: the code is proven, is wrong, or other evidence decides."""
+    def _conclude(self, outcome: Outcome, tier: Tier) -> None:
+        """Do what the proof steps so far say: the code is proven, is wrong, or is compared more closely."""
         step, context, base = self._step, self._context, tier.base
         outcomes = self._outcomes[base]
         if base in self._agree:  # the step's shapes are new, and so may its code be: earlier steps say nothing of it
             outcomes.clear()
         # Without the result, whose graph would tie a later capture to the stream of this step.
         outcomes.append(dataclasses.replace(outcome, result=None))
-        del outcomes[: -proof.STEPS]
-        verdict = over_steps(outcomes)
-        if not verdict.agrees:  # until further steps have decided, only eager's outcomes stay
-            self._agree.discard(base)
-        enough = len(outcomes) == proof.STEPS
-        wrong = verdict.hopeless or (enough and not verdict.agrees)
+        del outcomes[:-STEPS]
         # With other processes, none may run a step more often than the others, whose collectives would wait.
-        alone_here = context.peers is None
-        by_chance = verdict.random_moved and alone_here and step.program.device.type == "cuda"
-        if by_chance and not self._runs.on_traced_path and differs_by_chance(self._runs, call):
-            self._runs.on_traced_path = True  # from the next step on, eager is compared on the path compilers take
+        joined, verdict = judge(outcomes, closer=context.peers.alone and base not in self._closer)
+        if not joined.agrees:  # until further steps have decided, only eager's outcomes stay
+            self._agree.discard(base)
+        if verdict is Verdict.CLOSER:
+            self._closer[base] = True  # from the next step on
             outcomes.clear()
-        elif alone_here and base not in self._evidence and not verdict.agrees and verdict.may_be_noise:
-            self._evidence[base] = "more bits"  # from the next step on
-            outcomes.clear()
-        elif self._evidence.get(base) == "more bits" and wrong and verdict.may_be_noise:
-            self._evidence[base] = "roundings"
-            outcomes.clear()
-        elif wrong:
-            context.reports.failed(step, tier.without_graph(), self._disagreement(verdict, tier))
-        elif enough and (idle := context.compiled.idle()):
-            context.reports.failed(step, tier.without_graph(), self._nothing_compiled(idle, tier.base))
-        elif enough and base not in self._agree:
+        elif verdict is Verdict.WRONG:
+            context.reports.failed(step, tier.without_graph(), self._disagreement(joined, tier))
+        elif verdict is Verdict.PROVEN and (idle := context.compiled.idle()):
+            context.reports.failed(step, tier.without_graph(), self._nothing_compiled(idle))
+        elif verdict is Verdict.PROVEN and base not in self._agree:
             self._agree.add(base)
             self._unseen[base] = Unseen.after(outcomes, context.holdings.parameters(), self._unseen.get(base))
-            if self._evidence.get(base) == "more bits":
-                self.learn(base, outcomes)
-            self._note_proven(tier.without_graph(), verdict)
+            self._note_proven(tier.without_graph(), joined)

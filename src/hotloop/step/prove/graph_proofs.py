@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
-from hotloop.errors import StepLostError
 from hotloop.measure import Limits, StepClock, flatten
 from hotloop.step.audit.averaged_model import move_counts
-from hotloop.step.capture.recording import capture, prepare, recorded_kernels
-from hotloop.step.obstacle import CandidateFailedError, Obstacle
+from hotloop.step.capture.recording import capture, prepare
+from hotloop.step.obstacle import Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.code_proofs import remedy_of
-from hotloop.step.prove.outcomes import verdict
-from hotloop.step.prove.rounding_evidence import differs_by_chance, repeats_elsewhere
-from hotloop.step.ranks.together import Together
-from hotloop.step.ranks.votes import About
+from hotloop.step.prove.outcomes import STEPS, Verdict, over_steps, verdict
 from hotloop.step.state.streams import Streams
-from hotloop.step.state.trial_run import alone, wait_for
+from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -33,16 +28,11 @@ if TYPE_CHECKING:
     from hotloop.step.capture.optimizers import RecordedOptimizers
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.context import DecoratedStep
-    from hotloop.step.prove.noise import Noise
     from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.prove.reference_runs import ReferenceRuns
     from hotloop.step.state.program import Call
     from hotloop.step.tiers import Tier
 
-_LEFT_OUT = (
-    "That only decides whether to raise, so a recording leaves it out; proofs and the steps that the sentinel checks "
-    "do it. With checks='keep' each step does it, and none is captured"
-)
 _APART = (
     "write dropout between layers as modules: nn.LSTM(...), nn.Dropout(p), nn.LSTM(...), each of one layer, instead of "
     "nn.LSTM(..., num_layers=n, dropout=p)"
@@ -63,14 +53,13 @@ class CapturePath:
     """The path of code in the step that asks whether a capture is going on.
 
     Args:
-        reports_capturing: the answer that such code gets. By default False, so that a recording follows eager's path;
-            True where eager's path cannot be captured, or compiled code has taken the other path.
-        compared: the reference takes the path of the capture too, since other random numbers are drawn there.
+        reports_capturing: the answer that such code gets, in the recording and in its reference. By default False, so
+            that a recording follows eager's path; True where eager's path cannot be captured, or compiled code has
+            taken the other path.
         streams: the random streams that the step drew from when it last ran on this path; None before that.
     """
 
     reports_capturing: bool = False
-    compared: bool = False
     streams: Streams | None = None
 
     def watched(self, device: torch.device, run: Callable[[], Any]) -> Any:
@@ -78,6 +67,39 @@ class CapturePath:
         self.streams = Streams(device)
         with self.streams.watching():
             return run()
+
+
+class Noise:
+    """How far two runs of one step from one state were apart: the room that proofs of a recording leave.
+
+    Attributes:
+        spread: by tensor, the larger of the differences that were measured.
+        measured: how often it was measured, at most twice: kernels that are not deterministic differ in some steps and
+            not in others, and a step may repeat itself by luck.
+    """
+
+    def __init__(self) -> None:
+        self.spread: dict[str, Difference] = {}
+        self.measured = 0
+
+    def note(self, found: Mapping[str, Difference]) -> None:
+        """Add the differences of two runs, by tensor."""
+        self.measured += 1
+        for name, difference in found.items():
+            before = self.spread.get(name, difference)
+            furthest = max(before, difference, key=lambda one: one.rms_difference)
+            relative = [one.relative for one in (before, difference) if one.relative is not None]
+            self.spread[name] = dataclasses.replace(furthest, relative=max(relative, default=None))
+
+    @property
+    def noisy(self) -> bool:
+        """Whether two runs differed."""
+        return any(difference.rms_difference > 0 for difference in self.spread.values())
+
+    @property
+    def measurable(self) -> bool:
+        """Whether a further measurement may show more noise."""
+        return self.measured < 2  # noqa: PLR2004 - see `measured`
 
 
 @dataclasses.dataclass
@@ -96,11 +118,6 @@ class Recorded:
     path: CapturePath
     recording: CapturedStep | None = None
 
-    @property
-    def updated(self) -> set[str]:
-        """The parameters to judge a recording by with its own gradients, since those differ from run to run."""
-        return self.audit.updated if self.noise.noisy else set()
-
     def drop(self) -> None:
         """Let go of the recording, and of its memory before an eager step takes some."""
         if self.recording is not None:
@@ -111,6 +128,22 @@ class Recorded:
         """After a step that ran eagerly, copy its gradients to where a replay leaves them."""
         if self.recording is not None:
             self.recording.keep_gradients()
+
+
+def judge(recorded: Recorded, outcomes: Sequence[Outcome]) -> tuple[Outcome, Verdict]:
+    """Judge a recording by its proof steps, one or more, with room for the step's noise; return the joined outcome."""
+    noise, enough = recorded.noise, len(outcomes) >= STEPS
+    joined = over_steps(outcomes) if recorded.audit.computes_on else verdict(outcomes, noise.spread)
+    if joined.agrees:
+        return joined, Verdict.PROVEN if enough else Verdict.MORE
+    if joined.may_be_noise and noise.noisy and not enough:
+        return joined, Verdict.MORE  # noise does not persist, so later steps decide
+    return joined, Verdict.CLOSER if joined.may_be_noise and noise.measurable else Verdict.WRONG
+
+
+def wrong_recording(joined: Outcome) -> Obstacle:
+    """Return the obstacle that a recording does not agree with what it recorded."""
+    return Obstacle(f"a captured step does not agree with the step itself: {joined.why}", remedy_of(joined))
 
 
 class GraphProofs:
@@ -128,17 +161,15 @@ class GraphProofs:
     def __init__(self, step: DecoratedStep, runs: ReferenceRuns, optimizers: RecordedOptimizers) -> None:
         self._step, self._context, self._program = step, step.context, step.program
         self._runs, self._optimizers = runs, optimizers
-        self._ready = alone if step.context.peers is None else Together(step.context.peers)
+        self._ready = step.context.peers.ready
         self._clock = StepClock(self._program.device)
         self.seconds: float | None = None
         self._replay_seconds: float | None = None
         self._reference_seconds = 0.0
         """The seconds of the replay and of the reference in the last proof step."""
 
-    def warm_up(
-        self, audit: AuditFindings, noise: Noise, path: CapturePath, call: Call, earlier: dict[str, Difference] | None
-    ) -> tuple[Any, Obstacle | None, bool]:
-        """Run a step twice, the first time on the path of the capture and undone; their difference is noise.
+    def warm_up(self, audit: AuditFindings, noise: Noise, path: CapturePath, call: Call) -> tuple[Any, Obstacle | None]:
+        """Run a step twice, the first time undone; their difference is noise.
 
         These runs also set up libraries and lazy code, outside of the capture.
 
@@ -147,56 +178,27 @@ class GraphProofs:
             noise: the noise measured so far, to which the difference is added.
             path: the path that the step will be captured on.
             call: the step's arguments.
-            earlier: the noise that earlier runs of this program measured.
 
         Returns:
-            The step's result; the obstacle to a capture; and whether the noise was measured.
+            The step's result; and the obstacle to a capture.
 
         Raises:
             CandidateFailedError: the first run failed; the state is as before.
         """
-        step, began = self._step, time.perf_counter()
-        step.doing = "proof"
+        began = time.perf_counter()
+        self._step.doing = "proof"
         # Not with the optimizers' counts, before a capture: what is in the place of what, the loop looks at after this.
         move_counts(self._program.holdings.modules, self._program.device)
-        run = functools.partial(step.program.step, *call[0], **call[1])
-        watched = functools.partial(path.watched, step.program.device, run)
-        on_path = functools.partial(self._runs.on_capture_path, watched, reports_capturing=path.reports_capturing)
-        once = functools.partial(self.by_recorded_kernels, audit, on_path)
+        run = functools.partial(self._program.step, *call[0], **call[1])
+        watched = functools.partial(path.watched, self._program.device, run)
+        once = functools.partial(self._runs.on_capture_path, watched, reports_capturing=path.reports_capturing)
         again = functools.partial(self.reference, path, run)
-        most = self._runs.limits_of_repeats(recorded_kernels=audit.computes_on)
-        try:
-            result, spread = proof.spread_of(self._program, once, again, most, self._ready)
-        except (CandidateFailedError, StepLostError):
-            raise
-        except Exception:  # the user's own, of the run that stays
-            self._all_compare_paths(False)
-            raise
-        by_chance = False
-        if isinstance(spread, proof.Unlike):
-            by_chance = audit.random_operations > 0
-            spread = spread.spread if repeats_elsewhere(self._runs, spread, once, again, most) else spread.why
-        other = path.reports_capturing and not path.compared and by_chance and isinstance(spread, str)
-        other = self._all_compare_paths(other) and differs_by_chance(self._runs, call)
+        result, spread = proof.spread_of(self._program, once, again, self._runs.limits_of_repeats(), self._ready)
         if isinstance(spread, str):
-            # On the path of a capture, transformers' masks choose another attention kernel, which draws other dropout
-            # masks. Then the reference takes that path too, and the next call has to repeat itself there.
-            path.compared = True
-            return result, None if other else _does_not_repeat(audit, spread), False
-        if path.compared:
-            line = f"{step.name}: takes another path while it is captured, and is compared with that one"
-            self._context.reports.say_once(line)
-        noise.note(spread, earlier)
+            return result, _does_not_repeat(audit, spread)
+        noise.note(spread)
         self._context.reports.proof_took((time.perf_counter() - began) / 2)
-        return result, None, True
-
-    def _all_compare_paths(self, wanted: bool) -> bool:
-        """Return whether all processes are to compare the paths of the step, each of which votes on that."""
-        peers = self._context.peers
-        if peers is None or not peers.made_all():  # else the others wait in a collective, as they would without a loop
-            return wanted
-        found = peers.lowest(About.PATH, wanted)
-        return found is not None and bool(found[0])
+        return result, None
 
     @property
     def replay_seconds(self) -> float | None:
@@ -222,27 +224,47 @@ class GraphProofs:
         self._clock.take()  # of replays that the sentinel has compared
         run = functools.partial(self._program.step, *call[0], **call[1])
         on_side = functools.partial(self.reference, recorded.path, run)
-        reference = functools.partial(self._context.reports.timed_beside, tier.without_graph(), on_side)
+        reference = functools.partial(
+            self._context.reports.timed_beside, tier.without_graph(), on_side, self._step.call
+        )
         self._step.doing = "capture" if recorded.recording is None else "proof"
         if recorded.recording is None:
             prepare(self._program, recorded.audit, self._optimizers.outside_of(recorded.audit.stepped))
-        outcome = proof.prove_step(
-            self._program,
-            functools.partial(self.candidate, recorded, call),
-            functools.partial(self._timed, reference),
-            Limits.rounding(),
-            spread=recorded.noise.spread,
-            updated=recorded.updated,
-            ready=self._ready,
-        )
+        outcome = self.compare(recorded, call, functools.partial(self._timed, reference))
         for timing in self._clock.take():
             self._replay_seconds = timing.seconds
         if self._replay_seconds is not None:
             saved = max(0.0, self._reference_seconds - self._replay_seconds)
             self._context.reports.proof_saves(saved * share, tier.without_graph().name)
-        recorded.keep_gradients()
         self.seconds = time.perf_counter() - began
         self._context.reports.proof_took(self.seconds, outcome.nbytes)
+        return outcome
+
+    def compare(self, recorded: Recorded, call: Call, reference: proof.Run) -> Outcome:
+        """Run a recording and what it recorded, and compare; without a recording, the step is captured first.
+
+        Raises:
+            CandidateFailedError: the capture or the replay failed; the state is as before.
+        """
+        audit = recorded.audit
+
+        def own_steps(theirs: proof.Values) -> dict[str, Difference]:
+            assert recorded.recording is not None
+            inside = [one.optimizer for one in recorded.recording.recorded.values()]
+            return proof.beside_own_gradients(self._program, inside, audit.updated, theirs)
+
+        compiled = Limits.compiled(self._context.compute_dtype())
+        outcome = proof.prove_step(
+            self._program,
+            functools.partial(self.candidate, recorded, call),
+            reference,
+            # The kernels of recorded optimizers round differently, which what computes on with it magnifies.
+            compiled if audit.computes_on else Limits.rounding(),
+            spread=recorded.noise.spread,
+            own_steps=own_steps,
+            ready=self._ready,
+        )
+        recorded.keep_gradients()
         return outcome
 
     def _timed(self, run: proof.Run) -> Any:
@@ -254,42 +276,11 @@ class GraphProofs:
         self._reference_seconds = time.perf_counter() - began
         return result
 
-    def conclude(self, outcomes: list[Outcome], noise: Noise) -> tuple[Outcome, bool | Obstacle | None]:
-        """Judge the proof steps so far, with room for the step's noise.
-
-        Returns:
-            the joined outcome; and True if the recording is proven, an obstacle if it is wrong, False if the noise has
-            to be measured again, None if more proof steps are needed.
-        """
-        joined = verdict(outcomes, noise.spread)
-        enough = len(outcomes) >= proof.STEPS
-        if joined.agrees and enough:
-            return joined, True
-        if joined.agrees or (noise.noisy and joined.may_be_noise and not enough):
-            return joined, None  # noise does not persist, so later steps decide
-        if joined.may_be_noise and noise.measurable:
-            line = f"{self._step.name}: how far it is from itself is measured again: {joined.why}"
-            self._context.reports.decided(line, {})
-            return joined, False
-        reason = f"a captured step does not agree with the step itself: {joined.why}"
-        return joined, Obstacle(reason, remedy_of(joined))
-
     def reference(self, path: CapturePath, run: Callable[[], Any]) -> Any:
-        """Run a step as it is; or on the path of a capture, if other random numbers are drawn there."""
-        if path.compared:
-            return self._runs.on_capture_path(run, reports_capturing=path.reports_capturing)
+        """Run a step as it is, on the path of its recording."""
+        if path.reports_capturing:
+            return self._runs.on_capture_path(run, reports_capturing=True)
         return self._runs.on_capture_stream(run)
-
-    def by_recorded_kernels(self, audit: AuditFindings, run: proof.Run) -> Any:
-        """Run a step that computes on with what its optimizers have stepped by the optimizer kernels of a recording.
-
-        These kernels round differently from eager's. What a GAN's second network computes with the first one's new
-        parameters differs by that: by rounding, magnified. Nothing but a run shows by how much, so it counts as noise.
-        """
-        if not audit.computes_on:
-            return run()
-        with recorded_kernels(self._program, audit, self._optimizers.outside_of(audit.stepped)):
-            return run()
 
     def candidate(self, recorded: Recorded, call: Call) -> tuple[Any, Mapping[str, Any]]:
         """Replay a recording; without a recording, capture the step, whose first replay is the step."""
@@ -318,8 +309,6 @@ class GraphProofs:
             ready=self._ready,
         )
         recorded.recording = recording
-        if checks := "; ".join(map(str, recorded.audit.checks)):
-            self._context.reports.say_once(f"{self._step.name}: {checks}. {_LEFT_OUT}", logging.WARNING)
         self._replay_seconds = recording.first_seconds
         self._context.reports.emit(
             ev.Captured(

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import enum
 import functools
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hotloop import measure
-from hotloop.measure import BLIND, Limits, compare_with_reference
+from hotloop.measure import ALL, RATIO, compare_with_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
-    from hotloop.measure import Comparison, Difference, Mismatch
+    from hotloop.measure import Comparison, Difference, Limits, Mismatch, Score
 
 _T = TypeVar("_T")
-_HOPELESS = 8.0
-"""A tensor of a right tier is never off by this many times its limit, at any step."""
+STEPS = 3
+"""Consecutive steps on which a candidate must agree."""
+_FAR, _KINK = 8.0, 1e4
+"""A tensor of a right tier is never off by this many times its limit; by the other number where a ReLU flips."""
 OF_COMPILED = ("result", "gradient", "buffer")
+
+
+class Verdict(enum.Enum):
+    """What the proof steps so far say of a candidate."""
+
+    PROVEN = enum.auto()
+    MORE = enum.auto()
+    """More steps have to be compared."""
+    CLOSER = enum.auto()
+    """The next steps are compared more closely: in more bits, or by another measurement of noise."""
+    WRONG = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,26 +64,16 @@ class Outcome:
         return all(one.agrees for one in self.comparisons.values()) and not self.random_moved and not self.failed
 
     @property
-    def hopeless(self) -> bool:
-        """Whether no further step can make it agree: it is far past its limits, or cannot be compared at all."""
-        if self.random_moved or self.failed:
-            return True
-        return any(
-            not one.agrees and (one.nearness > _HOPELESS or not one.may_be_rounding)
-            for one in self.comparisons.values()
-        )
+    def far_off(self) -> bool:
+        """Whether it differs by more than a right tier does at any step, or in another way."""
+        scores = [score for one in self.comparisons.values() for score in one.scores if score.name != ALL]
+        return not self.may_be_noise or any(map(_is_far, scores))
 
     @property
     def may_be_noise(self) -> bool:
         """Whether only numbers disagree, in a way that kernels which are not deterministic could cause."""
         numbers = all(one.may_be_rounding for one in self.comparisons.values())
         return numbers and not self.random_moved and not self.failed
-
-    @property
-    def undecided(self) -> bool:
-        """Whether the only objection is that rounding is so large that nothing can be told."""
-        failures = [failure for one in self.comparisons.values() for failure in one.failures]
-        return bool(failures) and all(failure.measure == BLIND for failure in failures)
 
     @property
     def why(self) -> str:
@@ -89,6 +93,10 @@ class Outcome:
         return f"{nearest.worst.name}, at {nearest.nearness:.0%} of its limit"
 
 
+def _is_far(score: Score) -> bool:
+    return score.nearness > (_KINK if score.measure in {"residual", RATIO} else _FAR)
+
+
 def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, their common start, and how far they may be apart
     ours: dict[str, torch.Tensor | None],
     theirs: dict[str, torch.Tensor | None],
@@ -96,9 +104,6 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, their common start, an
     limits: Limits,
     spread: Mapping[str, Difference] | None,
     wide: Mapping[str, torch.Tensor | None] | None = None,
-    scalars: Mapping[str, float] = MappingProxyType({}),
-    updates_off: Mapping[str, float] = MappingProxyType({}),
-    draws: Sequence[Mapping[str, Difference]] = (),
     same_gradients: Mapping[str, Difference] = MappingProxyType({}),
 ) -> dict[str, Comparison]:
     """Compare the values that two runs of one step produced, by kind of tensor: limits follow a kind's own medians.
@@ -110,42 +115,28 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, their common start, an
         limits: how far the two may be apart.
         spread: the difference of eager from itself, by tensor.
         wide: the values of the step in more bits.
-        scalars: relative errors of an optimizer's scalars, by key.
-        updates_off: how far these may move a parameter, by its name here (`Limits.updates_off`).
-        draws: the differences of other roundings of eager's step from it, in place of ``wide`` and ``spread``.
-        same_gradients: the difference of a recording's parameters and optimizer state from the values that eager's
-            optimizer computes from the recording's own gradients. The parameters that `AuditFindings.updated` names are
-            judged by this difference.
+        same_gradients: the difference of a recording's parameters and optimizer state from the values that its
+            optimizer computes eagerly from the recording's own gradients; these are judged by that.
     """
     compiled = limits.compute_dtype is not None
-    by_kind = [_by_kind(side) for side in (ours, theirs, wide or {})]
-    spreads, own_steps, of_draws = _by_kind(spread or {}), _by_kind(same_gradients), [_by_kind(draw) for draw in draws]
+    mine, others, beyond = (_by_kind(side) for side in (ours, theirs, wide or {}))
+    spreads, own_steps = _by_kind(spread or {}), _by_kind(same_gradients)
     found: dict[str, Comparison] = {}
     one: Mapping[str, torch.Tensor | None]
     other: Mapping[str, torch.Tensor | None]
-    for kind in dict.fromkeys((*by_kind[0], *by_kind[1])):
-        one, other, beyond = (side.get(kind, {}) for side in by_kind)
-        drawn = [draw.get(kind, {}) for draw in of_draws]
-        if compiled and kind == "parameter":
-            if not start:
-                continue
+    for kind in dict.fromkeys((*mine, *others)):
+        one, other, reference = mine.get(kind, {}), others.get(kind, {}), beyond.get(kind, {})
+        if compiled and kind == "parameter" and start:
             # Adam makes a full step of a gradient that is all rounding, and such gradients are judged by themselves.
             rounding = _rounding(found.get("gradient"))
             begun = {name: value for name, value in start.items() if name not in rounding}
-            one, other = Updates(one, begun), Updates(other, begun)
-            kind_limits, kind_spread, known, key = limits.of_updates(), None, {}, "update"
-        elif compiled and kind not in OF_COMPILED:
-            continue
-        else:
-            off = scalars.get(kind.rpartition(" ")[2], 0.0)
-            kind_limits = dataclasses.replace(limits, scalars=off, updates_off=updates_off)
-            kind_spread, known, key = spreads.get(kind), own_steps.get(kind, {}), kind
+            updates = Updates(one, begun), Updates(other, begun)
+            found["update"] = compare_with_reference(reference, *updates, limits.of_updates())
+        elif not compiled or kind in OF_COMPILED:
+            known = own_steps.get(kind, {})
             one, other = ({name: each for name, each in side.items() if name not in known} for side in (one, other))
-        if drawn:
-            held = measure.compare_with_roundings(one, other, kind_limits, drawn)
-        else:
-            held = compare_with_reference(beyond, one, other, kind_limits, spread=kind_spread)
-        found[key] = held.with_same_gradients(known, kind_limits) if known else held
+            held = compare_with_reference(reference, one, other, limits, spread=spreads.get(kind))
+            found[kind] = held.with_same_gradients(known, limits) if known else held
     return found
 
 
@@ -197,7 +188,7 @@ def kind_of(name: str) -> str:
 
 
 class Updates(collections.abc.Mapping[str, "torch.Tensor | None"]):
-    """The change of each parameter in a step, by the parameter's name: made as it is asked for, and kept by nobody.
+    """The change of each parameter in a step, by the parameter's name: computed lazily, not cached.
 
     Args:
         side: the parameters after the step, by the names of `hotloop.step.prove.proof.values_of`.
@@ -221,9 +212,9 @@ class Updates(collections.abc.Mapping[str, "torch.Tensor | None"]):
         return len(self._after)
 
 
-def over_steps(outcomes: Sequence[Outcome], *, scatter: bool = False) -> Outcome:
+def over_steps(outcomes: Sequence[Outcome]) -> Outcome:
     """Join the outcomes of several steps into one, as `hotloop.measure.over_steps` does."""
-    return _joined(outcomes, lambda _, comparisons: measure.over_steps(comparisons, scatter=scatter))
+    return _joined(outcomes, lambda _, comparisons: measure.over_steps(comparisons))
 
 
 def verdict(outcomes: Sequence[Outcome], spread: Mapping[str, Difference]) -> Outcome:
@@ -237,7 +228,7 @@ def verdict(outcomes: Sequence[Outcome], spread: Mapping[str, Difference]) -> Ou
 
     def join(kind: str, comparisons: Sequence[Comparison]) -> Comparison:
         now = [one.with_spread(spreads.get(kind, {})) for one in comparisons]
-        return measure.over_noisy_steps(now, most=_HOPELESS) if noisy else measure.over_steps(now)
+        return measure.over_noisy_steps(now, most=_FAR) if noisy else measure.over_steps(now)
 
     return _joined(outcomes, join)
 

@@ -9,10 +9,10 @@ exchanged in place.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
+import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +26,7 @@ from hotloop.errors import describe
 from hotloop.interrupts import interruptible
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
-from hotloop.step.audit.listener import draws_noted
-from hotloop.step.capture.optimizers import repeatable, rounded_scalars, rounded_updates, step_again
+from hotloop.step.capture.optimizers import Recorded, repeatable, step_again
 from hotloop.step.capture.recording import gradients_of
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.outcomes import Outcome, compare_kinds, judge_kinds
@@ -35,16 +34,15 @@ from hotloop.step.state.holdings import Holdings, in_place
 from hotloop.step.state.memory_limit import on_host
 from hotloop.step.state.snapshot import Snapshot, chunks
 from hotloop.step.state.trial_run import Ready, alone, copied, undone_if_it_fails
-from hotloop.step.state.undo import StepStart
 
 if TYPE_CHECKING:
-    from hotloop.measure import Difference, Failure
+    from hotloop.measure import Difference
     from hotloop.step.state.program import Program
 
-STEPS = 3
-"""Consecutive steps on which a candidate must agree."""
 Run = Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]
 """Runs a step; returns its result and the gradients that its optimizers read."""
+Values = Mapping[str, "torch.Tensor | None"]
+"""What a step has made, by the names of `values_of`."""
 
 
 def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they may be apart
@@ -55,7 +53,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     *,
     spread: Mapping[str, Difference] | None = None,
     wide: Mapping[str, torch.Tensor | None] | None = None,
-    updated: Collection[str] = (),
+    own_steps: Callable[[Values], dict[str, Difference]] = lambda _: {},
     ready: Ready = alone,
 ) -> Outcome:
     """Run one step both ways and compare: results, gradients, parameters, optimizer state, buffers, other state.
@@ -70,8 +68,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         limits: how far the two may be apart.
         spread: the difference of the reference from itself, by tensor, if its kernels are not deterministic.
         wide: the values of the step in more bits (`hotloop.step.prove.wide_reference`), which both are compared with.
-        updated: the parameters that a recording is judged by with its own gradients, whatever noise is in these
-            (`hotloop.step.audit.findings.AuditFindings.updated`).
+        own_steps: compares the optimizer steps of a recording by its own gradients (`beside_own_gradients`).
         ready: decides whether the runs go on: once the copies beside each were made, and after the candidate's.
 
     Raises:
@@ -81,43 +78,26 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     """
     before, theirs, after = run_and_undo(program, candidate, ready)
 
-    def saved() -> tuple[dict[str, Difference], dict[str, torch.Tensor], StepStart]:
-        same = _beside_own_gradients(program.holdings, theirs, updated) if updated else {}
+    def saved() -> tuple[dict[str, Difference], dict[str, torch.Tensor], Snapshot]:
         start = _start(program, before) if limits.compute_dtype is not None else {}
-        at_start = StepStart(program)
-        at_start.save(gradients=True)
-        return same, start, at_start
+        return own_steps(theirs), start, Snapshot(program, everything=False)
 
     with program.holdings.still():
         same_gradients, start, at_start = copied(saved, ready)
-    with draws_noted(program.rng_usage):
-        result, at_step = _unless_memory_ends(reference, at_start)
-    random = RandomState([program.device])
-    moved = tuple(program.rng_usage.own(random.moved_since(after)))
+    result, at_step = _unless_memory_ends(reference, at_start)
+    moved = tuple(program.rng_usage.own(RandomState([program.device]).moved_since(after)))
     comparisons, failed = {}, ""
     try:
         with program.holdings.still():
             _find_unseen_writes(program, at_start.untouched(), at_step, start)
             ours = values_of(program.holdings, result, at_step)
-        optimizers = program.holdings.optimizers.values()
-        moved_by = rounded_updates(program.holdings.parameters(), optimizers)
-        comparisons = compare_kinds(
-            ours,
-            theirs,
-            start,
-            limits,
-            spread,
-            wide,
-            rounded_scalars(optimizers),
-            {f"parameter {name}": off for name, off in moved_by.items()},
-            same_gradients=same_gradients,
-        )
+        comparisons = compare_kinds(ours, theirs, start, limits, spread, wide, same_gradients)
     except Exception as error:  # noqa: BLE001 - the step is done and right; only the tier is not known to be right
         failed = describe(error)
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
 
 
-def _unless_memory_ends(run: Run, at_start: StepStart) -> tuple[Any, Mapping[str, torch.Tensor]]:
+def _unless_memory_ends(run: Run, at_start: Snapshot) -> tuple[Any, Mapping[str, torch.Tensor]]:
     """Run the step that stays, beside the copies of a proof.
 
     Raises:
@@ -143,53 +123,55 @@ def _start(program: Program, before: Snapshot) -> dict[str, torch.Tensor]:
     return parameters_of(before.live, on_host=True)
 
 
-def _beside_own_gradients(
-    holdings: Holdings, theirs: Mapping[str, torch.Tensor | None], parameters: Collection[str]
+def beside_own_gradients(
+    program: Program, recorded: Iterable[torch.optim.Optimizer], parameters: Collection[str], theirs: Values
 ) -> dict[str, Difference]:
-    """Compare a run's parameters and optimizer state with those of eager's optimizer on the run's own gradients.
+    """Compare a recording's parameters and optimizer state with its optimizer's step on its own gradients.
 
     Adam divides a gradient by its own size. A gradient that is only rounding (of the bias of keys that are only
     compared) becomes a full step in any direction, so no repeat of the step shows how far two right runs are apart
     there. Given the same gradients, which are judged themselves, an optimizer repeats itself.
 
     Args:
-        holdings: the program, as it is before the step.
-        theirs: the values that the run left, named by `values_of`.
-        parameters: the names of the parameters to compare.
+        program: what the step changes, as it is before the step.
+        recorded: the optimizers whose steps were recorded.
+        parameters: the names of those that nothing but one step of an optimizer has written (`AuditFindings.updated`).
+        theirs: the values that the recording left, named by `values_of`.
 
     Returns:
-        the differences by name, for optimizers whose step can be repeated. Nothing for an optimizer whose gradients are
-        sparse or not finite: a GradScaler leaves such a step out. If memory runs out, the rest is missing, and is
-        judged by the reference, noise and all.
-
-    Raises:
-        Exception: an exception of an optimizer's step on copies.
+        the differences by name. Nothing for gradients that are not finite: a GradScaler leaves such a step out.
     """
-    named = {id(parameter): name for name, parameter in holdings.parameters().items()}
+    named = {id(parameter): name for name, parameter in program.holdings.parameters().items()}
     found: dict[str, Difference] = {}
-    try:
-        for optimizer in filter(repeatable, holdings.optimizers.values()):
-            stepped = {}
-            for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-                gradient = theirs.get(f"gradient of {named[id(parameter)]} at the optimizer step")
-                if gradient is not None:
-                    stepped[named[id(parameter)]] = parameter, gradient
-            gradients = [gradient for _, gradient in stepped.values()]
-            dense = all(gradient.layout == torch.strided for gradient in gradients)
-            if not dense or not torch.nn.utils.get_total_norm(gradients).isfinite():
-                continue
-            chosen = {name: parameter for name, (parameter, _) in stepped.items() if name in parameters}
-            # In eight parts: the copy of a part is small beside the copy of everything that a proof makes.
-            for part in chunks(chosen, sum(parameter.nbytes for parameter in chosen.values()) // 8):
-                made: dict[str, torch.Tensor] = {}
-                again = step_again(optimizer, *zip(*(stepped[name] for name in part), strict=True))
-                for name, (value, state) in zip(part, again, strict=True):  # with the names of `values_of`
-                    made[f"parameter {name}"] = value
-                    tensors = {key: one for key, one in state.items() if isinstance(one, torch.Tensor)}
-                    made |= {f"optimizer state of {name}: {key}": one for key, one in tensors.items()}
-                found |= differences(made, {name: theirs.get(name) for name in made}, sized=False)[0]
-    except torch.OutOfMemoryError:
-        pass
+    for optimizer in filter(repeatable, recorded):
+        stepped: dict[str, tuple[torch.nn.Parameter, torch.Tensor]] = {}
+        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            gradient = theirs.get(f"gradient of {named[id(parameter)]} at the optimizer step")
+            if gradient is not None:
+                stepped[named[id(parameter)]] = parameter, gradient
+        if torch.nn.utils.get_total_norm([gradient for _, gradient in stepped.values()]).isfinite():
+            chosen = {name: pair for name, pair in stepped.items() if name in parameters}
+            found |= _step_of(Recorded(optimizer, program.device), chosen, theirs)
+    return found
+
+
+def _step_of(
+    recorded: Recorded, stepped: Mapping[str, tuple[torch.nn.Parameter, torch.Tensor]], theirs: Values
+) -> dict[str, Difference]:
+    """Take an optimizer's step on copies, by the kernel of a recording, and compare."""
+    found: dict[str, Difference] = {}
+    parameters = {name: parameter for name, (parameter, _) in stepped.items()}
+    # In eight parts: the copy of a part is small beside the copy of everything that a proof makes.
+    for part in chunks(parameters, sum(parameter.nbytes for parameter in parameters.values()) // 8):
+        made: dict[str, torch.Tensor] = {}
+        with recorded.on_device(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of a capturable step outside of a capture
+            again = step_again(recorded.optimizer, *zip(*(stepped[name] for name in part), strict=True))
+        for name, (value, state) in zip(part, again, strict=True):  # with the names of `values_of`
+            made[f"parameter {name}"] = value
+            tensors = {key: one for key, one in state.items() if isinstance(one, torch.Tensor)}
+            made |= {f"optimizer state of {name}: {key}": one for key, one in tensors.items()}
+        found |= differences(made, {name: theirs.get(name) for name in made}, sized=False)[0]
     return found
 
 
@@ -259,25 +241,10 @@ def parameters_of(live: Mapping[str, torch.Tensor], *, on_host: bool) -> dict[st
     return dict(zip(found, copies(list(found.values())), strict=True))
 
 
-@dataclasses.dataclass(frozen=True)
-class Unlike:
-    """Two runs of a step that are not alike: their numbers are further apart than rounding makes them.
-
-    Args:
-        why: in one line.
-        spread: how far apart they are, by tensor.
-        failures: the tensors that are past their limits.
-    """
-
-    why: str
-    spread: dict[str, Difference]
-    failures: tuple[Failure, ...]
-
-
 def spread_of(
     program: Program, once: Run, again: Run, most: Limits, ready: Ready = alone
-) -> tuple[Any, dict[str, Difference] | Unlike | str]:
-    """Run one step twice; return the second result, and how far the two runs are apart, or what is wrong with them.
+) -> tuple[Any, dict[str, Difference] | str]:
+    """Run one step twice; return the second result, and how far the two runs are apart, or why they are not alike.
 
     Args:
         program: the program that the step changes.
@@ -293,8 +260,7 @@ def spread_of(
         Exception: the second run raised, which is then the user's own error.
     """
     _, first, _ = run_and_undo(program, once, ready)
-    at_start = StepStart(program)
-    copied(functools.partial(at_start.save, gradients=True), ready)
+    at_start = copied(functools.partial(Snapshot, program, everything=False), ready)
     result, at_step = _unless_memory_ends(again, at_start)
     try:
         second = values_of(program.holdings, result, at_step)
@@ -303,10 +269,7 @@ def spread_of(
         apart = [] if same else [one for one in judge_kinds(found, mismatches, most).values() if not one.agrees]
     except Exception as error:  # noqa: BLE001 - the step is done, whatever is wrong with the comparison
         return result, f"two runs of the same step could not be compared: {describe(error)}"
-    if apart:
-        failures = tuple(failure for comparison in apart for failure in comparison.failures)
-        return result, Unlike(f"the step does not repeat itself from the same state: {apart[0]}", found, failures)
-    return result, found
+    return result, f"the step does not repeat itself from the same state: {apart[0]}" if apart else found
 
 
 def plain_run(

@@ -10,14 +10,15 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
-from hotloop.measure import Limits, differences
+from hotloop.measure import Limits
 from hotloop.step.capture.engines import traced_path
 from hotloop.step.capture.recording import own_autocast_cache
-from hotloop.step.prove.outcomes import OF_COMPILED, Updates, compare_kinds, kind_of
+from hotloop.step.prove.outcomes import OF_COMPILED, compare_kinds, kind_of
 from hotloop.step.prove.proof import parameters_of, plain_run, run_and_undo
+from hotloop.step.prove.wide_reference import draws_of, step_in_first, wider_dtypes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
@@ -32,14 +33,10 @@ class ReferenceRuns:
 
     Args:
         step: the decorated step.
-
-    Attributes:
-        on_traced_path: eager takes the path that compilers trace, since other random numbers are drawn there.
     """
 
     def __init__(self, step: DecoratedStep) -> None:
-        self.context, self.program, self.name = step.context, step.program, step.name
-        self.on_traced_path = False
+        self.context, self.program = step.context, step.program
 
     def call(self, call: Call) -> Callable[[], Any]:
         """Return a function that runs the step, and returns its result and the gradients that its optimizers read."""
@@ -48,10 +45,27 @@ class ReferenceRuns:
 
     @contextlib.contextmanager
     def as_given(self) -> Iterator[None]:
-        """Run the models as they were given in the block, on the path that is compared."""
-        path = traced_path(self.program.device) if self.on_traced_path else contextlib.nullcontext()
+        """Run the models as they were given in the block.
+
+        Where random numbers are drawn, eager takes the path that compilers trace, as its own may draw others.
+        """
+        path = traced_path(self.program.device) if self.context.progress.draws_random else contextlib.nullcontext()
         with self.context.eager(), path:
             yield
+
+    def in_more_bits(self, call: Call) -> dict[str, torch.Tensor | None] | None:
+        """Run a step in a wider dtype, and undo it; return None if it runs in none.
+
+        A step that computes in 16 bits, or in TF32, runs in float32: float32's rounding is a thousandth of its own or
+        less. float64 would tell no more, and takes twice the memory.
+
+        Raises:
+            CandidateFailedError: the step raised in its own dtype; the state is as before.
+        """
+        with self.aside():
+            draws = draws_of(self.program, call) if self.context.progress.draws_random else []
+            narrowest_first = list(reversed(wider_dtypes(self.context.compute_dtype())))
+            return step_in_first(self.program, call, narrowest_first, draws)[0]
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -76,18 +90,13 @@ class ReferenceRuns:
         with ambience, own_autocast_cache(compiled=self.program.compiled()):
             return plain_run(self.program.holdings, run, as_left=True)
 
-    def limits_of_repeats(self, *, recorded_kernels: bool = False) -> Limits:
+    def limits_of_repeats(self) -> Limits:
         """Return how far a step may be from itself: a step further from itself depends on something not put back.
 
         By default cuDNN's convolutions compute in TF32, whatever matrix products compute in. So a kernel that is not
         deterministic may differ from itself by as much as an honest compile differs in TF32.
-
-        Args:
-            recorded_kernels: one of the two runs has a recording's optimizer kernels, whose learning rate is float32.
         """
         compute = self.context.compute_dtype()
-        if recorded_kernels and compute == "float64":
-            compute = "float32"
         return Limits.compiled("tf32" if compute == "float32" and self.program.device.type == "cuda" else compute)
 
 
@@ -122,45 +131,19 @@ class StepOutputs:
         values = {name: None if (value := ours[name]) is None else value.detach().clone() for name in judged}
         return cls(start, values, wide, **more)
 
-    def compare_run(
-        self, program: Program, run: Run, limits: Limits, draws: Sequence[Mapping[str, Difference]] = ()
-    ) -> dict[str, Comparison]:
+    def compare_run(self, program: Program, run: Run, limits: Limits) -> dict[str, Comparison]:
         """Run a candidate from the state that these values were made from, undo it, and compare by kind of tensor.
 
         Args:
             program: what the step changes.
             run: the candidate.
             limits: the limits of compiled code.
-            draws: how far other roundings of eager's step are from these values
-                (`hotloop.step.prove.rounding_evidence.roundings`).
 
         Raises:
             CandidateFailedError: the candidate raised; the state is as before.
         """
-        return self.compare(run_and_undo(program, run)[1], limits, draws)
+        return self.compare(run_and_undo(program, run)[1], limits)
 
-    def compare(
-        self,
-        theirs: dict[str, torch.Tensor | None],
-        limits: Limits,
-        draws: Sequence[Mapping[str, Difference]] = (),
-    ) -> dict[str, Comparison]:
+    def compare(self, theirs: dict[str, torch.Tensor | None], limits: Limits) -> dict[str, Comparison]:
         """Compare the values of another run with eager's, by kind of tensor."""
-        return compare_kinds(self.ours, theirs, self.start, limits, self.spread, self.wide, draws=draws)
-
-    def differences(self, program: Program, run: Run) -> dict[str, Difference]:
-        """Run another rounding of the same step, undo it, and measure how far its values are from these.
-
-        Parameters are compared by their updates, since the two runs may begin with different parameters.
-
-        Raises:
-            CandidateFailedError: the run raised; the state is as before.
-        """
-        before, theirs, _ = run_and_undo(program, run)
-        their_start = parameters_of(before.live, on_host=before.on_host)
-        judged = (
-            {name: value for name, value in values.items() if kind_of(name) in OF_COMPILED}
-            for values in (self.ours, theirs)
-        )
-        updates = Updates(self.ours, self.start), Updates(theirs, their_start)
-        return {**differences(*judged)[0], **differences(*updates)[0]}
+        return compare_kinds(self.ours, theirs, self.start, limits, self.spread, self.wide)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from hotloop.step.prove.outcomes import Outcome
-    from hotloop.step.state.undo import WriteWatch
+    from hotloop.step.state.program import WriteWatch
 
 SHARE = 64
 """So many looks at first, and so many for each further e-fold of steps: a gradient is noticed late by 1/64 of them."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +18,7 @@ from hotloop._torch.views import can_be_guarded, guard
 from hotloop.measure import flatten
 from hotloop.step.obstacle import Obstacle
 
+_T = TypeVar("_T")
 EVERY_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
 """Attributes that each optimizer has: its groups, state and hooks."""
 _KEPT = "leave that to its default between calls: accumulate within one call, say, or train with run='eager'"
@@ -226,34 +227,32 @@ class Parts:
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
-        self._parameters: list[torch.nn.Parameter] | None = None
-        self._modules: list[torch.nn.Module] | None = None
-        self._wrappers: list[DistributedDataParallel] | None = None
-        self._sharded: Sharded | None = None
+        self._found: dict[str, Any] = {}
+
+    def _once(self, what: str, find: Callable[[], _T]) -> _T:
+        if what not in self._found:
+            self._found[what] = find()
+        found: _T = self._found[what]
+        return found
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return the parameters of models and optimizers."""
-        if self._parameters is None:
-            self._parameters = list(self._holdings.parameters().values())
-        return self._parameters
+        return self._once("parameters", lambda: list(self._holdings.parameters().values()))
 
     def modules(self) -> list[torch.nn.Module]:
         """Return all modules, whose mode (training or not) matters to a step."""
-        if self._modules is None:
-            self._modules = [module for root in self._holdings.modules.values() for module in root.modules()]
-        return self._modules
+        return self._once("modules", lambda: [one for root in self._roots() for one in root.modules()])
 
     def wrappers(self) -> list[DistributedDataParallel]:
         """Return the wrappers that reduce gradients over several processes, or not, as ``no_sync()`` sets them."""
-        if self._wrappers is None:
-            self._wrappers = [one for root in self._holdings.modules.values() for one in wrappers_in(root)]
-        return self._wrappers
+        return self._once("wrappers", lambda: [one for root in self._roots() for one in wrappers_in(root)])
 
     def sharded(self) -> Sharded:
         """Return what FSDP2 has sharded of the modules."""
-        if self._sharded is None:
-            self._sharded = Sharded(self._holdings.modules.values())
-        return self._sharded
+        return self._once("sharded", lambda: Sharded(self._roots()))
+
+    def _roots(self) -> list[torch.nn.Module]:
+        return list(self._holdings.modules.values())
 
     def kept(self) -> Obstacle | None:
         """Return what FSDP2 keeps for the coming call, of which no undo and no recording knows; None where nothing."""
@@ -266,7 +265,7 @@ class Parts:
 
     def look_again(self) -> None:
         """Look parameters and modules up anew: there may be others."""
-        self._parameters = self._modules = self._wrappers = self._sharded = None
+        self._found = {}
 
 
 def wrappers_in(root: torch.nn.Module) -> list[DistributedDataParallel]:

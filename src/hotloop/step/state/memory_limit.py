@@ -8,13 +8,10 @@ that fits in eager.
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from hotloop import host
-from hotloop.errors import ConfigError
 from hotloop.measure.machine import device_memory
 
 if TYPE_CHECKING:
@@ -28,26 +25,15 @@ _FIRST_STEPS = 8
 """Steps after which what they took is noted, unless something is proven before."""
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
-_UNITS = {f"{letter}{i}B": (1024 if i else 1000) ** power for power, letter in enumerate("KMGT", 1) for i in ("", "I")}
-_LEAST = 1 << 20
-"""Bytes: fewer were meant as gigabytes, or as a share."""
-
-
-class Recordings(Protocol):
+class _Recordings(Protocol):
     """What recordings have taken (`hotloop.step.engine.Engine`)."""
 
     @property
-    def pool_bytes(self) -> int:
-        """Device memory that recordings have taken."""
-
+    def pool_bytes(self) -> int: ...
     @property
-    def idle_bytes(self) -> int:
-        """The part of `pool_bytes` that is idle between two replays, and that no other code can use."""
-
+    def idle_bytes(self) -> int: ...
     @property
-    def shares(self) -> bool:
-        """Whether an eager step beside them uses that part."""
+    def shares(self) -> bool: ...
 
 
 class NoRoomError(RuntimeError):
@@ -87,7 +73,6 @@ class Room:
 
     Args:
         engine: makes the recordings; None where there are none.
-        limit: bytes that proofs may take beside eager's peak; None for what is free, less a margin.
 
     Attributes:
         use: what was taken so far.
@@ -95,8 +80,8 @@ class Room:
         proved: something was proven or timed since the caches of proofs and trials were given back.
     """
 
-    def __init__(self, engine: Recordings | None = None, limit: int | None = None) -> None:
-        self._engine, self._limit = engine, limit
+    def __init__(self, engine: _Recordings | None = None) -> None:
+        self._engine = engine
         self._steps: dict[torch.device, int] = {}
         """By device: bytes that an eager step takes at most, beside those that are taken between two steps."""
         self._begun: set[torch.device] = set()
@@ -113,13 +98,6 @@ class Room:
         self.notes_steps = self._noted < _FIRST_STEPS
         self._note(device)
 
-    def begin(self, device: torch.device) -> None:
-        """Note what eager steps have taken, before the first copy is made."""
-        if device not in self._begun:
-            self._begun.add(device)
-            self.notes_steps = False
-            self._note(device)
-
     def _note(self, device: torch.device) -> None:
         memory = device_memory(device)
         if memory is not None:
@@ -127,44 +105,25 @@ class Room:
             self.use = dataclasses.replace(self.use, eager=max(self.use.eager or 0, memory.peak_reserved))
 
     def for_copies(self, device: torch.device) -> int | None:
-        """Return how many bytes of copies fit on a device beside a step; None where nobody limits them."""
-        memory, left = device_memory(device), None
-        if memory is not None:
-            margin = memory.total // _MARGIN
-            left = self._free_beside_recordings(memory) - self._step(device) - margin
-        if self._limit is not None:
-            allowed = self._limit - self._apart()
-            left = allowed if left is None else min(left, allowed)
-        return None if left is None else max(0, left)
-
-    def lacking(self, device: torch.device, held: int) -> int:
-        """Return how many bytes of copies must leave a device before an eager step runs; 0 where it fits for sure.
-
-        Args:
-            device: where the step runs.
-            held: bytes that copies take there now.
-        """
+        """Return how many bytes of copies fit on a device beside a step; None where that is not known."""
+        if device not in self._begun:  # before the first copy
+            self._begun.add(device)
+            self.notes_steps = False
+            self._note(device)
         memory = device_memory(device)
-        if memory is None:
-            return 0
-        over = self._step(device) + memory.total // _MARGIN - self._free_beside_recordings(memory)
-        if self._limit is not None:
-            over = max(over, held + self._apart() - self._limit)
-        return max(0, over)
+        return None if memory is None else max(0, -self._lacking(memory, device))
 
-    def check_copies(self, device: torch.device, nbytes: int) -> None:
-        """Refuse copies for a step on a CPU that are larger than asked for: there is no other place for them.
+    def lacking(self, device: torch.device) -> int:
+        """Return how many bytes of copies must leave a device before an eager step runs; 0 where it fits for sure."""
+        memory = device_memory(device)
+        return 0 if memory is None else max(0, self._lacking(memory, device))
 
-        Raises:
-            NoRoomError: they are larger.
-        """
-        if self._limit is not None and nbytes > self._limit and device_memory(device) is None:
-            raise NoRoomError(f"a proof needs {_size(nbytes - self._limit)} more than memory= allows")
+    def _lacking(self, memory: DeviceMemory, device: torch.device) -> int:
+        """Return the bytes by which a step and the margin exceed what is free; negative where some are left."""
+        return self._step(device) + memory.total // _MARGIN - self._free_beside_recordings(memory)
 
     def check_recording(self, device: torch.device) -> None:
-        """Refuse a recording beside which no eager step fits, or that is larger than asked for.
-
-        A recording has taken what a step takes, so that this is known, and no guess.
+        """Refuse a recording beside which no eager step fits: what a step takes is known once it is recorded.
 
         Raises:
             NoRoomError: it does not fit.
@@ -172,8 +131,6 @@ class Room:
         memory = device_memory(device)
         if memory is None or self._engine is None or not self._engine.pool_bytes:
             return
-        if self._limit is not None and (over := self._apart() - self._limit) > 0:
-            raise NoRoomError(f"its recording needs {_size(over)} more than memory= allows")
         step = min(self._step(device), self._engine.pool_bytes)
         if self._engine.shares:  # what the program allocates between two steps needs room in any case
             step = max(step, memory.total // _MARGIN)
@@ -193,12 +150,8 @@ class Room:
 
     def _step(self, device: torch.device) -> int:
         """Return the bytes that an eager step takes outside of the memory of recordings."""
-        step = self._steps.get(device, 0)
-        return max(0, step - self._idle() + self._apart())
-
-    def _apart(self) -> int:
-        """Return the idle memory of recordings that an eager step beside them does not use."""
-        return 0 if self._engine is not None and self._engine.shares else self._idle()
+        step, shares = self._steps.get(device, 0), self._engine is not None and self._engine.shares
+        return max(0, step - self._idle()) if shares else step
 
     def _idle(self) -> int:
         return self._engine.idle_bytes if self._engine is not None else 0
@@ -224,27 +177,3 @@ def on_host(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f} MB"  # noqa: PLR2004 - a tenth of a GB
-
-
-def check_memory(memory: Any, device: torch.device) -> int | None:
-    """Return the bytes that proofs may take beside eager's peak; None where nobody limits them.
-
-    Raises:
-        ConfigError: it is neither a share of the device nor a size.
-    """
-    if memory is None:
-        return None
-    found = _SIZE.fullmatch(memory.strip()) if isinstance(memory, str) else None
-    if found is not None:
-        number, unit = found.groups()
-        return int(float(number) * _UNITS[unit.upper()])
-    is_number = isinstance(memory, int | float) and not isinstance(memory, bool)
-    if is_number and isinstance(memory, float) and 0 <= memory <= 1:
-        on_device = device_memory(device)
-        return int(memory * (on_device.total if on_device is not None else host.memory().total or 0))
-    if is_number and isinstance(memory, int) and (memory == 0 or memory >= _LEAST):
-        return memory
-    raise ConfigError(
-        f"memory {memory!r}: expected a share of the device as a float from 0 to 1 (0.25), bytes as a whole number "
-        f"of at least {_LEAST:,} (4_000_000_000), a size ('4GB', '500MB', '3GiB'), or None for what is free"
-    )

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
+from hotloop._torch.hooks import calls_hooks
 from hotloop.step.state.memory_limit import Room
 from hotloop.step.state.rng_usage import RngUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import torch
 
@@ -86,3 +87,27 @@ class Program:
     def function(self) -> Callable[..., Any]:
         """The step as its author wrote it."""
         return self.ran.function or self.step
+
+
+class WriteWatch:
+    """A watch for the first optimizer step since the step began: from then on the step cannot be undone.
+
+    ``ever`` says whether an optimizer has stepped at all; ``tell`` is called with each, before it steps.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        watched = list(optimizers)
+        hooked = [one for one in watched if calls_hooks(one)]
+        self.begun, self.ever = False, len(hooked) < len(watched)
+        self.tell: Callable[[torch.optim.Optimizer], None] | None = None
+        self._handles = [one.register_step_pre_hook(self._began) for one in hooked]
+
+    def _began(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.begun = self.ever = True
+        if self.tell is not None:
+            self.tell(optimizer)
+
+    def close(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +10,6 @@ from hotloop._torch.random_state import CPU, NUMPY, PYTHON, generator_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-FROM_PYTHON = frozenset({"random", "getrandbits"})
-"""The C functions that all of Python's ``random`` draws through."""
 
 
 class RngUsage:
@@ -26,7 +21,6 @@ class RngUsage:
 
     def __init__(self) -> None:
         self._names: set[str] | None = None
-        self.listens = False
 
     def note(self, names: set[str] | None) -> None:
         """Add the streams that an observed step drew from; None if the step was not observed throughout."""
@@ -37,7 +31,6 @@ class RngUsage:
         names = self._names
         if names is None or set(moved) <= names or not other_threads():
             return list(moved)
-        self.listens = True  # from the next proof on: a step may draw in some calls only
         return [name for name in moved if name in names]
 
     def others(self) -> frozenset[str]:
@@ -58,11 +51,6 @@ def drawn_by(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resu
         return set()
     devices = {tensor.device for tensor in tensors_in(*args, *kwargs.values(), result)}
     return {CPU if device.type == "cpu" else generator_of(device) for device in devices}
-
-
-def is_pythons(owner: Any) -> bool:
-    """Return whether a generator is the one that the functions of Python's ``random`` draw from."""
-    return owner is getattr(random.random, "__self__", None)
 
 
 def other_threads() -> bool:

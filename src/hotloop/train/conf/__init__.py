@@ -1,1 +1,1 @@
-"""The defaults of every setting, as commented YAML groups. docs/reference/settings.md is made of them."""
+"""The defaults of every setting, as commented YAML groups. The settings page is made of them."""

@@ -1,7 +1,1 @@
-"""Searching for settings: trials that are ordinary runs, kept in a storage that any number of workers share."""
-
-from __future__ import annotations
-
-from hotloop.train.search.nested import nested
-
-__all__ = ["nested"]
+"""Searching for settings: trials that are ordinary runs, in a study of Optuna's that any number of workers share."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, RecordError, SearchStoppedError
 from hotloop.files import whole
+from hotloop.record import SUBMITTED
 from hotloop.report import study as report
 from hotloop.train import conf_files, configure
 from hotloop.train.optional import require
 from hotloop.train.search import space
-from hotloop.train.search.storage import default_url, masked
-from hotloop.train.search.study import ATTEMPT, CAUSE, NUMBER, WORKER, Study, how_ended
+from hotloop.train.search.study import CAUSE, WORKER, Study, default_url, masked
 from hotloop.train.search.trial import best_settings, study_name
 
 if TYPE_CHECKING:
@@ -33,33 +34,29 @@ _ENOUGH = 4
 
 def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
     """Return the document of a study as its storage has it now."""
-    # One look at the storage: workers end trials all the time, and the best one has to be among those that are listed.
-    settings, attempts = study.settings, study.trials()
-    searched = space.parse(settings).searched
-    best = study.best(attempts)
+    settings, every = study.settings, study.trials()
+    best, repeated = study.best(every), {one.number for one in study.standing(every)}
     return {
         "schema": report.SCHEMA.version,
         "kind": "study",
         "name": study_name(settings),
-        "storage": study.storage.shown,
+        "storage": masked(study.url),
         "written": time.time(),
-        "submitted": study.submitted(),
+        "submitted": os.environ.get(SUBMITTED),
         "metric": settings.hpo.metric,
         "direction": settings.hpo.towards,
-        "also": list(settings.hpo.also),
-        "front": study.front() if settings.hpo.also else [],
         "sampler": settings.hpo.sampler,
         "pruner": settings.hpo.pruner,
         "n_trials": settings.hpo.n_trials,
-        "left": study.left(attempts),
+        "left": study.left(every),
         "space": {
             one.name: {"kind": one.kind, "values": list(one.values), "step": one.step, "when": one.when}
-            for one in searched
+            for one in study.space.searched
         },
         "trial_settings": space.trial_changes(settings),
-        "best": None if best is None else best.user_attrs[NUMBER],
-        "importances": _importances(study) if importances else {},
-        "trials": [_attempt(one) for one in attempts if NUMBER in one.user_attrs],
+        "best": None if best is None else best.number,
+        "importances": _importances(study, every) if importances else {},
+        "trials": [_trial(one, stands=one.number in repeated) for one in every if one.state.name != "WAITING"],
     }
 
 
@@ -67,12 +64,9 @@ def write(study: Study, *, importances: bool = True) -> dict[str, Any]:
     """Write the document and, where there is a best trial, its settings into the study's folder.
 
     Importances take seconds where there are many trials, so that they are left out while the search goes on.
-    A storage that is away or a full disk leaves those that are there; whoever needs either says so himself.
+    A full disk leaves those that are there.
     """
-    try:
-        found = build(study, importances=importances)
-    except study.storage.errors:
-        return report.SCHEMA.load(study.folder) if report.SCHEMA.is_at(study.folder) else {}
+    found = build(study, importances=importances)
     with contextlib.suppress(OSError):
         report.SCHEMA.write(study.folder, found, shared=True)
         if found["best"] is not None:
@@ -96,15 +90,11 @@ def check_folder(settings: Settings, folder: Path) -> None:
             f"hpo.folder={folder} holds the study {found['name']}, and this is {study_name(settings)}: their trials "
             "would be in the same folders. Name a folder of its own: hpo.folder=..."
         )
-    url = settings.hpo.storage or default_url(folder)
-    file = Path(url.removeprefix("sqlite:///").partition("?")[0])
-    own = settings.hpo.storage is None and found["storage"].startswith("sqlite:///")  # also where it was moved
-    same = own or (url.startswith("sqlite:///") and found["storage"] == masked(url))
-    if same and found["trials"] and not file.is_file():
+    file = Path(default_url(folder).removeprefix("sqlite:///"))
+    if settings.hpo.storage is None and found["trials"] and not file.is_file():
         raise SearchStoppedError(
-            f"{file} is not there any more, and has the {len(found['trials'])} trials that "
-            f"{folder / report.DOCUMENT} tells of: put it back, and the same command goes on; or search anew in "
-            "another folder, hpo.folder=..."
+            f"{file} is not there any more, and has the {len(found['trials'])} trials that {folder / report.DOCUMENT} "
+            "lists: put it back, and the same command goes on; or search anew in another folder, hpo.folder=..."
         )
 
 
@@ -143,14 +133,10 @@ def refresh(folder: Path) -> tuple[dict[str, Any], str]:
     settings = read_settings(folder)
     try:
         check_folder(settings, folder)
-        study = Study(settings, folder, lambda _: None, since=0)
-    except SearchStoppedError as error:
+        return write(Study(settings, folder)), ""
+    except (SearchStoppedError, ConfigError) as error:
         found = report.SCHEMA.load(folder)
         return found, f"As of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found['written']))}: {error}"
-    try:
-        return write(study), ""
-    finally:
-        study.storage.close()
 
 
 def best_values(found: dict[str, Any], number: int | None = None) -> dict[str, Any]:
@@ -183,16 +169,14 @@ def write_best(folder: Path, found: dict[str, Any], number: int | None = None) -
     return settings, folder / BEST
 
 
-def _attempt(one: optuna.trial.FrozenTrial) -> dict[str, Any]:
-    running = not one.state.is_finished()
-    worker = one.user_attrs.get(WORKER) or {}
+def _trial(one: optuna.trial.FrozenTrial, *, stands: bool) -> dict[str, Any]:
+    worker, states = one.user_attrs.get(WORKER) or {}, {"FAIL": "failed" if stands else "interrupted"}
     return {
-        "number": one.user_attrs[NUMBER],
-        "attempt": one.user_attrs.get(ATTEMPT, 1),
-        "state": one.state.name.lower() if running else how_ended(one),
-        "value": _finite(one.values[0] if one.values else None),
-        "also": list(map(_finite, (one.values or [])[1:])),
-        "cause": one.user_attrs.get(CAUSE, ""),
+        "number": one.number,
+        "attempt": 1 + len(one.system_attrs.get("retry_history", ())),
+        "state": states.get(one.state.name, one.state.name.lower()),
+        "value": _finite(one.value),
+        "cause": one.user_attrs.get(CAUSE, "" if one.state.name != "FAIL" else "its worker died"),
         "values": dict(one.params),
         "reports": [[step, _finite(value)] for step, value in sorted(one.intermediate_values.items())],
         "began": one.datetime_start.timestamp() if one.datetime_start else None,
@@ -201,18 +185,15 @@ def _attempt(one: optuna.trial.FrozenTrial) -> dict[str, Any]:
     }
 
 
-def _importances(study: Study) -> dict[str, float]:
+def _importances(study: Study, every: list[optuna.trial.FrozenTrial]) -> dict[str, float]:
     """Estimate each setting's share of the variance of the objective; empty where there is too little to tell."""
     importance: Any = require("optuna", "hotloop hpo", "search").importance
-    complete = [one for one in study.trials() if one.state.name == "COMPLETE"]
-    if len(complete) < _ENOUGH or len({one.values[0] for one in complete}) == 1:
+    values = {one.value for one in every if one.state.name == "COMPLETE"}
+    if len(values) < _ENOUGH:
         return {}
     try:
-        found = importance.get_param_importances(
-            study.study,
-            evaluator=importance.FanovaImportanceEvaluator(seed=0, n_trees=32),
-            target=lambda one: one.values[0],
-        )
+        evaluator = importance.FanovaImportanceEvaluator(seed=0, n_trees=32)
+        found = importance.get_param_importances(study.study, evaluator=evaluator)
     except (RuntimeError, ValueError):  # a space in which no two trials share a setting has none
         return {}
     return {key: float(value) for key, value in found.items() if math.isfinite(value)}

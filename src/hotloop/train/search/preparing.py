@@ -1,17 +1,19 @@
-"""A search before it begins: what a program says of its own settings, values to try first, and how many a grid has."""
+"""A search before it begins: its space, its metric and its data, checked before a study is written."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
+from hotloop.train import idle
 from hotloop.train.nested import merge, nested
 from hotloop.train.schema import members, nearest
 from hotloop.train.search import space
-from hotloop.train.search.given import grid
-from hotloop.train.search.trial import changed
+from hotloop.train.search.trial import changed, folds_of, settings_of
 from hotloop.train.settings import GROUP
 
 if TYPE_CHECKING:
@@ -22,14 +24,92 @@ if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
 
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "criteria": ("loss", "accuracy", "f1", "precision", "recall", "auc"),
+    "digits": ("loss", "accuracy"),
+    "diffusion": ("loss",),
+    "focus": ("loss", "loss_recency", "loss_random"),
+}
+"""The metrics of a validation of each recipe; those of a program are known after its first."""
+
+
+def check(settings: Settings) -> None:
+    """Compose a trial, and check what can be checked without its recipe.
+
+    Raises:
+        ConfigError: a space or settings that cannot be used.
+        DataError: a file of pairs that cannot be read, or split as the settings say.
+    """
+    hpo, recipe, wanted = settings.hpo, settings.recipe.name, settings.recipe.wanted
+    searched = space.parse(settings).searched
+    for name, usual in (("workers", 1), ("engine", "local")):
+        if (value := getattr(settings.kfold, name)) != usual:
+            raise ConfigError(f"kfold.{name}={value}: a trial runs its folds one after another; set hpo.{name} instead")
+    if hpo.metric not in METRICS.get(recipe, (hpo.metric,)):
+        raise ConfigError(
+            f"hpo.metric={hpo.metric}: a validation of recipe {recipe} gives {', '.join(METRICS[recipe])}"
+        )
+    if wanted and wanted[0] == hpo.metric and wanted[1] != hpo.towards:
+        raise ConfigError(
+            f"recipe.goal={settings.recipe.goal}, and this search would {hpo.towards} {hpo.metric}: set "
+            f"hpo.direction={wanted[1]}, or leave it out"
+        )
+    space.check_trial(settings)
+    trial = settings_of(settings, {}, Path(hpo.folder, "trials", "0000"))
+    idle.refuse_idle(settings, space.varied(settings))
+    names = [one.name for one in searched]
+    if wrong := [one for one in names if idle.is_idle(trial, one, names)]:
+        raise ConfigError(
+            f"recipe={recipe}, as it is set up here, does nothing with {', '.join(wrong)}, so that no search can vary "
+            f"it: take it out, {' '.join(f'hpo.space.{one}=null' for one in wrong)}"
+        )
+    if recipe == "criteria" and trial.data.source == "csv":
+        for fold in folds_of(trial) or [{}]:
+            importlib.import_module("hotloop.recipes").load("criteria").sides(changed(trial, fold))
+
+
+def inner(settings: Settings) -> Settings:
+    """Return the settings of a search within a fold, whose ``hpo.trial`` leaves the fold's rows alone.
+
+    Raises:
+        ConfigError: the space or ``hpo.trial`` names the data, the folds or the run itself, or ``hpo`` asks for what a
+            search within a fold has not.
+    """
+    hpo = settings.hpo
+    without = {"workers": 1, "engine": "local", "timeout_seconds": None, "storage": None}
+    for name, only in without.items():
+        if getattr(hpo, name) != only:
+            raise ConfigError(
+                f"hpo.{name} has no effect on a search within a fold, which runs kfold.inner_trials trials in this "
+                f"process and keeps them in the fold's folder: set {space.override(f'hpo.{name}', only)}"
+            )
+    space.parse(settings)
+    space.check_trial(settings)
+    changes = [f"hpo.space.{name}=null" for name, value in hpo.space.items() if value is not None and _is_kept(name)]
+    for name, value in space.flat(hpo.trial):
+        own = space.value_of(name, {}, settings)
+        if _is_kept(name) and value != own and not (name == "kfold.fold" and value is None):
+            changes.append(space.override(f"hpo.trial.{name}", own))
+    if changes:
+        raise ConfigError(
+            f"{changes[0].split('=')[0]}: a search within a fold has no say in {', '.join(space.KEPT)}: the folds "
+            f"would then hold other rows. Leave it out, or set {' '.join(changes)}"
+        )
+    trial = {name: value for name, value in hpo.trial.items() if not _is_kept(name)}
+    return space.with_hpo(settings, trial=trial)
+
+
+def _is_kept(name: str) -> bool:
+    return name.split(".", 1)[0] in space.KEPT
+
+
 def prepared(settings: Settings) -> Settings:
     """Return the settings of a search as its study keeps them; those that are prepared already as they are.
 
     A metric that nobody names is that of ``recipe.goal``, and a direction that nobody names is the goal's. A program
     without a goal has the metric of the search for its goal, in trials and in the final run.
     A program's own settings are filled in, and so is the space that its annotations declare (``hotloop.Search``), where
-    ``hpo.space`` does not name the setting. A grid has no more trials than combinations. With several
-    metrics nothing is pruned.
+    ``hpo.space`` does not name the setting. A grid has no more trials than combinations.
 
     Raises:
         ConfigError: listing what cannot be used in ``hpo.space``, ``hpo.trial`` or ``hpo.enqueue``, or that nothing
@@ -40,15 +120,13 @@ def prepared(settings: Settings) -> Settings:
         from hotloop.train import program  # noqa: PLC0415 - a program brings torch, and a recipe of ours does not
 
         settings = _with_program(settings, program.known(settings.recipe.name))
-    if settings.hpo.also:  # no trial is cut short for one metric that may be the best by another
-        settings = space.with_hpo(settings, pruner="none")
     searched = space.parse(settings)
     if wrong := list(_enqueued(settings, searched.searched)):
         raise ConfigError("\n".join(wrong))
     if settings.hpo.sampler != "grid":
         return settings
     first, most = len(settings.hpo.enqueue), settings.hpo.n_trials
-    trials = first + sum(1 for _ in itertools.islice(grid(searched, settings), max(0, most - first)))
+    trials = first + sum(1 for _ in itertools.islice(space.grid(searched, settings), max(0, most - first)))
     return space.with_hpo(settings, n_trials=min(most, trials))
 
 

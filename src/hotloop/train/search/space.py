@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
-from hotloop.train import schema
+from hotloop.train import grammar, schema
 from hotloop.train.settings import GROUP, Settings
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 KINDS = ("log", "float", "int", "choices")
 _WORDS = (*KINDS, "step", "when")
+MANY = 8
+"""Values of one setting, at most, that are compiled without a warning."""
 NOT_SEARCHED = ("recipe", "hpo", "kfold", "engine", "run", "data.path", "pictures.source", "pictures.path")
 """Settings that say what a search is, and not what a run learns."""
 
@@ -30,7 +32,6 @@ CHANGES_CODE = (
     "model.max_length",
     "model.buckets",
     "digits",
-    "language",
     "pictures",
     "diffusion",
     "focus",
@@ -124,25 +125,28 @@ class Space:
                 chosen[one.name] = one.suggest(trial)
         return chosen
 
-    def is_whole(self, values: Mapping[str, Any], settings: Settings) -> bool:
-        """Return whether values are all that a trial varies: a worker may die while it draws them one by one."""
-        chosen: dict[str, Any] = {}
-        for one in self.searched:
-            if all(value_of(name, chosen, settings) in allowed for name, allowed in one.when.items()):
-                if one.name not in values:
-                    return False
-                chosen[one.name] = values[one.name]
-        return True
+    def shared_runs(self, trials: float) -> float:
+        """Return how many of so many trials will use the same compiled code, at least 1."""
+        kinds = math.prod(one.distinct() or trials for one in self.searched if one.changes_code)
+        return max(1.0, trials / max(1.0, kinds))
 
-    @property
-    def compiled(self) -> tuple[Searched, ...]:
-        """The searched settings of which each value is compiled anew."""
-        return tuple(one for one in self.searched if one.changes_code)
+    def warnings(self, trials: int) -> list[str]:
+        """Return a line about each setting of which many values would be compiled."""
+        found = []
+        for one in (each for each in self.searched if each.changes_code):
+            made = min(one.distinct() or trials, trials)
+            if made > MANY:
+                found.append(
+                    f"hpo.space.{one.name} makes up to {made:,} values in {trials:,} trials, and each of them is "
+                    "compiled anew where trials are compiled. Fewer values share code: give it choices, or a range "
+                    "with a step"
+                )
+        return found
 
 
 def override(name: str, value: Any) -> str:
     """Return a value as an override in the grammar of the command line, which gives exactly this value back."""
-    return f"{name}={_text(value)}"
+    return f"{name}={grammar.written(value)}"
 
 
 def parse(settings: Settings) -> Space:
@@ -206,32 +210,25 @@ def check_trial(settings: Settings) -> None:
 
 
 def _leaves(model: Any, given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Walk to what stands under each setting's name; null takes one out."""
+    """Walk to the range of each searched setting; null takes one out."""
     for key, value in given.items():
         name = f"{prefix}{key}"
+        has_words = isinstance(value, Mapping) and bool(set(map(str, value)) & set(_WORDS))
         if value is None and schema.at(Settings, name):
             continue
         if schema.at(model, name) is None:
             problems.append(f"hpo.space.{name}: {_unknown(model, name)}")
-        elif not isinstance(value, Mapping):
-            problems.append(
-                f"hpo.space.{name}={value!r}: expected {{log: [low, high]}}, {{choices: [...]}} or the like"
-                f"{schema.meant(str(key), _WORDS)}"
-            )
+        elif not isinstance(value, Mapping) or (has_words and _is_group(name)):
+            problems.append(f"hpo.space.{name}={value!r}: expected a setting with {{log: [low, high]}} or the like")
         elif is_within(name, NOT_SEARCHED):
             problems.append(f"hpo.space.{name}: this says what the search is, and cannot vary in it")
-        elif name == GROUP or (is_within(name, (GROUP,)) and not set(map(str, value)) & set(_WORDS)):
-            yield from _leaves(model, value, f"{name}.", problems)
-        elif not _is_group(name):
+        elif has_words or not (_is_group(name) or is_within(name, (GROUP,))):
             yield name, value
-        elif set(map(str, value)) & set(_WORDS):
-            problems.append(f"hpo.space.{name}: a group of settings; expected one of them, such as {_first(name)}")
         else:
             yield from _leaves(model, value, f"{name}.", problems)
 
 
 def _unknown(model: Any, name: str) -> str:
-    """Say what may be meant by an unknown name: a program's setting, too, without its group."""
     own = {f"{GROUP}.{name}"} if GROUP in model.model_fields and "." not in name else ()
     return schema.unknown(model, name, also=own)
 
@@ -246,37 +243,31 @@ def _is_group(name: str) -> bool:
     return found is not None and found.is_group
 
 
-def _first(name: str) -> str:
-    found = schema.at(Settings, name)
-    assert found is not None
-    return f"{name}.{next(iter(schema.fields(found.kind)))}"
-
-
 def _searched(name: str, given: Mapping[str, Any], problems: list[str]) -> Searched | None:
     """Read one setting's own part of the space."""
-    before = len(problems)
-    label = f"hpo.space.{name}"
+    label, before = f"hpo.space.{name}", len(problems)
     problems += [f"{label}.{key}: unknown; {schema.nearest(str(key), _WORDS)}" for key in given if key not in _WORDS]
     kinds = [kind for kind in KINDS if given.get(kind) is not None]
-    if len(kinds) != 1:
-        more = "; ".join(f"{label}.{kind}=null takes {kind} out" for kind in kinds)
-        problems.append(
-            f"{label}: expected one of {', '.join(KINDS)}, found {', '.join(kinds) or 'none'}. {more}".strip()
-        )
+    if len(kinds) != 1 or not isinstance(given[kinds[0]], list | tuple):
+        found = ", ".join(f"{kind}={given[kind]!r}" for kind in kinds) or "none"
+        problems.append(f"{label}: expected a list under one of {', '.join(KINDS)}, found {found}")
         return None
-    kind = kinds[0]
-    values = given[kind]
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        problems.append(f"{label}.{kind}={values!r}: expected a list")
-        return None
-    problems += (_choices if kind == "choices" else _range)(label, name, kind, values)
+    kind, values, step = kinds[0], given[kinds[0]], given.get("step")
+    types = _kinds(name)
+    if kind == "choices":
+        plain = all(isinstance(one, str | int | float | bool | None) for one in values)
+        if not values or not plain or any(one in values[:place] for place, one in enumerate(values)):
+            problems.append(f"{label}.choices={list(values)}: expected different plain values, at least one")
+    else:
+        problems += _range(label, kind, values, step, whole=int in types and float not in types)
     if len(problems) == before:
-        problems += _step(label, kind, values, given.get("step"))
+        wrong = (schema.problem(Settings, name, value) for value in values)
+        problems += [f"{label}.{kind}: {one}" for one in wrong if one]
     when = _conditions(label, given.get("when"), problems)
     if len(problems) > before:
         return None
-    decimal = kind == "log" and float in _kinds(name)
-    return Searched(name, kind, tuple(map(float, values) if decimal else values), given.get("step"), when)
+    decimal = kind == "log" and float in types
+    return Searched(name, kind, tuple(map(float, values) if decimal else values), step, when)
 
 
 def _kinds(name: str) -> tuple[Any, ...]:
@@ -284,45 +275,19 @@ def _kinds(name: str) -> tuple[Any, ...]:
     return schema.members(found.kind) if found else ()
 
 
-def _choices(label: str, name: str, kind: str, values: Sequence[Any]) -> list[str]:
-    found = [f"{label}.{kind}: expected at least one choice"] if not values else []
-    if any(value in values[:place] for place, value in enumerate(values)):
-        found.append(f"{label}.{kind}={list(values)}: a choice stands there twice")
-    for value in values:
-        if not isinstance(value, str | int | float | bool | None):
-            found.append(f"{label}.{kind}: {value!r} is no plain value: expected text, a number, true, false or null")
-        elif wrong := schema.problem(Settings, name, value):
-            found.append(f"{label}.{kind}: {wrong}")
-    return found
-
-
-def _range(label: str, name: str, kind: str, values: Sequence[Any]) -> list[str]:
-    kinds = _kinds(name)
-    whole = kind == "int" or (kind == "log" and int in kinds and float not in kinds)
-    wanted = "two integers" if whole else "two numbers"
-    fits = int if whole else int | float
-    if len(values) != 2 or any(isinstance(one, bool) or not isinstance(one, fits) for one in values):  # noqa: PLR2004
-        return [f"{label}.{kind}={list(values)}: expected {wanted}, low and high"]
+def _range(label: str, kind: str, values: Sequence[Any], step: Any, *, whole: bool) -> list[str]:
+    """Say why two ends are no range of a setting; ``whole``: it takes integers alone."""
+    if whole and kind == "float":
+        return [f"{label}.float: it takes an integer: use int, log or choices"]
+    fits = int if kind == "int" or whole else int | float
+    numbers = (*values, *([] if step is None else [step]))
+    if len(values) != 2 or any(isinstance(one, bool) or not isinstance(one, fits) for one in numbers):  # noqa: PLR2004
+        return [f"{label}.{kind}={list(values)}: expected two {'integers' if fits is int else 'numbers'}, low and high"]
     low, high = values
-    if not low < high:
-        return [f"{label}.{kind}={list(values)}: expected the lower one first"]
-    if kind == "log" and low <= 0:
-        return [f"{label}.log={list(values)}: a logarithm needs numbers above 0; use float"]
-    if not whole and float not in kinds and int in kinds:
-        return [f"{label}.{kind}: {name} takes an integer: use int, log or choices"]
-    wrong = [schema.problem(Settings, name, value) for value in values]
-    return [f"{label}.{kind}: {one}" for one in wrong if one]
-
-
-def _step(label: str, kind: str, values: Sequence[Any], step: Any) -> list[str]:
-    if step is None:
-        return []
-    if kind not in ("float", "int"):
-        return [f"{label}.step={step!r}: goes with float and int, not with {kind}"]
-    fits = int if kind == "int" else int | float
-    wanted = "an integer" if kind == "int" else "a number"
-    if isinstance(step, bool) or not isinstance(step, fits) or not 0 < step <= values[1] - values[0]:
-        return [f"{label}.step={step!r}: expected {wanted} above 0 and within the range"]
+    if not low < high or (kind == "log" and low <= 0):
+        return [f"{label}.{kind}={list(values)}: expected the lower one first{', above 0' if kind == 'log' else ''}"]
+    if step is not None and (kind == "log" or not 0 < step <= high - low):
+        return [f"{label}.step={step!r}: expected a number above 0 and within a range of float or int"]
     return []
 
 
@@ -376,12 +341,33 @@ def is_within(name: str, groups: Sequence[str]) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in groups)
 
 
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        # A backslash is one of its own, unless a quote comes behind it.
-        return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value) + "'"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_text(one)}" for key, one in value.items()) + "}"
-    return f"[{', '.join(map(_text, value))}]" if isinstance(value, list | tuple) else repr(value)
+def grid(space: Space, settings: Settings) -> Iterator[dict[str, Any]]:
+    """Yield every combination of values, those of the last setting by turns first.
+
+    Raises:
+        ConfigError: a setting has no end of values.
+    """
+    for one in space.searched:
+        if one.distinct() is None and not (one.kind == "int" and one.step is None):
+            raise ConfigError(
+                f"hpo.sampler=grid: hpo.space.{one.name} has no end of values: give it choices, a float or int range "
+                "with a step, or take another sampler"
+            )
+    yield from _combined(space.searched, {}, settings)
+
+
+def _combined(left: Sequence[Searched], chosen: dict[str, Any], settings: Settings) -> Iterator[dict[str, Any]]:
+    if not left:
+        yield chosen
+        return
+    one, *others = left
+    varies = all(value_of(name, chosen, settings) in allowed for name, allowed in one.when.items())
+    for more in ({one.name: value} for value in _every(one)) if varies else ({},):
+        yield from _combined(others, {**chosen, **more}, settings)
+
+
+def _every(one: Searched) -> Sequence[Any]:
+    if one.kind == "choices":
+        return one.values
+    (low, high), step = one.values, one.step or 1
+    return [low + place * step for place in range(int((high - low) / step + 1e-9) + 1)]

@@ -1,75 +1,61 @@
-"""A study: which trial is next, whose worker died, and how each ended. All that matters is in its storage.
+"""A study of Optuna's in its storage, and the loop in which a worker runs its trials.
 
-A trial has a number from 0 to ``hpo.n_trials`` - 1, and one attempt or more: each attempt is a trial of Optuna's, with
-the number among its attributes. An attempt whose worker died is made again with the same values, once. Nothing that
-decides about the next trial is kept in a process, so any of them may die at any moment.
+A trial whose worker died is put back with the same values, and so is one that was interrupted. Nothing that decides
+about the next trial is kept in a process, so any of them may die at any moment.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
+import math
+import re
+import time
+import warnings
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop import record
-from hotloop.errors import ConfigError
-from hotloop.files import read, whole
-from hotloop.train import configure, mirror
+from hotloop.errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    RunPrunedError,
+    SearchStoppedError,
+    StepLostError,
+    TrainingFailedError,
+)
+from hotloop.train import configure
+from hotloop.train.interrupt import wished
 from hotloop.train.nested import leaves
 from hotloop.train.optional import require
-from hotloop.train.schema import at, build
 from hotloop.train.scope import DECISIVE, STILL_COMPARABLE
-from hotloop.train.search import samplers, space
-from hotloop.train.search.given import given
-from hotloop.train.search.storage import Storage
-from hotloop.train.search.trial import folds_of, settings_of, study_name
+from hotloop.train.search import space as spaces
+from hotloop.train.search import trial as trials
+from hotloop.train.search.trial import Asked, folds_of, settings_of, study_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     import optuna
 
     from hotloop.train.settings import Settings
 
-    Attempts = Sequence[optuna.trial.FrozenTrial]
-
-ATTEMPTS = 2
-"""How often a trial is begun at most, by one command, while its workers die."""
-OUTCOME = "outcome.json"
-NUMBER, ATTEMPT, WORKER, CAUSE, ENDED = "hotloop:number", "hotloop:attempt", "hotloop:worker", "cause", "hotloop:ended"
-"""Attributes of an attempt."""
-_SETTINGS, _COMMANDS = "hotloop:settings", "hotloop:commands"
-"""Attributes of a study: its settings, and the processes of the commands that go on with it."""
+FILE = "study.db"
+WORKER, DRAWN, DIED, CAUSE = "worker", "drawn", "died", "cause"
+"""Attributes of a trial: its process, whether it has all its values, how many workers died of it, why it failed."""
+_HISTORY = "retry_history"
+"""The attribute in which Optuna keeps the numbers of the trials that a trial repeats."""
+_SETTINGS = "settings"
 _FREE = (
     "n_trials", "workers", "engine", "timeout_seconds", "storage", "folder", "heartbeat_seconds", "keep_checkpoints",
 )  # fmt: skip
 """Settings of the group ``hpo`` that may be others each time a study goes on."""
-_DIED = "its worker died"
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended: ``complete``, ``pruned``, ``failed`` or ``interrupted``; ``cause`` where not complete.
-
-    ``value`` is of ``hpo.metric``, ``also`` of the metrics of ``hpo.also``.
-    """
-
-    state: str
-    value: float | None = None
-    cause: str = ""
-    also: Sequence[float] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Taken:
-    """An attempt that is this worker's own."""
-
-    number: int
-    attempt: int
-    trial: optuna.Trial
-    folder: Path
+GIVE_UP_AFTER = 5
+"""Trials that fail one after another, after which a search stops."""
+_DEATHS = 2
+"""Workers that may die of a trial before it has failed."""
+_LOCKED_SECONDS = 60
 
 
 class Study:
@@ -78,322 +64,359 @@ class Study:
     Args:
         settings: the search's; a study that is there already has to have the same.
         folder: its folder.
-        say: prints a line.
-        since: how many attempts there were when the command began: what died or failed before is no reason to leave a
-            trial alone, or to stop, since the whole search may have been killed. None takes those that are there now.
+        proxy: ``host:port`` of a process that has the storage; None opens it here.
 
     Raises:
-        ConfigError: the study was begun with other settings.
-        SearchStoppedError: the storage cannot be reached.
+        ConfigError: the study was begun with other settings, or its storage cannot be opened.
     """
 
-    def __init__(self, settings: Settings, folder: Path, say: Callable[[str], None], since: int | None = None) -> None:
-        samplers.quiet()
-        self.settings, self.folder, self.say = settings, folder, say
-        self.storage = Storage(settings.hpo.storage, folder, settings.hpo.heartbeat_seconds)
+    def __init__(self, settings: Settings, folder: Path, proxy: str | None = None) -> None:
         self._optuna: Any = require("optuna", "hotloop hpo", "search")
-        self._states: Any = self._optuna.trial.TrialState
-        self._known: dict[str, Any] = {}
-        """What samplers find out about all trials so far, handed on from one to the next."""
-        self._half_taken: int | None = None  # an attempt, until the storage has answered that this worker has it
-        with self.storage.let_go_on_failure():
-            self.study = self.storage.study(study_name(settings), list(settings.hpo.objectives.values()))
-            anew = self._check_settings(begins=since is None)
-            self.since = len(self.trials()) if since is None else since
-            if since is None and not self.since and not anew and (folder / "trials").is_dir():
-                say(f"{self.storage.shown} holds no trial, though {folder / 'trials'} does: all of them are run again")
-            self.study.pruner = samplers.pruner(settings, reports(settings))
+        self._optuna.logging.set_verbosity(self._optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", category=self._optuna.exceptions.ExperimentalWarning)
+        self.settings, self.folder, self._states = settings, folder, self._optuna.trial.TrialState
+        self.url = settings.hpo.storage or default_url(folder)
+        self.space = spaces.parse(settings)
+        try:
+            self.storage = self._proxied(proxy) if proxy else self._opened()
+            self.study = self._created()
+        except ConfigError:
+            raise
+        except Exception as error:  # SQLAlchemy, SQLite and psycopg have classes of their own
+            raise ConfigError(
+                f"hpo.storage={masked(self.url)} cannot be used: {' '.join(str(error).split())[:300]}"
+            ) from error
+        self.study.pruner, self.study.sampler = self._pruner(), self._drawing()
+        self._stop = False
+
+    # -- what is known ---------------------------------------------------------------------------------------------
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
-        """Return every attempt so far."""
-        return self.study.get_trials(deepcopy=False)
-
-    def take(self) -> Taken | None:
-        """Take the next trial, one whose worker died first; None where none is left that nobody runs.
-
-        Raises:
-            SearchStoppedError: the storage does not answer.
-        """
-        taken: Taken | None = self.storage.patiently(self._take, self.say)
-        return taken
-
-    def finish(self, taken: Taken, outcome: Outcome) -> bool:
-        """Write down how an attempt ended: beside its run first, and then in the storage.
-
-        Returns:
-            Whether it counts: not where others have taken its worker for dead, and the trial for their own, meanwhile.
-
-        Raises:
-            SearchStoppedError: the storage does not answer; the same command reads the outcome from the trial's folder.
-        """
-        write_outcome(taken.folder, outcome)
-        counts: bool = self.storage.patiently(lambda: self._finish(taken.trial.number, outcome), self.say)
-        if not counts:
-            why = "its worker was silent for too long, and others have it"
-            self.say(f"trial {taken.number}: {why}; this result is left out")
-        return counts
-
-    def best(self, attempts: Attempts | None = None) -> optuna.trial.FrozenTrial | None:
-        """Return the best complete attempt of those given, which are all of them if they are not."""
-        done = [
-            one
-            for one in (self.trials() if attempts is None else attempts)
-            if one.state == self._states.COMPLETE and one.values
-        ]
-        choose = max if self.settings.hpo.towards == "maximize" else min
-        return choose(done, key=lambda one: one.values[0]) if done else None
-
-    def front(self) -> list[int]:
-        """Return the numbers of the trials that no other trial beats in every metric."""
-        return sorted({one.user_attrs[NUMBER] for one in self.study.best_trials})
-
-    def folders_over(self) -> list[Path]:
-        """Return the folders of all attempts that are over in the storage."""
-        return [self._folder_of(one) for one in self.trials() if one.state.is_finished()]
-
-    def left(self, attempts: Attempts | None = None) -> int:
-        """Count the trials that are neither over nor running, by the attempts given or by all there are."""
-        by_number = _by_number(self.trials() if attempts is None else attempts)
-        return sum(self._open(by_number.get(number, ())) for number in range(self.settings.hpo.n_trials))
-
-    def over(self) -> int:
-        """Count the trials that are over, once those whose worker died are given up."""
-        with self.storage.turn():
-            trials = self._give_up_dead()
-        done = [
-            attempts
-            for number, attempts in _by_number(trials).items()
-            if number < self.settings.hpo.n_trials and not self._open(attempts)
-        ]
-        return sum(all(one.state.is_finished() for one in attempts) for attempts in done)
-
-    def _take(self) -> Taken | None:
-        with self.storage.turn():
-            trials = self._give_up_dead()
-            # One that waits was put there by somebody who died before he took it, or by hand in optuna-dashboard.
-            waiting = [one for one in trials if one.state == self._states.WAITING]
-            number, before = self._next(trials)
-            if waiting and NUMBER in waiting[0].user_attrs:
-                number = waiting[0].user_attrs[NUMBER]
-            elif number is None:
-                return None
-            elif not waiting:
-                about = {NUMBER: number, ATTEMPT: _attempt(before) + 1}
-                self.study.enqueue_trial(self._values(number, before), user_attrs=about)
-            self.study.sampler = samplers.sampler(self.settings, number, self._known)
-            trial = self.study.ask()
-            self._half_taken = trial.number
-            if NUMBER not in trial.user_attrs:
-                trial.set_user_attr(NUMBER, number)
-            self.storage.beat(trial._trial_id)  # noqa: SLF001 - storages know trials by nothing else
-            attempt = trial.user_attrs.get(ATTEMPT, 1)
-            folder = trial_folder(self.folder, number, attempt)
-            # One that is there is of a study whose storage is gone, or another: should this worker die, it is not ours.
-            (folder / OUTCOME).unlink(missing_ok=True)
-            trial.set_user_attr(WORKER, record.this_process())
-            self._half_taken = None
-        return Taken(number, attempt, trial, folder)
-
-    def _next(self, trials: Attempts) -> tuple[int | None, Attempts]:
-        """Choose the first trial that is neither over nor running, with its attempts so far."""
-        by_number = _by_number(trials)
-        for number in range(self.settings.hpo.n_trials):
-            before = by_number.get(number, [])
-            if self._open(before):
-                return number, before
-        return None, ()
-
-    def _values(self, number: int, before: Attempts) -> dict[str, Any]:
-        """Return the values that are known of a trial: those of earlier attempts, or those that it was given.
-
-        Half of an attempt's values are not kept: a sampler that has some draws others for the rest than it would have.
-        """
-        known = space.parse(self.settings)
-        whole = (one.params for one in reversed(before) if known.is_whole(one.params, self.settings))
-        return next(whole, None) or given(known, self.settings, number)
-
-    def _open(self, attempts: Sequence[optuna.trial.FrozenTrial]) -> bool:
-        """Say whether a trial with these attempts is to be begun (again)."""
-        if any(one.state != self._states.FAIL for one in attempts):
-            return False
-        if any(how_ended(one) == "failed" for one in attempts):
-            return False
-        return sum(how_ended(one) == "died" for one in attempts if one.number >= self.since) < ATTEMPTS
-
-    def _give_up_dead(self) -> Attempts:
-        """End every attempt whose worker died: at once on this machine, and by its silence on others.
-
-        Returns:
-            Every attempt, as it is then.
-        """
-        trials = self.trials()
-        running = [one for one in trials if one.state == self._states.RUNNING]
-        for one in running:
-            worker = one.user_attrs.get(WORKER)
-            if worker is None or one.number == self._half_taken:  # it is our turn: nobody could say that he has it
-                self._finish_now(one, Outcome("interrupted", cause="it was not begun"))
-            elif record.was_killed({"status": "running", **worker}):
-                self._finish_now(one, self._outcome(self._folder_of(one)) or Outcome("died", cause=_DIED))
-        if not running:
-            return trials
-        self._optuna.storages.fail_stale_trials(self.study)
-        return self.trials()
-
-    def _outcome(self, folder: Path) -> Outcome | None:
-        """Return the outcome that a dead worker left in its trial's folder; a node of a cluster has stored it."""
-        away = self.settings.run.storage if self.settings.hpo.engine == "ray" else None
-        stored = mirror.of(away, folder, self.folder)
-        only_there = "a trial whose outcome is only there is run again"
-        mirror.bring(stored, lambda line: self.say(f"{line}; {only_there}"), ended=False)
-        return read_outcome(folder)
-
-    def _folder_of(self, one: optuna.trial.FrozenTrial) -> Path:
-        return trial_folder(self.folder, one.user_attrs.get(NUMBER, one.number), one.user_attrs.get(ATTEMPT, 1))
-
-    def _finish(self, number: int, outcome: Outcome) -> bool:
-        with self.storage.turn():
-            one = self.trials()[number]
-            if one.state == self._states.RUNNING:
-                self._finish_now(one, outcome)
-                return True
-            # The answer to an earlier try may have been lost on its way.
-            return one.user_attrs.get(ENDED) == outcome.state
-
-    def _finish_now(self, one: optuna.trial.FrozenTrial, outcome: Outcome) -> None:
-        attributes = {ENDED: outcome.state, **({CAUSE: outcome.cause[: record.ERROR_LENGTH]} if outcome.cause else {})}
-        for key, value in attributes.items():
-            self.storage.optuna.set_trial_user_attr(one._trial_id, key, value)  # noqa: SLF001 - as above
-        states = {"complete": self._states.COMPLETE, "pruned": self._states.PRUNED}
-        values = None if outcome.value is None else [outcome.value, *outcome.also]
-        self.study.tell(one.number, values, state=states.get(outcome.state, self._states.FAIL))
-
-    def _check_settings(self, *, begins: bool) -> bool:
-        """Check that the study was begun with these settings, and return whether it has been begun anew with them."""
-        ours = comparable(self.settings)
-        with self.storage.turn():  # as a whole: nobody may take a trial of a study that is about to be deleted
-            theirs = self.study.user_attrs.get(_SETTINGS)
-            other = [] if theirs is None else differences(_as_now(theirs, ours, self.settings), ours)
-            others = self._other_commands()
-            anew = bool(other) and begins and not others and self._is_empty()
-            if anew:
-                self.study = self.storage.renewed(self.study, list(self.settings.hpo.objectives.values()))
-            if anew or theirs is None:
-                self.study.set_user_attr(_SETTINGS, ours)
-            if begins and (anew or not other):
-                self.study.set_user_attr(_COMMANDS, [*others, record.this_process()])
-        if anew:
-            self.say(f"No trial of the study was over, so it begins with these settings: {'; '.join(other)}")
-        elif other:
-            raise ConfigError(
-                f"the study {study_name(self.settings)} in {self.storage.shown} was begun with other settings: "
-                f"{'; '.join(other)}. Go on with those, or name another study, in a folder of its own: "
-                f"hpo.name=... hpo.folder=...{self._or_begin_anew()}"
-            )
-        return anew
-
-    def submitted(self) -> str | None:
-        """Return the run on a cluster that the last command of the study belongs to; None if that ran on no cluster."""
-        found: str | None = (self.study.user_attrs.get(_COMMANDS) or [{}])[-1].get("submitted")
+        """Return every trial so far."""
+        found: list[optuna.trial.FrozenTrial] = self.study.get_trials(deepcopy=False)
         return found
 
-    def _other_commands(self) -> list[dict[str, Any]]:
-        """Return the processes of other commands that go on with the study: one may have no trial yet."""
-        known = self.study.user_attrs.get(_COMMANDS, [])
-        return [
-            one for one in known if one != record.this_process() and not record.was_killed({"status": "running", **one})
-        ]
+    def standing(self, every: Iterable[optuna.trial.FrozenTrial] | None = None) -> list[optuna.trial.FrozenTrial]:
+        """Return the trials that no later one repeats."""
+        every = list(self.trials() if every is None else every)
+        repeated = {number for one in every for number in one.system_attrs.get(_HISTORY, ())}
+        return [one for one in every if one.number not in repeated]
 
-    def _is_empty(self) -> bool:
-        """Say whether a study of this folder's own has no trial that is over or runs: nothing that would be lost.
+    def left(self, every: Iterable[optuna.trial.FrozenTrial] | None = None) -> int:
+        """Count the trials that are neither over nor running."""
+        begun = sum(one.state != self._states.WAITING for one in self.standing(every))
+        wanted: int = self.settings.hpo.n_trials
+        return max(0, wanted - begun)
 
-        So it is where a metric was misspelt, and the first trial found that out.
+    def best(self, every: Iterable[optuna.trial.FrozenTrial] | None = None) -> optuna.trial.FrozenTrial | None:
+        """Return the best complete trial."""
+        done = [one for one in self.standing(every) if one.state == self._states.COMPLETE]
+        choose = max if self.settings.hpo.towards == "maximize" else min
+        return choose(done, key=lambda one: one.value or 0.0, default=None)
+
+    # -- what is changed -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Put back the trials of a command that was killed, and queue the values that are known beforehand."""
+        for one in self.trials():
+            worker = one.user_attrs.get(WORKER)
+            if one.state == self._states.RUNNING and worker and record.was_killed({"status": "running", **worker}):
+                self.again(one, died=False)
+        first = list(self.settings.hpo.enqueue)
+        more = spaces.grid(self.space, self.settings) if self.settings.hpo.sampler == "grid" else ()
+        if not self.trials():
+            for given in [*(dict(spaces.flat(one)) for one in first), *more][: self.settings.hpo.n_trials]:
+                self.study.enqueue_trial(given)
+
+    def lost(self, worker: Mapping[str, Any]) -> None:
+        """Put back the trial that a worker was at when it died."""
+        for one in self.trials():
+            about = one.user_attrs.get(WORKER, {})
+            if one.state == self._states.RUNNING and all(about.get(key) == value for key, value in worker.items()):
+                self.again(one, died=True)
+
+    def again(self, one: optuna.trial.FrozenTrial, *, died: bool) -> None:
+        """End a trial, and queue it anew with the same values; one of which several workers died has failed."""
+        deaths = one.user_attrs.get(DIED, 0) + died
+        if one.state == self._states.RUNNING:
+            if deaths >= _DEATHS:
+                self.storage.set_trial_user_attr(one._trial_id, CAUSE, "its worker died, and so did the one before")  # noqa: SLF001 - storages know trials by nothing else
+            self.study.tell(one.number, state=self._states.FAIL, skip_if_finished=True)
+        if deaths < _DEATHS:
+            drawn = one.user_attrs.get(DRAWN)
+            history = [*one.system_attrs.get(_HISTORY, ()), one.number]
+            queued = self._optuna.create_trial(
+                state=self._states.WAITING,
+                params=one.params if drawn else {},
+                distributions=one.distributions if drawn else {},
+                user_attrs={DIED: deaths},
+                system_attrs={"failed_trial": history[0], _HISTORY: history, **_fixed(one)},
+            )
+            self.study.add_trial(queued)
+
+    def run(
+        self,
+        objective: Callable[[Asked], float] | None = None,
+        worker: Mapping[str, Any] | None = None,
+        until: float = math.inf,
+        later: int = 0,
+    ) -> None:
+        """Run trials in this process until none is left.
+
+        Args:
+            objective: runs a trial; None trains the recipe.
+            worker: what distinguishes this worker.
+            until: `time.time` after which no trial is begun.
+            later: trials of later searches that will use what is compiled in this one.
+
+        Raises:
+            KeyboardInterrupt: somebody interrupted; the trial is open again, if it was not at its end.
+            ConfigError, DataError, MissingExtraError: no trial can run so; the trial is open again.
+            SearchStoppedError: trial after trial fails, or there is no such metric.
+            StepLostError: a trial took the GPU's context with it, so that this process can run no other.
         """
-        return self.settings.hpo.storage is None and all(how_ended(one) == "interrupted" for one in self.trials())
+        act = objective or trials.train
+        while time.time() < until:
+            every = self.trials()
+            self._check_failures(every)
+            if not self.left(every):
+                return
+            self._one(act, {**record.this_process(), **(worker or {})}, later)
+            if self._stop:
+                raise KeyboardInterrupt
 
-    def _or_begin_anew(self) -> str:
-        """Say what else can be done where a study has nothing that anybody would miss."""
-        if (
-            self._other_commands()
-            or self.settings.hpo.storage is not None
-            or any(one.state == self._states.COMPLETE for one in self.trials())
+    def _one(self, act: Callable[[Asked], float], worker: Mapping[str, Any], later: int) -> None:
+        """Run one trial; its failure is written down, and only one that no other trial would escape is raised."""
+        at: list[int] = []
+
+        def objective(trial: optuna.Trial) -> float:
+            at.append(trial.number)
+            trial.set_user_attr(WORKER, dict(worker))
+            values = self.space.suggest(trial, self.settings)
+            trial.set_user_attr(DRAWN, True)
+            try:
+                return self._checked(act(self._asked(trial, values, later)))
+            except RunPrunedError as error:
+                trial.set_user_attr(CAUSE, str(error))
+                self._stop = self._stop or wished(error)
+                raise self._optuna.TrialPruned(str(error)) from error
+            except Exception as error:
+                trial.set_user_attr(CAUSE, _cause(error))
+                raise
+
+        try:
+            self.study.optimize(objective, n_trials=1)
+        except (Exception, KeyboardInterrupt) as error:
+            if not at or isinstance(error, StepLostError):
+                raise
+            if self._ends_all(error):
+                self.again(self.trials()[at[0]], died=False)
+                raise
+            self._stop = self._stop or wished(error)
+        self._tidy(at[0])
+
+    def _checked(self, value: float) -> float:
+        if not math.isfinite(value):
+            raise TrainingFailedError(f"the objective {self.settings.hpo.metric} is {value}")
+        return float(value)
+
+    def _ends_all(self, error: BaseException) -> bool:
+        """Return whether an error would end any other trial too; of a searched setting another value may do."""
+        if isinstance(error, ConfigError):
+            return not any(_names(one.name, str(error)) for one in self.space.searched)
+        return isinstance(error, KeyboardInterrupt | DataError | MissingExtraError | SearchStoppedError)
+
+    def _asked(self, trial: optuna.Trial, values: Mapping[str, Any], later: int) -> Asked:
+        folder, hpo = trial_folder(self.folder, trial.number), self.settings.hpo
+        every = self.trials()
+        best = self.best(every)
+
+        def report(step: int, value: float) -> None:
+            trial.report(value, step)
+            if trial.should_prune():
+                raise RunPrunedError(f"{hpo.pruner}: {hpo.metric} {value:.4f} at report {step} is not worth more steps")
+
+        def stop() -> None:
+            self._stop = True
+
+        return Asked(
+            number=trial.number,
+            settings=settings_of(self.settings, values, folder),
+            values=values,
+            folder=folder,
+            report=report,
+            runs=self.space.shared_runs(1 + self.left(every) / hpo.at_once + later),
+            best=best.value if best else None,
+            stop=stop,
+        )
+
+    def _tidy(self, number: int) -> None:
+        """Keep the checkpoints that the settings say, and give memory back that the next trial needs."""
+        trials.give_memory_back()
+        keep = None
+        every = self.trials()
+        if self.settings.hpo.keep_checkpoints == "best" and (best := self.best(every)):
+            keep = best.number
+        for one in every:
+            if one.number != keep and one.state.is_finished():
+                trials.drop_checkpoints(trial_folder(self.folder, one.number))
+        if keep == number:
+            trials.drop_last(trial_folder(self.folder, number))
+
+    def _check_failures(self, every: list[optuna.trial.FrozenTrial]) -> None:
+        ended = [one for one in self.standing(every) if one.state.is_finished()][-GIVE_UP_AFTER:]
+        if len(ended) == min(GIVE_UP_AFTER, self.settings.hpo.n_trials) and all(
+            one.state == self._states.FAIL for one in ended
         ):
-            return ""
-        return f"; or delete {self.folder}, in which no trial is complete"
+            why = ended[-1].user_attrs.get(CAUSE, "its worker died")
+            raise SearchStoppedError(
+                f"{len(ended)} trials failed one after another, so the search stops. The last one: {why}. Mend the "
+                "cause, and search anew under another hpo.name"
+            )
+
+    # -- how it is made --------------------------------------------------------------------------------------------
+
+    def _opened(self) -> Any:
+        sql = require("sqlalchemy", "hotloop hpo", "search")
+        url = sql.engine.make_url(self.url)
+        options: dict[str, Any] = {"connect_args": {"timeout": _LOCKED_SECONDS}}
+        if url.get_backend_name() == "postgresql":
+            require("psycopg", "hpo.storage=postgresql://...", "postgres")
+            url = url.set(drivername="postgresql+psycopg")
+            options = {"connect_args": {"connect_timeout": 10}, "pool_pre_ping": True}
+        elif url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
+            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        else:
+            raise ConfigError(
+                f"hpo.storage={masked(self.url)}: expected postgresql://user@host/database, sqlite:///file, or null"
+            )
+        every = self.settings.hpo.heartbeat_seconds
+        storages = self._optuna.storages
+        retry = storages.RetryHeartbeatStaleTrialCallback(max_retry=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            return storages.RDBStorage(
+                url.render_as_string(hide_password=False),
+                engine_kwargs=options,
+                heartbeat_interval=every,
+                grace_period=2 * every,
+                heartbeat_stale_trial_callback=retry,
+            )
+
+    def _proxied(self, address: str) -> Any:
+        name, _, port = address.rpartition(":")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+            return self._optuna.storages.GrpcStorageProxy(host=name, port=int(port))
+
+    def _created(self) -> optuna.Study:
+        name, towards, ours = study_name(self.settings), self.settings.hpo.towards, comparable(self.settings)
+        made = {"study_name": name, "storage": self.storage, "direction": towards}
+        study: optuna.Study = self._optuna.create_study(**made, load_if_exists=True)
+        theirs = study.user_attrs.get(_SETTINGS)
+        if theirs is not None and theirs != ours:
+            if any(one.state.is_finished() and one.state != self._states.FAIL for one in study.get_trials()):
+                other = [key for key in sorted({*theirs, *ours}) if theirs.get(key) != ours.get(key)]
+                changed = "; ".join(f"{one} {theirs.get(one)!r}, now {ours.get(one)!r}" for one in other)
+                raise ConfigError(
+                    f"the study {name} in {masked(self.url)} was begun with other settings: {changed}. Go on with "
+                    "those, or name another study, in a folder of its own: hpo.name=... hpo.folder=..."
+                )
+            self._optuna.delete_study(study_name=name, storage=self.storage)  # none of its trials would be missed
+            study = self._optuna.create_study(**made)
+            theirs = None
+        if theirs is None:
+            study.set_user_attr(_SETTINGS, ours)
+        return study
+
+    def _drawing(self) -> Any:
+        """Make a sampler that is seeded anew for each trial by how many stand before it: any worker draws alike."""
+        whole = self
+
+        class Drawing(self._optuna.samplers.BaseSampler):  # type: ignore[misc, name-defined]
+            own = whole._sampler(0)  # of a process that tells how a trial ended, and draws none
+
+            def before_trial(self, study: Any, trial: Any) -> None:  # noqa: ARG002 - Optuna's own signature
+                self.own = whole._sampler(sum(one.number < trial.number for one in whole.standing()))
+
+            def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
+                return self.own.infer_relative_search_space(study, trial)
+
+            def sample_relative(self, study: Any, trial: Any, search_space: Any) -> Any:
+                return self.own.sample_relative(study, trial, search_space)
+
+            def sample_independent(self, *given: Any) -> Any:
+                return self.own.sample_independent(*given)
+
+            def after_trial(self, *given: Any) -> None:
+                self.own.after_trial(*given)
+
+        return Drawing()
+
+    def _sampler(self, number: int) -> Any:
+        hpo, samplers = self.settings.hpo, self._optuna.samplers
+        seed = zlib.crc32(f"{self.settings.run.seed}/{number}".encode())
+        tpe = samplers.TPESampler(seed=seed, n_startup_trials=hpo.startup_trials, constant_liar=hpo.at_once > 1)
+        if hpo.sampler in ("random", "grid"):
+            return samplers.RandomSampler(seed=seed)
+        if hpo.sampler == "qmc":  # one sequence for all trials
+            return samplers.QMCSampler(seed=self.settings.run.seed, scramble=True, warn_independent_sampling=False)
+        if hpo.sampler == "gp":
+            return samplers.GPSampler(seed=seed, n_startup_trials=hpo.startup_trials, independent_sampler=tpe)
+        if hpo.sampler == "cmaes":
+            require("cmaes", "hpo.sampler=cmaes", "search")
+            return samplers.CmaEsSampler(seed=seed, independent_sampler=tpe, warn_independent_sampling=False)
+        return tpe
+
+    def _pruner(self) -> Any:
+        hpo, pruners = self.settings.hpo, self._optuna.pruners
+        trial = settings_of(self.settings, {}, Path())
+        most = len(folds_of(trial)) or trial.training.num_epochs
+        if hpo.pruner == "median":
+            return pruners.MedianPruner(n_startup_trials=hpo.startup_trials)
+        if hpo.pruner == "successive_halving":
+            return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=hpo.reduction_factor)
+        if hpo.pruner == "hyperband":
+            return pruners.HyperbandPruner(1, max(1, most), hpo.reduction_factor)
+        return pruners.NopPruner()
 
 
-def trial_folder(folder: Path, number: int, attempt: int) -> Path:
-    """Return the folder of an attempt; a second one has a folder of its own, since the first may live after all."""
-    return folder / "trials" / (f"{number:04d}" if attempt == 1 else f"{number:04d}-{attempt}")
-
-
-def how_ended(one: optuna.trial.FrozenTrial) -> str:
-    """Say how an attempt that is over ended; one that others gave up by its silence has no word of its own."""
-    return str(one.user_attrs.get(ENDED, "died"))
-
-
-def reports(settings: Settings) -> int:
-    """Return how often a trial that runs to its end reports: for each fold, or for each epoch."""
-    trial = settings_of(settings, {}, Path())
-    return len(folds_of(trial)) or trial.training.num_epochs
+def trial_folder(folder: Path, number: int) -> Path:
+    """Return the folder of a trial."""
+    return folder / "trials" / f"{number:04d}"
 
 
 def comparable(settings: Settings) -> dict[str, Any]:
     """Return the settings that make a study what it is, as flat JSON data."""
-    flat = dict(leaves(configure.to_dict(settings)))
-    flat["hpo.direction"] = settings.hpo.towards
+    flat = {**dict(leaves(configure.to_dict(settings))), "hpo.direction": settings.hpo.towards}
     free = (*(f"hpo.{one}" for one in _FREE), *STILL_COMPARABLE)
-    kept = {
-        key: value
-        for key, value in flat.items()
-        if key in DECISIVE or not any(f"{key}.".startswith(f"{one}.") for one in free)
-    }
+    kept = {key: value for key, value in flat.items() if key in DECISIVE or not spaces.is_within(key, free)}
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain
 
 
-def _as_now(theirs: Mapping[str, Any], ours: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return what an earlier version kept as this one would: the recipe's settings alone, newer ones by default.
-
-    A mapping that is empty by default, such as a program's settings, is none of ``ours`` where it holds some.
-    """
-    usual = comparable(build(type(settings), {}))
-    known = {key: value for key, value in theirs.items() if key in usual or at(type(settings), key)}
-    if known.get("recipe.goal") is None and "recipe.goal" in ours:  # trials had none
-        known["recipe.goal"] = ours["recipe.goal"]
-    newer = {key: value for key, value in usual.items() if key in ours and not key.startswith("hpo.")}
-    return {**newer, **known}
+def default_url(folder: Path) -> str:
+    """Return the URL of the file that a study has in its own folder."""
+    return f"sqlite:///{folder.resolve() / FILE}"
 
 
-def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """List what differs, theirs first; what one side lacks is null there."""
-    return [
-        f"{key} {json.dumps(theirs.get(key))}, now {json.dumps(ours.get(key))}"
-        for key in sorted({*theirs, *ours})
-        if theirs.get(key) != ours.get(key)
-    ]
+def masked(url: str) -> str:
+    """Return a URL as it may be shown and written down: without its password."""
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", re.sub(r"(://[^/@:]*):[^@]*@", r"\1:***@", url))
 
 
-def write_outcome(folder: Path, outcome: Outcome) -> None:
-    """Keep an outcome where it is found again if its worker dies, or the storage is away; a full disk keeps none."""
-    with contextlib.suppress(OSError), whole(folder / OUTCOME, durable=False) as file:
-        file.write(json.dumps(dataclasses.asdict(outcome)).encode())
+def _fixed(one: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    """Return the values that a queued trial was given, under Optuna's own name for them."""
+    return {key: value for key, value in one.system_attrs.items() if key == "fixed_params"}
 
 
-def read_outcome(folder: Path) -> Outcome | None:
-    """Read what `write_outcome` wrote; None where there is nothing, or nothing whole."""
-    try:
-        return Outcome(**json.loads(read(folder / OUTCOME)))
-    except (OSError, ValueError, TypeError):
-        return None
+def _cause(error: BaseException) -> str:
+    """Return why a trial failed; our own errors speak for themselves."""
+    text = " ".join((error.alone if isinstance(error, TrainingFailedError) else str(error)).split())
+    ours = type(error).__module__ == "hotloop.errors" and text
+    return (text if ours else f"{type(error).__name__}: {text}".rstrip(": "))[: record.ERROR_LENGTH]
 
 
-def _by_number(trials: Iterable[optuna.trial.FrozenTrial]) -> dict[int, list[optuna.trial.FrozenTrial]]:
-    found: dict[int, list[optuna.trial.FrozenTrial]] = {}
-    for one in trials:
-        if NUMBER in one.user_attrs:
-            found.setdefault(one.user_attrs[NUMBER], []).append(one)
-    return found
-
-
-def _attempt(before: Sequence[optuna.trial.FrozenTrial]) -> int:
-    return max((one.user_attrs.get(ATTEMPT, 1) for one in before), default=0)
+def _names(name: str, text: str) -> bool:
+    """Return whether a text names a setting, and not another one whose name begins or ends so."""
+    return re.search(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w)", text) is not None

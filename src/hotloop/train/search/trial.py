@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import SearchStoppedError
 from hotloop.files import open_append
-from hotloop.train import checkpoint, configure, mirror
+from hotloop.train import checkpoint, configure
 from hotloop.train.nested import put
 from hotloop.train.schema import meant
 from hotloop.train.search import space
-from hotloop.train.search.storage import masked
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from hotloop.train.settings import Settings
 LOG = "log.txt"
@@ -67,18 +66,17 @@ def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> 
         ConfigError: values that do not fit together.
     """
     own = dict(space.flat(settings.hpo.trial))
-    return changed(_shown(settings), {**own, **values, "run.folder": str(folder), "run.resume": None})
+    return changed(shown(settings), {**own, **values, "run.folder": str(folder), "run.resume": None})
 
 
 def best_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """Return the settings of the final run: the search's with the best values, without what made trials cheaper."""
-    return changed(_shown(settings), {**values, "run.folder": None, "run.resume": None})
+    return changed(shown(settings), {**values, "run.folder": None, "run.resume": None})
 
 
-def _shown(settings: Settings) -> Settings:
-    """Leave the storage's password out: a run writes its settings into files, checkpoints and loggers."""
-    url = settings.hpo.storage
-    return settings if url is None else changed(settings, {"hpo.storage": masked(url)})
+def shown(settings: Settings) -> Settings:
+    """Leave the storage out, which may have a password: a run writes its settings into files and loggers."""
+    return settings if settings.hpo.storage is None else changed(settings, {"hpo.storage": None})
 
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
@@ -93,8 +91,8 @@ def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     return configure.build(plain)
 
 
-def train(asked: Asked) -> list[float]:
-    """Run a trial and return its objectives: those of the best validation, or the means of the folds' best ones.
+def train(asked: Asked) -> float:
+    """Run a trial and return its objective: that of the best validation, or the mean of the folds' best ones.
 
     Raises:
         RunPrunedError: the trial is not worth going on with.
@@ -104,13 +102,13 @@ def train(asked: Asked) -> list[float]:
     folds = folds_of(asked.settings)
     if not folds:
         return _run(asked, asked.settings, asked.folder)
-    values: list[list[float]] = []
+    values: list[float] = []
     for number, fold in enumerate(folds):
         folder = asked.folder / f"fold-{number}"
         settings = changed(asked.settings, {**fold, "run.folder": str(folder)})
         values.append(_run(asked, settings, folder, fold=number, folds=len(folds)))
-        asked.report(number + 1, sum(one[0] for one in values) / len(values))
-    return [sum(each) / len(values) for each in zip(*values, strict=True)]
+        asked.report(number + 1, sum(values) / len(values))
+    return sum(values) / len(values)
 
 
 def folds_of(settings: Settings) -> list[dict[str, Any]]:
@@ -128,24 +126,24 @@ def folds_of(settings: Settings) -> list[dict[str, Any]]:
     return []
 
 
-def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = None, folds: int = 1) -> list[float]:
-    """Train once, as the trial's run or as that of one of its folds, and return the metrics of its best validation."""
+def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = None, folds: int = 1) -> float:
+    """Train once, as the trial's run or as that of one of its folds, and return the metric of its best validation."""
     from rich.console import Console  # noqa: PLC0415 - only a process that runs trials loads torch
 
     from hotloop.train.start import Start  # noqa: PLC0415
 
     hpo = settings.hpo
-    found: list[list[float]] = []
+    found: list[float] = []
 
     def validated(step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG001 - as Listener has them
-        if missing := next((one for one in hpo.objectives if one not in metrics), None):
+        if hpo.metric not in metrics:
             raise SearchStoppedError(
-                f"hpo.{'metric' if missing == hpo.metric else 'also'}={missing}: a validation of recipe "
-                f"{settings.recipe.name} gives {', '.join(metrics) or 'no metrics'}{meant(missing, metrics)}"
+                f"hpo.metric={hpo.metric}: a validation of recipe {settings.recipe.name} gives "
+                f"{', '.join(metrics) or 'no metrics'}{meant(str(hpo.metric), metrics)}"
             )
-        found.append([float(metrics[one]) for one in hpo.objectives])
+        found.append(float(metrics[str(hpo.metric)]))
         if fold is None:
-            asked.report(len(found), found[-1][0])
+            asked.report(len(found), found[-1])
 
     def keeps(metrics: Mapping[str, float]) -> bool:
         """Say whether a validation may be the best of the best trial: the others' checkpoints would be deleted."""
@@ -165,7 +163,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
         trial=asked.number,
         fold=fold,
         folder=Path(hpo.folder),
-        keeps=None if hpo.keep_checkpoints == "all" else keeps,
+        keeps=keeps,
         resume="the same hotloop hpo command, which begins this trial again",
     )
     start = Start(settings, folder, within=within)
@@ -176,8 +174,8 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
         raise KeyboardInterrupt
     if outcome.stop:
         asked.stop()
-    known = [one for one in found if not math.isnan(one[0])]  # NaN is never the best, as for a run's best.pt
-    return (max if hpo.towards == "maximize" else min)(known or found, key=lambda one: one[0])
+    known = [one for one in found if not math.isnan(one)]  # NaN is never the best, as for a run's best.pt
+    return (max if hpo.towards == "maximize" else min)(known or found)
 
 
 def _recipe(name: str) -> Any:
@@ -185,38 +183,26 @@ def _recipe(name: str) -> Any:
     return importlib.import_module("hotloop.recipes").load(name)
 
 
-def give_memory_back(*, first: bool) -> None:
-    """Free what a trial of this process held on the device; ``first``: it was the process's first one."""
+def give_memory_back() -> None:
+    """Free what a trial of this process held on the device."""
     if "torch" not in sys.modules:
         return
     import torch  # noqa: PLC0415 - a trial brought it already
 
     gc.collect()
-    if first:
-        # What is left of a first trial are mostly modules: looking through them takes 0.24 s a trial.
-        gc.freeze()
+    gc.freeze()  # what is left are mostly modules: looking through them takes 0.24 s a trial
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def drop_checkpoints(folder: Path, storage: str | None = None) -> None:
-    """Delete the checkpoints of a trial, those of its folds included, here and at ``run.storage``.
-
-    Raises:
-        StorageError: they stay there.
-    """
+def drop_checkpoints(folder: Path) -> None:
+    """Delete the checkpoints of a trial, those of its folds included."""
     for path in (folder, *folder.glob("fold-*")):
-        there = (path / checkpoint.FOLDER).is_dir()
         shutil.rmtree(path / checkpoint.FOLDER, ignore_errors=True)
-        if there and (stored := mirror.of(storage, path, folder.parents[1])):
-            stored.remove(checkpoint.FOLDER)
 
 
-def keep_best_only(best: Path, over: Iterable[Path], storage: str | None = None) -> None:
-    """Delete the checkpoints of every trial that is over, but the best one's, as `drop_checkpoints`."""
-    for path in over:
-        if path != best:
-            drop_checkpoints(path, storage)
-    for path in (best, *best.glob("fold-*")):
+def drop_last(folder: Path) -> None:
+    """Delete the last checkpoint of a trial that is over: nobody resumes it."""
+    for path in (folder, *folder.glob("fold-*")):
         with contextlib.suppress(OSError):
-            (path / checkpoint.FOLDER / checkpoint.LAST).unlink(missing_ok=True)  # nobody resumes a trial that is over
+            (path / checkpoint.FOLDER / checkpoint.LAST).unlink(missing_ok=True)

@@ -6,7 +6,6 @@ name with the reason.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -24,23 +23,13 @@ from hotloop.recipes.diffusion.pictures.decode import MOST_BYTES, SUFFIXES, Unus
 from hotloop.recipes.diffusion.pictures.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 CAPTION = ".txt"
 MOST_CAPTION = 2**16
 """Bytes of a caption."""
 LISTED = 1000
 """Pictures that cannot be used and are named: all that anybody would mend by hand."""
-KINDS = 5
-"""Kinds of files left aside that are named, the most frequent ones."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """An image file that was found, and the files of its name that could be its caption."""
-
-    image: Path
-    captions: tuple[Path, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +44,7 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Bad:
-    """A picture, or a link, that cannot be used, and why."""
+    """A picture that cannot be used, and why."""
 
     name: str
     reason: str
@@ -84,7 +73,7 @@ class Files:
         def one(row: int) -> Tensor:
             found = self.found[row]
             try:
-                data = _bytes(self.root, found.path, MOST_BYTES)
+                data = _bytes(found.path, MOST_BYTES)
             except UnusableError as error:
                 raise DataError(_changed(f"{shown(found.path, self.root)} {error}")) from error
             if hashlib.sha256(data).hexdigest() != found.digest:
@@ -105,8 +94,7 @@ def _changed(what: str) -> str:
 def load(path: str, min_size: int, *, skip_bad: bool, progress: Callable[[int, int], None] | None = None) -> Source:
     """Look at every picture of a folder and of its subfolders.
 
-    Files and folders whose names begin with a dot are left aside, as are files of other kinds. A link is followed to a
-    file inside of the folder only: what comes with pictures from elsewhere could point anywhere.
+    Files and folders whose names begin with a dot are left aside, as are files of other kinds.
 
     Args:
         path: the folder.
@@ -121,16 +109,17 @@ def load(path: str, min_size: int, *, skip_bad: bool, progress: Callable[[int, i
     if not root.is_dir():
         what = "this is a file, expected a folder of pictures" if root.exists() else "no such folder"
         raise DataError(f"pictures.path={path}: {what}")
-    candidates, bad, others = _walk(root)
+    images = _images(root)
+    bad: list[Bad] = []
     found: list[Found] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Pillow only warns of (a large picture, odd EXIF) is judged here
         # Closed at once, so that who interrupts need not wait for the other thousands.
-        with contextlib.closing(at_once(lambda one: _examine(root, one, min_size), candidates)) as looked_at:
+        with contextlib.closing(at_once(lambda one: _examine(root, one, min_size), images)) as looked_at:
             for count, one in enumerate(looked_at, start=1):
                 (bad if isinstance(one, Bad) else found).append(one)  # type: ignore[arg-type]
                 if progress:
-                    progress(count, len(candidates))
+                    progress(count, len(images))
     bad.sort(key=lambda one: one.name)
     if bad and not (skip_bad and found):
         small = f"; pictures.min_size={min_size} is the least that a side may have, lower it for smaller pictures"
@@ -141,12 +130,8 @@ def load(path: str, min_size: int, *, skip_bad: bool, progress: Callable[[int, i
         )
         raise DataError(f"{listing(path, bad)}\n{remedy}")
     if not found:
-        kinds = f" ({others})" if others else ""
-        raise DataError(
-            f"pictures.path={path} has no pictures: expected {', '.join(SUFFIXES)}, each with a .txt{kinds}"
-        )
+        raise DataError(f"pictures.path={path} has no pictures: expected {', '.join(SUFFIXES)}, each with a .txt")
     notes = [f"left out {listing(path, bad)}"] if bad else []
-    notes += [f"files of other kinds are left aside: {others}"] if others else []
     copies = len(found) - len({one.digest for one in found})
     if copies:
         notes.append(f"copies of other pictures, byte for byte: {copies}; they may be on both sides of a split")
@@ -163,11 +148,7 @@ def load(path: str, min_size: int, *, skip_bad: bool, progress: Callable[[int, i
 
 def shown(path: Path, root: Path) -> str:
     """Return a path below the folder as one line of plain text: no sign of a file's name may steer a terminal."""
-    return _plain(path.relative_to(root).as_posix())
-
-
-def _plain(name: str) -> str:
-    text = os.fsencode(name).decode(errors="backslashreplace")
+    text = os.fsencode(path.relative_to(root).as_posix()).decode(errors="backslashreplace")
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
@@ -180,100 +161,54 @@ def listing(path: str, bad: Sequence[Bad]) -> str:
     return "\n".join(lines)
 
 
-def _walk(root: Path) -> tuple[list[Candidate], list[Bad], str]:
-    """Find the images and their captions, in the order of their names; and say which other files there are."""
-    candidates: list[Candidate] = []
-    bad: list[Bad] = []
-    others: collections.Counter[str] = collections.Counter()
-
-    def closed(error: OSError) -> None:
-        bad.append(Bad(shown(Path(error.filename), root), f"is a folder that cannot be listed: {error.strerror}"))
-
-    for place, folders, files in os.walk(root, onerror=closed):
-        here = Path(place)
+def _images(root: Path) -> list[Path]:
+    """Find the image files, in the order of their names; what begins with a dot is left aside."""
+    found = []
+    for place, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        bad += [
-            Bad(shown(here / name, root), "is a link to a folder, which is not followed")
-            for name in folders
-            if (here / name).is_symlink()
-        ]
-        by_stem: dict[str, list[Path]] = collections.defaultdict(list)
-        texts: dict[str, list[Path]] = collections.defaultdict(list)
-        for one in (here / name for name in sorted(files) if not name.startswith(".")):
-            kind = one.suffix.lower()
-            if kind in SUFFIXES:
-                by_stem[one.stem].append(one)
-            elif kind == CAPTION:
-                texts[one.stem].append(one)
-            else:
-                others[kind or "no suffix"] += 1
-        for stem, images in by_stem.items():
-            candidates += [Candidate(images[0], tuple(texts[stem]))] if len(images) == 1 else []
-            bad += _namesakes(images, root)
-    return candidates, bad, ", ".join(f"{many} {_plain(kind)}" for kind, many in others.most_common(KINDS))
+        kept = sorted(name for name in files if not name.startswith("."))
+        found += [Path(place, name) for name in kept if Path(name).suffix.lower() in SUFFIXES]
+    return found
 
 
-def _namesakes(images: Sequence[Path], root: Path) -> Iterator[Bad]:
-    """Refuse images of one name, which a caption of that name would be of all at once."""
-    for one in images if len(images) > 1 else ():
-        others = ", ".join(shown(other, other.parent) for other in images if other != one)
-        yield Bad(shown(one, root), f"has the same name as {others}: whose is the caption?")
-
-
-def _examine(root: Path, candidate: Candidate, min_size: int) -> Found | Bad:
+def _examine(root: Path, path: Path, min_size: int) -> Found | Bad:
     try:
-        data = _bytes(root, candidate.image, MOST_BYTES)
+        data = _bytes(path, MOST_BYTES)
         image = upright(data)
-        text = _caption(root, candidate)
+        text = _caption(root, path.with_suffix(CAPTION))
     except UnusableError as error:
-        return Bad(shown(candidate.image, root), str(error))
+        return Bad(shown(path, root), str(error))
     if min(image.size) < min_size:
         reason = f"has {image.width} x {image.height} pixels, fewer than pictures.min_size={min_size}"
-        return Bad(shown(candidate.image, root), reason)
-    return Found(candidate.image, text, (image.height, image.width), hashlib.sha256(data).hexdigest())
+        return Bad(shown(path, root), reason)
+    return Found(path, text, (image.height, image.width), hashlib.sha256(data).hexdigest())
 
 
-def _bytes(root: Path, path: Path, most: int) -> bytes:
-    """Read a plain file inside of the folder, of bounded size."""
-    try:
-        true = path.resolve()
-        plain, inside = true.is_file(), true.is_relative_to(root)
-        # A pipe would be waited for, for ever.
-        data = true.read_bytes() if plain and inside and true.stat().st_size <= most else None
-    except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
-        raise UnusableError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if not inside:
-        raise UnusableError("is a link to outside of the folder, which is not followed")
-    if not plain:
+def _bytes(path: Path, most: int) -> bytes:
+    """Read a plain file of bounded size: a pipe would be waited for, for ever."""
+    if not path.is_file():
         raise UnusableError("is no plain file, or a link to nothing")
-    if data is None:
+    if path.stat().st_size > most:
         raise UnusableError(f"has more than {most:,} bytes")
-    return data
-
-
-def _caption(root: Path, candidate: Candidate) -> str:
-    """Read the caption as one line: white space, line breaks among it, becomes single blanks."""
-    if len(candidate.captions) != 1:
-        names = ", ".join(shown(one, one.parent) for one in candidate.captions)
-        stem = candidate.image.with_suffix(CAPTION)
-        raise UnusableError(
-            f"has several captions: {names}" if names else f"has no caption: expected {shown(stem, root)}"
-        )
-    path = candidate.captions[0]
     try:
-        text = " ".join(_bytes(root, path, MOST_CAPTION).decode("utf-8-sig").split())
+        return path.read_bytes()
+    except OSError as error:
+        raise UnusableError(f"cannot be read: {error.strerror}") from error
+
+
+def _caption(root: Path, path: Path) -> str:
+    """Read the caption as one line: white space, line breaks among it, becomes single blanks."""
+    name = shown(path, root)
+    if not path.exists():
+        raise UnusableError(f"has no caption: expected {name}")
+    try:
+        text = " ".join(_bytes(path, MOST_CAPTION).decode("utf-8-sig").split())
     except UnusableError as error:
-        raise UnusableError(f"has a caption, {shown(path, root)}, that {error}") from error
+        raise UnusableError(f"has a caption, {name}, that {error}") from error
     except UnicodeDecodeError as error:
-        raise UnusableError(
-            f"has a caption, {shown(path, root)}, whose byte {error.start + 1} is not UTF-8 ({error.reason})"
-        ) from error
-    control = [sign for sign in text if unicodedata.category(sign) == "Cc"]
-    if control:  # it would reach the terminal, and a text of zero bytes is UTF-16
-        raise UnusableError(
-            f"has a caption, {shown(path, root)}, with the control character U+{ord(control[0]):04X}: expected text in "
-            "UTF-8"
-        )
+        raise UnusableError(f"has a caption, {name}, that is not UTF-8 ({error.reason})") from error
+    if any(unicodedata.category(sign) == "Cc" for sign in text):  # a text of zero bytes is UTF-16
+        raise UnusableError(f"has a caption, {name}, with a control character: expected text in UTF-8")
     if not text:
-        raise UnusableError(f"has an empty caption, {shown(path, root)}")
+        raise UnusableError(f"has an empty caption, {name}")
     return text

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from hotloop.errors import DataError
 from hotloop.recipes.diffusion.pictures.stored import PART, Cache, Store, Stored
-from hotloop.train.ahead import read_ahead
 from hotloop.train.batches import Batch
 
 if TYPE_CHECKING:
@@ -133,10 +132,9 @@ def encode_pictures(pictures: Pictures, encode: EncodePictures, cache: Cache) ->
     def make(rows: Tensor) -> dict[str, Tensor]:
         made: list[tuple[Tensor, Tensor]] = []
         filled = list(_filled(rows, cache.batch_size))
-        reading = read_ahead(pictures.pixels, (mine for mine, _ in filled))
-        for pixels, (_, count) in zip(reading, filled, strict=True):
+        for mine, count in filled:
             with torch.no_grad():
-                mean, logvar = encode(pixels)
+                mean, logvar = encode(pictures.pixels(mine))
             made.append((_kept(mean[:count], cache.dtype), _kept(logvar[:count], cache.dtype)))
         part = {"mean": torch.cat([one for one, _ in made]), "logvar": torch.cat([one for _, one in made])}
         _finite(part, [pictures.names[row] for row in rows.tolist()], "the VAE", cache.dtype)

@@ -1,4 +1,4 @@
-"""Tensors of many rows in files, made once and found again: whole parts only, each checked when it is read.
+"""Tensors of many rows in files, made once and found again, in whole parts only.
 
 A store has a folder of its own for each key, so that runs with other data or other encoders never read it. A part is
 written beside its place and moved there, so a run that is killed leaves whole parts, which the next one reuses.
@@ -6,12 +6,9 @@ written beside its place and moved there, so a run that is killed leaves whole p
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import shutil
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
 SCHEMA = "1"
 PART = 256
 """Rows of a part: what a killed run may lose, and what a file holds (8 MB to 40 MB of latents)."""
-KEPT, RECENT = 3, 24 * 3600
-"""How many stores of a kind stay besides those used within so many seconds."""
 KEY = "key.json"
 
 
@@ -42,7 +37,7 @@ class Cache:
         dtype: in which numbers with a fraction are kept.
         batch_size: rows in a forward pass of the encoder, at most `PART`.
         progress: is told how many rows are done, and of how many.
-        say: is told in words what is read, encoded and thrown away.
+        say: is told in words what is read and encoded.
     """
 
     folder: Path
@@ -119,85 +114,57 @@ class Store:
         Raises:
             OSError: a part cannot be written.
         """
-        self._open()
+        self._begin()
         total, done = sum(map(len, rows)), 0
-        there = [self._read(index, mine) for index, mine in enumerate(rows)]
+        there = [self._read(index) for index in range(len(rows))]
         kept = sum(len(mine) for part, mine in zip(there, rows, strict=True) if part is not None)
         self._tell(
             f"{kept:,} of {total:,} read from {self.folder}" + ("" if kept == total else "; the others are made now")
         )
         found = []
         for index, (part, mine) in enumerate(zip(there, rows, strict=True)):
-            found.append(part if part is not None else self._write(index, mine, make(mine)))
+            found.append(part if part is not None else self._write(index, make(mine)))
             done += len(mine)
             if self.cache.progress:
                 self.cache.progress(done, total)
-        self._tidy()
         return Stored(found, rows)
 
     def _tell(self, text: str) -> None:
         if self.cache.say:
             self.cache.say(f"Cache of {self.kind}: {text}")
 
-    def _open(self) -> None:
-        """Make the folder where it is missing."""
-        document = self.folder / KEY
-        if not document.is_file():
+    def _begin(self) -> None:
+        """Say in the folder what its values depend on."""
+        if not (self.folder / KEY).is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._replace(document, lambda path: path.write_text(json.dumps(self.key, indent=1), encoding="utf-8"))
-        with contextlib.suppress(OSError):  # a whole store can be read where nothing can be written
-            document.touch()  # used now
-
-    def _others(self) -> list[Path]:
-        """Return the folders of other stores of this kind, the one used last first."""
-        found = [one for one in self.cache.folder.glob(f"{self.kind}-*") if one != self.folder]
-        return sorted((one for one in found if (one / KEY).is_file()), key=_used, reverse=True)
+            self._replace(self.folder / KEY, lambda path: path.write_text(json.dumps(self.key, indent=1)))
 
     def _path(self, index: int) -> Path:
         return self.folder / f"part-{index:05}.safetensors"
 
-    def _told(self, index: int) -> dict[str, str]:
-        """Return what a part says of itself."""
-        return {"key": self.digest, "part": str(index)}
-
-    def _read(self, index: int, rows: Tensor) -> dict[str, Tensor] | None:
-        """Return a part, or None, with a word, where it is not there or does not fit."""
+    def _read(self, index: int) -> dict[str, Tensor] | None:
+        """Return a part; None where it is not there or, with a word, where it cannot be read."""
         path = self._path(index)
         if not path.is_file():
             return None
-        safetensors = require("safetensors", "The cache of latents", "diffusion")
         try:
-            with safetensors.safe_open(path, framework="pt", device="cpu") as file:
-                told = file.metadata() or {}
-                part = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            return self._load(path)
+        except Exception as error:  # noqa: BLE001 - safetensors has errors of its own
             self._tell(f"{path.name} cannot be read ({error}) and is made anew")
             return None
-        if wrong := self._wrong(index, rows, told, part):
-            self._tell(f"{path.name} {wrong} and is made anew")
-            return None
-        return part
 
-    def _wrong(self, index: int, rows: Tensor, told: Mapping[str, str], part: Mapping[str, Tensor]) -> str:
-        if any(told.get(name) != value for name, value in self._told(index).items()):
-            return "belongs to other values"
-        if not part or any(one.ndim == 0 or len(one) != len(rows) for one in part.values()):
-            return f"does not hold {len(rows)} rows"
-        kinds = {one.dtype for one in part.values() if one.is_floating_point()}
-        return f"holds {kinds}" if kinds - {self.cache.dtype} else ""
-
-    def _write(self, index: int, rows: Tensor, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _write(self, index: int, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Write a part, and give it as it is read from its file, so that it is not held in memory."""
         kept = {
             name: (one.to(self.cache.dtype) if one.is_floating_point() else one).contiguous()
             for name, one in part.items()
         }
         save = require("safetensors.torch", "The cache of latents", "diffusion").save_file
-        self._replace(self._path(index), lambda path: save(kept, path, metadata=self._told(index)))
-        read = self._read(index, rows)
-        if read is None:
-            raise OSError(f"{self._path(index)} was written and cannot be read back")
-        return read
+        self._replace(self._path(index), lambda path: save(kept, path))
+        return self._load(self._path(index))
+
+    def _load(self, path: Path) -> dict[str, Tensor]:
+        return dict(require("safetensors.torch", "The cache of latents", "diffusion").load_file(path))
 
     def _replace(self, path: Path, write: Callable[[Path], Any]) -> None:
         """Write a file so that its place always holds a whole one, also where two runs write it at the same time."""
@@ -206,23 +173,3 @@ class Store:
                 write(Path(part.name))
         except Exception as error:  # a full disk is an OSError, or an error of safetensors' own
             raise OSError(f"{path} cannot be written: {error}") from error
-
-    def _tidy(self) -> None:
-        """Throw away what killed runs left half written, and stores that were not used for long."""
-        old = time.time() - RECENT
-        for part in self.folder.glob("*.part"):
-            with contextlib.suppress(OSError):  # another run does the same
-                if part.stat().st_mtime < old:
-                    part.unlink()
-        for one in self._others()[KEPT:]:
-            if _used(one) < old:
-                self._tell(f"{one.name}, not used for long, is thrown away")
-                shutil.rmtree(one, ignore_errors=True)
-
-
-def _used(folder: Path) -> float:
-    """Return when a store was last used, in seconds since 1970; 0 where it is gone."""
-    try:
-        return (folder / KEY).stat().st_mtime
-    except OSError:
-        return 0.0

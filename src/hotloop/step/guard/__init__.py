@@ -1,1 +1,0 @@
-"""What a recording froze of Python, checked before each replay."""
