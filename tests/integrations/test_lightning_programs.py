@@ -95,7 +95,7 @@ class LogsANumber(Sgd):
 @pytest.mark.parametrize(
     ("module", "cause", "remedy"),
     [
-        (WarmsUp, "closure variable trainer['global_step'], which changes", "have on_train_batch_start write it into"),
+        (WarmsUp, "trainer.global_step, which changes", "have on_train_batch_start write it into"),
         (LogsANumber, "returns a Python number", "log a number in on_train_batch_end, or a tensor"),
     ],
 )

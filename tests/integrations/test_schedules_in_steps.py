@@ -52,7 +52,9 @@ def test_what_lightnings_schedulers_say(read):
     eager = fit(read, [])
     with captured_step_emulation(), hotloop.watch() as seen:
         assert fit(read, [HotLoop("eager+graph")]) == eager
-    assert {one.reason for one in seen if isinstance(one, ev.CaptureDropped)} == {"a StepLR.last_epoch"}
+    reasons = [one.reason for one in seen if isinstance(one, ev.CaptureDropped)]
+    assert reasons
+    assert all(one.startswith("trainer[") and " has changed: " in one for one in reasons), reasons
 
 
 def prepared(run):

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 _NO_STEP = object()
 """Stands for the loss where the Trainer refuses what a training_step returned: its closure raises its own error."""
-_WRITES = Refused("a logger writes when it is called, and a replay calls nothing: log through self.log")
+_WRITES = Refused("trainer.logger, which writes when it is called, and a replay calls nothing: log through self.log")
+_INDEX = Refused("batch_idx, which changes from step to step", repeatable=True)
+_COUNT = Refused("trainer.global_step, which changes from step to step", repeatable=True)
+"""A number that changes without end: where it matters in some steps only, no watch would see it in time."""
 
 
 class _TrainerView:
@@ -49,8 +52,10 @@ class _TrainerView:
         value = getattr(self._trainer, name)
         if name in ("logger", "loggers") and value:
             self._mirror[name] = _WRITES
+        elif name == "global_step":
+            self._mirror[name] = _COUNT
         elif not callable(value):
-            self._mirror[name] = value
+            self._mirror[name] = _as_watched(name, value)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -85,6 +90,8 @@ class OwnedStep:
         own = own_method(module, "training_step")
         takes = is_param_in_hook_signature(own, "batch_idx", min_args=2)  # the Trainer asks the same
         self._takes_index, self.reads_index = takes, takes and _reads_argument(type(module).training_step, 2)
+        if self.reads_index:
+            self._mirror["batch_idx"] = _INDEX
         state = () if self._scaler is None else (self._scaler,)
         self._wrapped = trainer.strategy.model or module
         """What the strategy put around the module (DDP), or the module itself."""
@@ -105,8 +112,8 @@ class OwnedStep:
         if self.reads_index:
             self._set_batch_index(number)
         for name, value in self._mirror.items():
-            if value is not _WRITES:
-                self._mirror[name] = getattr(self._trainer, name)
+            if not isinstance(value, Refused):
+                self._mirror[name] = _as_watched(name, getattr(self._trainer, name))
 
     def statuses(self) -> tuple[LoopStatus, Status]:
         """Return the status of the loop and of the compiled model; of a closed step, the last ones."""
@@ -237,6 +244,11 @@ class OwnedStep:
         for method, values, settings in logged:
             own_method(self.module, method)(*values, **settings)
         return output
+
+
+def _as_watched(name: str, value: Any) -> Any:
+    """Return what the loop watches for an attribute of the Trainer: schedulers themselves, not their settings."""
+    return [config.scheduler for config in value] if name == "lr_scheduler_configs" else value
 
 
 def _loss_of(output: Any) -> Any:

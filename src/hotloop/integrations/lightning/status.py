@@ -53,7 +53,7 @@ class TrainerStatus(Shown):
     def now(self, loop: LoopStatus | None, model: Status | None) -> TrainerStatus:
         """Return a copy with what runs now, and what to change where the loop has declined a tier."""
         declined = " ".join(tier.why for tier in loop.tiers if tier.state == "declined") if loop is not None else ""
-        causes = {"closure variable trainer[": CHANGES, "returns a Python number": NUMBERS}
+        causes = {"global_step, which changes": CHANGES, "returns a Python number": NUMBERS}
         hints = [hint for cause, hint in causes.items() if cause in declined and hint not in self.hints]
         return dataclasses.replace(
             self, owned=loop is not None, loop=loop, model=model, hints=[*self.hints, *hints], notes=[*self.notes]

@@ -355,8 +355,8 @@ class StepAuditor:
             for name, (before, now) in changed.items()
         ]
         return obstacles[:3] + [
-            Obstacle(f"the step reads {what}", hint or RETURN_IT, not_repeatable=True)
-            for what, hint in watch.refused[:1]
+            Obstacle(f"the step reads {what}", hint or RETURN_IT, not_repeatable=not repeatable)
+            for what, hint, repeatable in watch.refused[:3]
         ]
 
     def _remedy_of(self, name: str, before: Any, now: Any) -> str:

@@ -54,11 +54,12 @@ class Refused:
     """Stands for a value that no recording can follow.
 
     Args:
-        why: in words of its user's.
+        why: in words of its user's, as what the step reads.
+        repeatable: whether a step that reads it may run twice, as in a proof.
     """
 
-    def __init__(self, why: str) -> None:
-        self.why = why
+    def __init__(self, why: str, *, repeatable: bool = False) -> None:
+        self.why, self.repeatable = why, repeatable
 
 
 def mark(value: Any, depth: int = 0) -> Any:
@@ -213,7 +214,8 @@ class PlainWatch:
         ignore: objects that are none of the step's: the loop, a framework around it.
 
     Attributes:
-        refused: what the step meets that no recording can follow, with the reason, and what to do about it.
+        refused: what the step meets that no recording can follow, with the reason, what to do about it, and whether
+            a proof may run it twice.
         modules: the modules that it meets.
     """
 
@@ -224,7 +226,7 @@ class PlainWatch:
         optimizers: Iterable[torch.optim.Optimizer],
         ignore: Iterable[Any] = (),
     ) -> None:
-        self.refused: list[tuple[str, str]] = []
+        self.refused: list[tuple[str, str, bool]] = []
         self.modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._holders: dict[tuple[int, str], _Holder] = {}
         self._ignored = {id(one) for one in ignore}
@@ -316,9 +318,9 @@ class PlainWatch:
             return
         self._followed.add((id(value), names))
         if hasattr(type(value), "__next__") and not isinstance(value, io.IOBase):
-            self.refused.append((f"an iterator, which moves on: {label}", ""))
+            self.refused.append((f"an iterator, which moves on: {label}", "", False))
         elif isinstance(value, Refused):
-            self.refused.append((f"{label} ({value.why})", ""))
+            self.refused.append((value.why, "", value.repeatable))
         elif isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random"):
             self._generators.setdefault(label, (value, _state_of(value)))
         elif (parts := _parts(value)) is not None:
@@ -368,7 +370,7 @@ class PlainWatch:
             self.modules[id(one)] = weakref.ref(one)
             here = f"{label}.{path}" if path else label
             if is_scripted(one):
-                self.refused.append((f"{here}, scripted or traced by torch.jit", _OF_PYTHON))
+                self.refused.append((f"{here}, scripted or traced by torch.jit", _OF_PYTHON, False))
                 continue
             held = {
                 name: value
@@ -420,9 +422,10 @@ class PlainWatch:
         """Watch the cells, defaults and code of a function of Python's."""
         if not isinstance(one, types.FunctionType):
             return
+        names = tuple(dict.fromkeys(_flat(names for _, names in self._codes.values())))
         for name in one.__code__.co_freevars:
             if isinstance(held := _cell(one, name), dict):  # a framework's table of what the step reads
-                self._follow(held, name, ())
+                self._follow(held, name, names)
         self._hold(one, one.__qualname__, _reference(one), _cell, (*one.__code__.co_freevars, *_OF_FUNCTIONS))
 
     # -- what has changed ------------------------------------------------------------------------------------------
