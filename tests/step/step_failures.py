@@ -402,3 +402,24 @@ def _failure(draw, run, stage, accumulates):
 
 def same_bits(reference, found):
     same(reference, found, exact=True)
+
+
+class Planted(Exception):
+    """Nobody's but ours."""
+
+
+def plant(monkeypatch, owner, name, *, after=0):
+    """Let what is ours fail at each of its calls but the first ones; returns a list with an entry for each failure."""
+    real, calls, failed = getattr(owner, name), [], []
+    is_property = isinstance(real, property)
+    real = real.fget if is_property else real
+
+    def failing(*args, **kwargs):
+        calls.append(None)
+        if len(calls) > after:
+            failed.append(None)
+            raise Planted(name)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, property(failing) if is_property else failing)
+    return failed

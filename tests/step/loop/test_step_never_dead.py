@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import copy
 import gc
@@ -338,10 +339,19 @@ def test_what_a_scaler_noted_is_taken_back():
     same_bits(reference, left)
 
 
+ENTRIES = ("begins", "steps", "made", "died")
+
+
+def noting():
+    """Return a log, and what adds a word to it: an array's content is no plain value of the step that adds it."""
+    log = array.array("b")
+    return log, lambda word: log.append(ENTRIES.index(word))
+
+
 def living(log, at):
     """Return how many of the things that were made are alive at each such entry of a log, to which code only adds."""
     alive, found = 0, []
-    for entry in log:
+    for entry in (ENTRIES[number] for number in log):
         alive += {"made": 1, "died": -1}.get(entry, 0)
         found += [alive] if entry == at else []
     return found
@@ -349,8 +359,7 @@ def living(log, at):
 
 def test_a_failed_step_holds_no_memory_while_it_is_run_again():
     """Out of memory is worth an undo only if what the failed attempt had computed is given back first."""
-    model, log, references = Net(), [], []
-    note, keep = log.append, references.append  # what only adds is no state that the step could read
+    model, (log, note) = Net(), noting()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
     plan = Plan(Failure("backward kernel", 5, "memory"))
     with planted(plan), hotloop.Loop(model, optimizer, run="aot_eager") as loop:
@@ -362,7 +371,7 @@ def test_a_failed_step_holds_no_memory_while_it_is_run_again():
             output = model(x)
             activation = output.relu()
             for one in (activation, output):
-                keep(weakref.ref(one, lambda _: note("died")))
+                weakref.finalize(one, note, "died")
                 note("made")
             F.cross_entropy(activation, y).backward()
             optimizer.step()
@@ -381,8 +390,7 @@ def test_a_failed_step_holds_no_memory_while_it_is_run_again():
 
 @pytest.mark.parametrize("stage", ["copy", "survey", "end"])
 def test_a_failed_proof_holds_no_memory_while_the_step_is_run_again(stage, monkeypatch):
-    copies, log = [], []
-    note = log.append  # what only adds is no state that the step could read
+    copies, (log, note) = [], noting()
 
     class Watched(trial_run.Snapshot):
         def __init__(self, *args, **kwargs):

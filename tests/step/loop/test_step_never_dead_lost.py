@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import copy
 import gc
@@ -220,12 +221,16 @@ class Gpu:
     """Stands for a GPU: counts how often it is waited for, and fails once its context is poisoned."""
 
     def __init__(self, monkeypatch):
-        self.waited, self.lost = [], False
+        self.indices, self.lost = array.array("b"), False  # whose content is no plain value of a step
         monkeypatch.setattr(torch.cuda, "synchronize", self.wait)
         monkeypatch.setattr(memory_limit, "device_memory", lambda device: None)  # it has no figures
 
+    @property
+    def waited(self):
+        return [torch.device("cuda", index) for index in self.indices]
+
     def wait(self, device=None):
-        self.waited.append(device)
+        self.indices.append(torch.device(device or DEVICE).index)
         if self.lost:
             raise RuntimeError(POISONED)
 
@@ -273,7 +278,15 @@ def test_a_lost_context_ends_the_run(gpu, run, stage, step):
 def test_a_sound_gpu_is_asked_and_the_step_undone(gpu):
     shape, plan = Shape(), Plan(Failure("backward kernel", 7))
     with planted(plan):
-        program = Program(shape, "aot_eager", plan)
+        program, real = Program(shape, "aot_eager", plan), plan.due
+
+        def due(stage, **how):
+            error = real(stage, **how)
+            if error is not None:
+                del gpu.indices[:]  # a proof has waited for it
+            return error
+
+        plan.due = due
         object.__setattr__(program.loop.context, "device", DEVICE)
         program.train()
         assert gpu.waited == [DEVICE]

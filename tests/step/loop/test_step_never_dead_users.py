@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import functools
 import itertools
@@ -98,7 +99,7 @@ class Run:
 
     def __init__(self, run, at=None, place=None, kind=Mine, *, skips=None, plan=None, hidden=False):
         torch.manual_seed(0)
-        self.raised, self.ran, self.left_there = None, [], None
+        self.raised, self.ran, self.left_there = None, array.array("b"), None  # no plain value of the step
         self.fails = Hidden() if hidden else {}
         self.model = Small({} if hidden else self.fails)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.125, momentum=0.875, fused=True)

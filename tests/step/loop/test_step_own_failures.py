@@ -6,11 +6,13 @@ import logging
 
 import pytest
 import torch
-from step_programs import Classifier, batches
+from step_failures import plant
+from step_programs import Classifier, batches, plain_step
 from torch.nn import functional as F
 
 import hotloop
 from hotloop.step.audit import auditor, effects, findings, op_trace, strangers
+from hotloop.step.capture import outside
 from hotloop.step.loop import account, capturing, deciding, reporter
 from hotloop.step.policy import policy as fixed
 from hotloop.step.prove import proof, unseen
@@ -56,23 +58,13 @@ COMPILED = {
 """What runs amid and around a step of compiled code without a graph, where no proof has seen a gradient."""
 
 
-class Planted(Exception):
-    """Nobody's but ours."""
-
-
-def plant(monkeypatch, owner, name, *, after=0):
-    """Let what is ours fail at each of its calls but the first ones; returns a list with an entry for each failure."""
-    real, calls, failed = getattr(owner, name), [], []
-
-    def failing(*args, **kwargs):
-        calls.append(None)
-        if len(calls) > after:
-            failed.append(None)
-            raise Planted(name)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, failing)
-    return failed
+BETWEEN = {
+    "a segment ends before the optimizer": (outside.OutsideHooks, "enter"),
+    "a segment begins after it": (outside.OutsideHooks, "leave"),
+    "gradients are bound": (outside, "bind"),
+    "the optimizer is called in a replay": (outside.OutsideCall, "run"),
+}
+"""What calls an optimizer between two segments of a recording."""
 
 
 def program(run, **settings):
@@ -145,3 +137,22 @@ def test_a_look_of_ours_that_fails_leaves_a_compiled_step_alone(monkeypatch, cap
     assert "Planted" in caplog.text
     assert status.tier == "eager"
     torch.testing.assert_close(losses, eager)
+
+
+@pytest.mark.parametrize("place", BETWEEN)
+@pytest.mark.parametrize("after", [0, 1, 4, 9])
+def test_what_fails_between_two_segments_leaves_the_step_as_eager_runs_it(both, monkeypatch, caplog, place, after):
+    failed = plant(monkeypatch, *BETWEEN[place], after=after)
+    run = both.alike(steps_adagrad, exact=True)
+    assert failed or after  # some are called once, as the step is recorded
+    assert run.declined or "Planted" in caplog.text or not failed
+    assert run.loops[0].steps == 14
+
+
+def steps_adagrad(run):
+    model = Classifier().to(run.device)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=2**-6)
+    step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+    for x, y in batches(run.device, 14):
+        run.note(step(x, y))
+    return model, optimizer

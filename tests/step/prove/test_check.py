@@ -179,7 +179,7 @@ def test_code_that_fails_in_a_checked_step_is_undone_like_any_other():
 
     with (
         faulty() as fault,
-        mock.patch.object(check.Check, "due", lambda self: self._context.progress.steps == FROM),
+        mock.patch.object(check.Check, "due", lambda self, **_: self._context.progress.steps == FROM),
     ):
         run = Run("aot_eager", 40, before=breaks)
     (undone,) = run.told(ev.StepUndone)

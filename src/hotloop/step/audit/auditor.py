@@ -264,7 +264,7 @@ class StepAuditor:
             looked.said = str(effects)
             looked.strangers = of_strangers(strangers, others, optimizers)
             looked.obstacles += _changed_settings(settings, self._settings())
-            looked.obstacles += [*effects.obstacles, *self._drawn_since(random, seen)]
+            looked.obstacles += [*effects.obstacles, *self._drawn_since(random, seen, whole=failed is None)]
             looked.obstacles += self._of_watch(watch, looked.changed)
             looked.obstacles += found_in_arguments(given, named(*call), self._step.argument)
             looked.obstacles += [asks] if asks is not None else []
@@ -346,12 +346,7 @@ class StepAuditor:
     def _of_watch(self, watch: PlainWatch, changed: dict[str, tuple[Any, Any]]) -> list[Obstacle]:
         """Return what of Python's state the step has changed, or takes further as it reads it."""
         obstacles = [
-            # A buffer that the step puts in place of another goes back with the rest of the module's.
-            dataclasses.replace(
-                changes_state(name),
-                hint=self._remedy_of(name, before, now),
-                not_repeatable=not name.endswith(_BUFFERS),
-            )
+            dataclasses.replace(changes_state(name), hint=self._remedy_of(name, before, now))
             for name, (before, now) in changed.items()
         ]
         return obstacles[:3] + [
@@ -396,10 +391,10 @@ class StepAuditor:
             self._program.holdings.found += seen.written_found
             self._rescue.look_again()
 
-    def _drawn_since(self, before: RandomState, seen: AuditFindings) -> list[Obstacle]:
+    def _drawn_since(self, before: RandomState, seen: AuditFindings, *, whole: bool) -> list[Obstacle]:
         """Name the streams on the host that the step drew from: a replay draws from none of them."""
         moved = RandomState([self._program.device]).moved_since(before)
-        self._program.rng_usage.note({*seen.drawn, *({PYTHON} & {*moved})})
+        self._program.rng_usage.note({*seen.drawn, *({PYTHON} & {*moved})} if whole else None)
         hosts = {PYTHON, NUMPY}
         if self._context.device.type != "cpu":
             hosts.add(CPU)
@@ -408,12 +403,8 @@ class StepAuditor:
             "is 0 (if p > 0 and ...)"
         )
         moved = self._program.rng_usage.own(moved)
-        numpys = " (or another thread does)" if other_threads() else ""
-        return [
-            Obstacle(f"the step draws from {name}{numpys if name == NUMPY else ''}", how)
-            for name in moved
-            if name in hosts
-        ]
+        others = " (or another thread does)" if other_threads() else ""
+        return [Obstacle(f"the step draws from {name}{others}", how) for name in moved if name in hosts]
 
     def _gradients(self) -> list[tuple[int, int]]:
         """Return the identity of each gradient that exists, and how often it was written."""
@@ -431,7 +422,8 @@ def _tensors(call: Call) -> list[torch.Tensor]:
 
 def changes_state(name: str) -> Obstacle:
     """Return the obstacle of a step that changes a value of Python's."""
-    return Obstacle(f"the step changes Python state: {name}", RETURN_IT, not_repeatable=True)
+    # A buffer that the step puts in place of another goes back with the rest of the module's.
+    return Obstacle(f"the step changes Python state: {name}", RETURN_IT, not_repeatable=not name.endswith(_BUFFERS))
 
 
 def _changed_settings(before: list[Any], after: list[Any]) -> list[Obstacle]:

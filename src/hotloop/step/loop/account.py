@@ -323,10 +323,12 @@ class Account:
 
     def close(self, loop: LoopView) -> None:
         """Settle the record, where it is the loop's own."""
-        self.settle(loop)
-        self._closed, self._unproven = True, loop.unproven
-        if self._owned:
-            self.record.__exit__(type(self.failure) if self.failure else None, self.failure, None)
+        try:
+            self.settle(loop)
+        finally:
+            self._closed, self._unproven = True, loop.unproven
+            if self._owned:
+                self.record.__exit__(type(self.failure) if self.failure else None, self.failure, None)
 
     def raised(self, error: BaseException) -> None:
         """Note that a step raised: a run that takes no further step ended there."""

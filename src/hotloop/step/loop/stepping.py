@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -161,9 +162,10 @@ class Stepping:
         base = context.base_tier.name
         cause = "hotloop failed: %s. Steps run %s from now on; please report these lines to hotloop"
         _log.warning(cause, described(error), base, exc_info=error)
+        decided = functools.partial(self._account.decided, f"hotloop failed: {described(error)}; steps run {base}", {})
         self.times, self.reference_times = Timed(context.device), Timed(context.device)
         close = context.peers.close  # else the others wait for this one's vote
-        for leave in (self._transitions.policy.stop, self._transitions.stay_as_given, close):
+        for leave in (decided, self._transitions.policy.stop, self._transitions.stay_as_given, close):
             try:
                 leave()
             except Exception:  # noqa: BLE001 - as above

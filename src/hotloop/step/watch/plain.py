@@ -107,7 +107,8 @@ def _parts(value: Any) -> Iterable[Any] | None:
     if type(value).__name__ == "partial":
         return value.func, value.args, value.keywords
     if isinstance(value, (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)):
-        return getattr(value, "__func__", value.__name__), value.__self__
+        name = getattr(value, "__func__", value.__name__)
+        return (name,) if _is_process_wide(value.__self__) else (name, value.__self__)
     with contextlib.suppress(Exception):  # as above
         container = isinstance(value, (dict, list, tuple, set, frozenset)) or type(value).__name__ == "deque"
         if not container or len(value) >= _LONG:
@@ -116,6 +117,12 @@ def _parts(value: Any) -> Iterable[Any] | None:
             return [*_flat(item for item in value.items() if not _is_boundary(item[1]))]
         return sorted(value, key=repr) if isinstance(value, (set, frozenset)) else [*value]
     return None
+
+
+def _is_process_wide(value: Any) -> bool:
+    """Return whether a value is Python's or numpy's own generator: their streams are watched and put back apart."""
+    numpys = sys.modules.get("numpy.random")
+    return value is random.random.__self__ or (numpys is not None and value is numpys.random.__self__)
 
 
 def _is_boundary(value: Any) -> bool:
