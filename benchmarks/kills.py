@@ -1,7 +1,7 @@
 """Kill runs, cross-validations and searches at random moments, and see what is lost: ``python -m benchmarks.kills``.
 
 usage: python -m benchmarks.kills [--kills 100] [--trials 60] [--what own | search,folds,kfold,nested]
-       [--storages sqlite,postgresql] [--out FILE]
+       [--out FILE]
 
 Each is left alone first. Then the same is killed at random moments and started again by the command that goes on with
 it, until it is done, and what it came to is compared: parameters, optimizers, the loss of each step, validations,
@@ -9,9 +9,9 @@ trials, bit by bit.
 
 ``own`` kills a program of one's own (`benchmarks.killed_program`), its kills shared among ``hotloop train`` with four
 loaders, ``hotloop kfold`` and ``hotloop hpo``. The others are of the recipe ``criteria``, with so many kills each:
-``search`` on SQLite and on a PostgreSQL server of its own, ``folds`` with a cross-validation in each trial, ``kfold``,
+``search`` itself, ``folds`` with a cross-validation in each trial, ``kfold``,
 and ``nested``, which searches in each fold. A search is killed as a whole, its first process alone, or one worker; its
-random sampler draws by a trial's number. `benchmarks.kills_runs` has runs and cross-validations.
+one worker draws by how many trials began. `benchmarks.kills_runs` has runs and cross-validations.
 """
 
 from __future__ import annotations
@@ -46,19 +46,18 @@ OWN = {
 """Of a hundred kills of an own program, those of each row, by what is killed and the program's loader."""
 
 
-def command(killed: Killed, folder: Path, study: str, given: argparse.Namespace, storage: str | None) -> list[str]:
+def command(killed: Killed, folder: Path, study: str, given: argparse.Namespace) -> list[str]:
     """Return the command that begins a search, or goes on with it."""
     own = ["training.num_epochs=6"]
     if killed.loader:
-        own = ["training.num_epochs=20", "training.checkpoint_every_steps=50", "hpo.keep_checkpoints=all"]
+        own = ["training.num_epochs=20", "training.checkpoint_every_steps=50", "hpo.keep_checkpoints=best"]
     elif killed.what == "folds":
         own += ["kfold.n_splits=3"]
     own += [] if killed.loader else ["hpo.space.training.batch_size.choices=[3,4]"]
     return [
         sys.executable, "-m", "hotloop", "hpo", *killed.arguments(folder), *own, f"hpo.name={study}",
-        f"hpo.folder={folder / study}", f"hpo.n_trials={given.trials}", "hpo.workers=2", "hpo.sampler=random",
+        f"hpo.folder={folder / study}", f"hpo.n_trials={given.trials}", "hpo.workers=1", "hpo.sampler=random",
         "hpo.pruner=none", "hpo.heartbeat_seconds=5", "hpo.metric=loss", "hpo.direction=minimize",
-        *([f"hpo.storage='{storage}'"] if storage else []),
     ]  # fmt: skip
 
 
@@ -91,23 +90,21 @@ def die(process: subprocess.Popen[bytes], chance: random.Random) -> str:
     return kind if kind != "worker" or workers else "supervisor"
 
 
-def campaign(killed: Killed, given: argparse.Namespace, storage: str | None = None) -> dict[str, object]:
+def campaign(killed: Killed, given: argparse.Namespace) -> dict[str, object]:
     """Run the campaign on a search; return its row."""
     wrong = Counter[str]()
     with scratch(wrong) as folder:
-        return _campaign(killed, folder, given, storage, wrong)
+        return _campaign(killed, folder, given, wrong)
 
 
-def _campaign(
-    killed: Killed, folder: Path, given: argparse.Namespace, storage: str | None, wrong: Counter[str]
-) -> dict[str, object]:
+def _campaign(killed: Killed, folder: Path, given: argparse.Namespace, wrong: Counter[str]) -> dict[str, object]:
     from hotloop.train.search import document
 
     chance, kinds, done_before = killed.chance, [], {}
     loads = [os.getloadavg()[0]]
     with (folder / "undisturbed.txt").open("wb") as log:
         done = subprocess.run(
-            command(killed, folder, "undisturbed", given, storage),
+            command(killed, folder, "undisturbed", given),
             env=environment(), stdout=log, stderr=log, check=False,
         )  # fmt: skip
     assert done.returncode == 0, (folder / "undisturbed.txt").read_text()[-3000:]
@@ -117,9 +114,7 @@ def _campaign(
     starts = 0
     while True:
         starts += 1
-        process = subprocess.Popen(
-            command(killed, folder, "killed", given, storage), env=environment(), stdout=log, stderr=log
-        )
+        process = subprocess.Popen(command(killed, folder, "killed", given), env=environment(), stdout=log, stderr=log)
         while len(kinds) < killed.kills and under_way(folder / "log.txt", process):
             try:
                 process.wait(chance.uniform(0.0, 6.0))
@@ -157,7 +152,6 @@ def _campaign(
         )
     return {
         "what": str(killed),
-        "storage": "postgresql" if storage else "sqlite",
         "trials": given.trials,
         "kills": len(kinds),
         "killed": dict(sorted(Counter(kinds).items())),
@@ -191,14 +185,7 @@ def rows(what: str, given: argparse.Namespace) -> Iterator[dict[str, object]]:
     elif what in ("kfold", "nested"):
         yield runs(Killed(what, given.kills, None, given.seed))
     else:
-        for storage in given.storages.split(","):
-            with contextlib.ExitStack() as stack:
-                url = None
-                if storage == "postgresql":
-                    from search_server import served
-
-                    url = stack.enter_context(served()).url
-                yield campaign(Killed(what, given.kills, None, given.seed), given, url)
+        yield campaign(Killed(what, given.kills, None, given.seed), given)
 
 
 def main() -> None:
@@ -207,7 +194,6 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=60, help="of each search")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--what", default="own")
-    parser.add_argument("--storages", default="sqlite,postgresql")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     packages = ("torch", "torchdata", "optuna", "hotloop")

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from hotloop.cli import app
-from hotloop.errors import ConfigError, DataError
+from hotloop.errors import ConfigError
 from hotloop.train import fit, kfold
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
-from training_fixtures import overrides, write_pairs
+from training_fixtures import overrides
 
 
 @pytest.fixture(autouse=True)
@@ -75,14 +75,6 @@ def test_five_folds_where_nothing_says_how_many(tmp_path):
     assert "n_splits: null" in invoke("train", "--show").stdout
 
 
-def test_one_fold_alone_is_an_ordinary_run(tmp_path):
-    assert invoke("kfold", *tiny(tmp_path), "kfold.fold=2").exit_code == 0
-    assert (tmp_path / "run" / "record.json").is_file()
-    assert not (tmp_path / "run" / "kfold.json").exists()
-    with pytest.raises(ConfigError, match="fold=2 names a fold of a cross-validation"):
-        invoke("eval", f"run={tmp_path / 'run'}", "fold=2")
-
-
 def test_it_exits_as_it_ended(tmp_path, monkeypatch):
     whole = fit._Fitting.step
 
@@ -108,21 +100,11 @@ def test_it_exits_as_it_ended(tmp_path, monkeypatch):
     assert invoke("train", f"run.resume={tmp_path / 'run'}").exit_code == 0
 
 
-def test_what_does_not_fit_is_told_and_nothing_is_written(tmp_path):
-    write_pairs(tmp_path / "few.csv", groups=3)
-    with pytest.raises(DataError, match=r"kfold\.n_splits=5: the 6 rows are in 3 groups"):
-        invoke("kfold", *tiny(tmp_path, data__path=tmp_path / "few.csv"))
-    with pytest.raises(ConfigError, match=r"kfold\.n_splits=1: expected an integer of at least 2"):
-        invoke("kfold", "kfold.n_splits=1")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_dry_run_checks_the_first_fold_and_writes_nothing(tmp_path):
     checked = invoke("kfold", *tiny(tmp_path), "kfold.n_splits=2", "--dry-run", "--json")
     assert checked.exit_code == 0
     document = json.loads(checked.stdout)
     assert (document["status"], len(document["folds"])) == ("checked", 2)
-    assert "Batch: input_ids int64 (4, " in checked.stderr
     assert invoke("kfold", *tiny(tmp_path), "kfold.n_splits=2", "--dry-run", "-q").stdout == (
         f"checked: {tmp_path / 'run'}\n"
     )

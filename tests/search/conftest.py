@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -45,15 +43,3 @@ def search(compose):
         return ended, heard
 
     return run
-
-
-@pytest.fixture(scope="session")
-def postgresql():
-    from search_server import served
-
-    with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(served())
-        except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
-            pytest.skip(f"no PostgreSQL server can be started here: {error}")
-        yield server

@@ -27,11 +27,6 @@ def meets_another(asked):
     return quadratic(asked)
 
 
-def meets_two_others(asked):
-    _begin(asked, 3)
-    return quadratic(asked)
-
-
 def _begin(asked, together):
     asked.folder.mkdir(parents=True, exist_ok=True)
     (asked.folder / "began").touch()
@@ -64,14 +59,6 @@ def always_kills(asked):
     if place.exists() and json.loads(place.read_text()) == dict(asked.values):
         os.kill(os.getpid(), signal.SIGKILL)
     return quadratic(asked)
-
-
-def sees(asked):
-    """Leaves the GPUs that its worker sees; of several workers each has a trial."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
-    _begin(asked, 1 if seen == "all" else 2)
-    (asked.folder / "gpus").write_text(seen)
-    return 1.0
 
 
 def waits_for_a_kill(asked):

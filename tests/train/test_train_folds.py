@@ -1,6 +1,5 @@
 """Folds: groups that are never split, two levels of which the inner one sees no held-out row, and what is refused."""
 
-import re
 from collections import Counter
 
 import pytest
@@ -10,7 +9,7 @@ from hotloop import recipes
 from hotloop.errors import ConfigError, DataError
 from hotloop.recipes import criteria
 from hotloop.train import configure, folds
-from hotloop.train.folds import Side, Sides, sample, split_groups
+from hotloop.train.folds import Side, Sides, split_rows
 
 HEADER = "text,criterion,label,group\n"
 
@@ -76,38 +75,30 @@ def test_a_model_is_never_trained_on_a_row_that_its_outer_fold_holds_out(setting
     assert sorted([*outer_train, *outer_held]) == list(range(60))
 
 
-def test_without_folds_the_split_is_the_single_one(settings):
-    rows, labels = [f"g{row // 2}" for row in range(40)], [row % 2 for row in range(40)]
-    plain = folds.split_rows(rows, labels, fraction=0.25, seed=3)
-    assert folds.split_rows(rows, labels, fraction=0.25, seed=3, kfold=settings().kfold) == plain
+@pytest.mark.parametrize(
+    ("groups", "more", "said"),
+    [
+        (4, {"n_splits": 5}, r"8 rows in 4 groups are too few to hold out one of 5 folds.*set kfold\.n_splits lower"),
+        (
+            6,
+            {"n_splits": 2, "inner_trials": 3, "inner_splits": 4},
+            r"6 rows in 3 groups.*one of 4 folds.*kfold\.inner_splits",
+        ),
+    ],
+)
+def test_fewer_groups_than_folds_is_told_before_any_work(settings, tmp_path, groups, more, said):
+    write_pairs(tmp_path / "few.csv", groups=groups)
+    chosen = settings(data__path=tmp_path / "few.csv", **{f"kfold__{name}": value for name, value in more.items()})
+    with pytest.raises(DataError, match=said):
+        folds.examine(chosen, criteria.sides)
 
 
-def test_all_folds_have_one_shape_though_their_texts_differ(settings, tmp_path):
-    path = tmp_path / "long.csv"
-    lines = [
-        f"{'fever ' * (1 if g < 11 else 9)}x{g},{'cough' if label else 'rash'},{label},g{g}"
-        for g in range(12)
-        for label in (0, 1)
-    ]
-    path.write_text(HEADER + "\n".join(lines))
-    lengths = set()
-    for fold in range(3):
-        one = settings(data__path=path, kfold__n_splits=3, kfold__fold=fold)
-        loaded = criteria.encoder.load(one.model.name, weights=False)
-        lengths.add(criteria.choose_lengths(loaded, criteria.load_pairs(one), one).buckets)
-    assert lengths == {(16,)}
-
-
-def test_fewer_groups_than_folds_is_told_before_any_work(settings, tmp_path):
-    write_pairs(tmp_path / "few.csv", groups=4)
-    with pytest.raises(DataError, match=r"kfold\.n_splits=5: the 8 rows are in 4 groups.*at most 4"):
-        folds.examine(settings(data__path=tmp_path / "few.csv", kfold__n_splits=5), criteria.sides)
-    write_pairs(tmp_path / "inner.csv", groups=6)
-    nested = settings(
-        data__path=tmp_path / "inner.csv", kfold__n_splits=2, kfold__inner_trials=3, kfold__inner_splits=4
-    )
-    with pytest.raises(DataError, match=r"kfold\.inner_splits=4: the 6 rows are in 3 groups"):
-        folds.examine(nested, criteria.sides)
+def test_a_single_split_holds_out_about_the_fraction():
+    groups = [f"g{index // 2}" for index in range(200)]
+    train, held_out = split_rows(groups, [index % 2 for index in range(200)], fraction=0.25, seed=0)
+    assert len(held_out) == pytest.approx(50, abs=6)
+    assert sorted(train + held_out) == list(range(200))
+    assert not {groups[row] for row in train} & {groups[row] for row in held_out}
 
 
 def test_a_fold_with_one_label_only_is_told_before_any_work(settings, tmp_path):
@@ -121,13 +112,6 @@ def test_a_fold_with_one_label_only_is_told_before_any_work(settings, tmp_path):
         folds.examine(settings(data__path=path, kfold__n_splits=3), criteria.sides)
 
 
-def test_too_few_rows_of_every_label_for_so_many_folds_is_told(settings, tmp_path):
-    path = tmp_path / "small.csv"
-    path.write_text(HEADER + "a,b,1,g0\nc,d,0,g1\ne,f,1,g2\ng,h,0,g3\ni,j,1,g4\nk,l,0,g5\n")
-    with pytest.raises(DataError, match=r"kfold\.n_splits=5: 6 rows in 6 groups are too few"):
-        folds.examine(settings(data__path=path, kfold__n_splits=5), criteria.sides)
-
-
 def sides(train=((0, 1), "ab"), held=((0, 1), "cd")):
     return Sides(*(Side(tuple(labels), tuple(groups)) for labels, groups in (train, held)), "x")
 
@@ -135,7 +119,7 @@ def sides(train=((0, 1), "ab"), held=((0, 1), "cd")):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (sides(held=((), "")), r"held-out side of fold 0 of kfold\.n_splits=2 has no rows.*Set kfold\.n_splits lower"),
+        (sides(held=((), "")), r"held-out side of fold 0 of kfold\.n_splits=2 has no rows.*Set kfold\.n_splits or"),
         (sides(train=((1, 1), "ab")), "training side of fold 0 .* has only rows with label 1"),
         (sides(held=((0, 1), "bc")), "fold 0 .* has the group 'b' on both sides"),
         (sides(), "the group 'c' is held out by 2 folds"),
@@ -154,17 +138,16 @@ def test_data_without_labels_is_split_by_its_groups_alone(settings):
         sides(train=((None, None), "ab"), held=((), "")).check("fold 0", "")
 
 
-def test_what_is_in_each_fold_is_shown(settings):
-    lines = folds.describe(folds.examine(settings(kfold__n_splits=3), criteria.sides))
-    assert re.split(r"\s{2,}", lines[0]) == ["fold", "train on", "groups", "labels", "hold out", "groups", "labels"]
-    assert re.split(r"\s{2,}", lines[1]) == ["0", "32", "16", "0: 50.0%, 1: 50.0%", "16", "8", "0: 50.0%, 1: 50.0%"]
-    many = Side(tuple(range(10)) + (3,) * 10, tuple("x" * 20))
-    assert "10 labels, 0: 5.0% to 3: 55.0%" in folds.describe([Sides(many, many, "")])[1]
-
-
-def test_a_whole_cross_validation_is_no_single_run(settings):
-    with pytest.raises(ConfigError, match=r"kfold\.n_splits=3 without kfold\.fold.*hotloop kfold"):
-        recipes.load("criteria").sides(settings(kfold__n_splits=3))
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, r"kfold\.n_splits=3 without kfold\.fold.*hotloop kfold"),
+        ({"kfold__fold": 1, "kfold__inner_trials": 7}, r"kfold\.inner_trials=7 is of a fold with its search"),
+    ],
+)
+def test_what_is_part_of_a_cross_validation_is_no_single_run(settings, more, said):
+    with pytest.raises(ConfigError, match=said):  # else a trial would be judged by what its outer fold holds out
+        recipes.load("criteria").sides(settings(kfold__n_splits=3, **more))
 
 
 @pytest.mark.parametrize(
@@ -184,15 +167,3 @@ def test_a_whole_cross_validation_is_no_single_run(settings):
 def test_settings_of_folds_that_do_not_fit_are_told(settings, given, message):
     with pytest.raises(ConfigError, match=message):
         settings(**given)
-
-
-def test_sample_keeps_the_order():
-    assert sample(range(10), 20, 0) == list(range(10))
-    assert sample(range(100), 5, 0) == sorted(sample(range(100), 5, 0))
-
-
-def test_split_groups_holds_out_about_the_fraction():
-    groups = [f"g{index // 2}" for index in range(200)]
-    train, held_out = split_groups(groups, [index % 2 for index in range(200)], 0.25, 0)
-    assert len(held_out) == pytest.approx(50, abs=6)
-    assert sorted(train + held_out) == list(range(200))

@@ -170,12 +170,10 @@ def test_what_a_program_compiles_is_shared_and_counted_for_the_runs_that_follow(
 
 def test_a_search_over_what_a_program_decides_itself_is_told(tmp_path, train):
     own = [f"recipe={tmp_path / 'program.py'}:make", "hpo.metric=accuracy"]
-    rates = [f"hpo.space.{one}.float=[0.1,0.2]" for one in ("training.learning_rate", "model.dropout")]
-    with pytest.raises(
-        ConfigError, match=r"has no training\.learning_rate: (.|\n)*has no model: did you mean program\.model"
-    ):
-        preparing.check(configure.load([*own, *rates, f"hpo.folder={tmp_path / 'study'}"]))
-    with pytest.raises(ConfigError, match=r"hpo\.space is empty: .* or training\.num_epochs"):
+    for one, said in (("training.learning_rate", "has no training"), ("model.dropout", "did you mean program")):
+        with pytest.raises(ConfigError, match=said):
+            preparing.check(configure.load([*own, f"hpo.space.{one}.float=[0.1,0.2]", f"hpo.folder={tmp_path}/study"]))
+    with pytest.raises(ConfigError, match=r"hpo\.space is empty"):
         space.parse(configure.load(own))
     found = space.parse(configure.load([*own, "hpo.space.training.num_epochs.int=[1,3]"]))
     assert [one.name for one in found.searched] == ["training.num_epochs"]

@@ -17,7 +17,7 @@ from hotloop.errors import ConfigError
 from hotloop.recipes import load
 from hotloop.report import folds as report
 from hotloop.train import configure, kfold, workers
-from hotloop.train.search import command, preparing
+from hotloop.train.search import command
 from hotloop.train.search.preparing import prepared
 
 PROGRAM = """
@@ -145,13 +145,6 @@ def test_a_fold_whose_workers_all_die_fails_alone(cross):
 
 
 @pytest.mark.campaign
-def test_a_setting_that_no_fold_can_use_ends_all_of_them(cross, tmp_path):
-    with pytest.raises(ConfigError, match="planted: nobody can use this"):
-        cross("study", "program.act=wrong")
-    assert report.load(tmp_path / "study")["folds"][1]["status"] == "failed"
-
-
-@pytest.mark.campaign
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_a_command_that_is_stopped_or_killed_goes_on_and_comes_to_the_same(cross, whole, own, tmp_path, number):
     folder = tmp_path / "study"
@@ -222,35 +215,12 @@ def test_auto_is_a_worker_for_each_share_of_the_gpus(own, machine, count, visibl
     assert seen(settings, len(each)) == each
 
 
-def test_workers_that_are_more_than_the_gpus_have_them_by_turns(own, machine):
-    machine(4)
-    settings = configure.load([own, "run.devices=2"])
-    assert seen(settings, 3) == ["0,1", "2,3", "0,1"]
-    assert seen(settings, 1) == [None]  # one alone is as it ever was
-
-
-def test_a_device_that_is_named_is_every_workers(machine):
-    machine(4)
-    settings = configure.load(["run.device=cuda:2"])
-    assert workers.count("auto", settings) == 1
-    assert seen(settings, 2) == [None, None]
-
-
 @pytest.mark.parametrize("trial", [[], ["+hpo.trial.run.devices=2"]])
 def test_a_search_has_a_worker_for_each_share_of_its_trials(own, machine, trial):
     machine(4)
     settings = prepared(configure.load_search([own, "hpo.workers=auto", "recipe.goal=max:accuracy",
                                                "hpo.space.program.lr.log=[1.0e-3,1.0]", *trial]))  # fmt: skip
     assert command.with_workers(settings).hpo.workers == (2 if trial else 4)
-
-
-def test_a_trial_runs_its_folds_by_turns(own):
-    settings = prepared(configure.load_search([own, "kfold.n_splits=3", "kfold.workers=2", "recipe.goal=max:accuracy",
-                                               "hpo.space.program.lr.log=[1.0e-3,1.0]"]))  # fmt: skip
-    with pytest.raises(
-        ConfigError, match=r"kfold\.workers=2: a trial runs its folds one after another; set hpo\.workers"
-    ):
-        preparing.check(settings)
 
 
 def returns(what):

@@ -1,4 +1,4 @@
-"""A Ray cluster that runs workers as tasks: Ray decides where, and the command starts a lost one again."""
+"""Workers of this machine or of a Ray cluster, given work until there is no more; a lost one is started again."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import contextlib
 import dataclasses
 import os
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
+from hotloop.train import workers
+from hotloop.train.interrupt import Interrupt
 from hotloop.train.optional import require
-from hotloop.train.workers import Ended, called, ended
+from hotloop.train.workers import Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from hotloop.train.settings import Settings
 
-_PROBE_SECONDS = 5.0
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+_PROBE_SECONDS, _EVERY_SECONDS = 5.0, 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +51,12 @@ class Cluster:
     def room(self) -> int:
         """How many workers the cluster has room for while nobody else uses it."""
         wanted = {"CPU": self.needs["num_cpus"], "GPU": self.needs["num_gpus"]}
-        usual = os.cpu_count() or 1
         fit = ([int(one.get(kind, 0) / need + 1e-9) for kind, need in wanted.items() if need] for one in self.nodes)
-        return sum(min(each, default=usual) for each in fit)
+        return sum(min(each, default=os.cpu_count() or 1) for each in fit)
 
 
 @contextlib.contextmanager
-def connected(settings: Settings, setting: str) -> Iterator[Cluster]:
+def connected(settings: Settings) -> Iterator[Cluster]:
     """Connect to the cluster of ``engine.address`` while the block runs.
 
     Raises:
@@ -63,7 +64,7 @@ def connected(settings: Settings, setting: str) -> Iterator[Cluster]:
         MissingExtraError: Ray is not installed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray = require("ray", f"{setting}=ray", "ray")
+    ray = require("ray", "engine=ray", "ray")
     address = settings.engine.address
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
@@ -71,20 +72,80 @@ def connected(settings: Settings, setting: str) -> Iterator[Cluster]:
         if address != "auto":  # Ray itself would wait for minutes
             name, _, port = address.removeprefix("ray://").rpartition(":")
             socket.create_connection((name.strip("[]"), int(port)), _PROBE_SECONDS).close()
-        ray.init(address=address, **_QUIET)
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except (Exception, SystemExit) as error:
+        said = " ".join(str(error).split())[:400] or type(error).__name__
         raise ConfigError(
-            f"engine.address={address}: {' '.join(str(error).split())[:400] or type(error).__name__}. Start Ray there "
-            f"by `ray start --head`, correct engine.address, or leave {setting} out"
+            f"engine.address={address}: {said}. Start Ray there by `ray start --head`, or correct engine.address"
         ) from error
     try:
         cluster = Cluster(ray, settings, tuple(one["Resources"] for one in ray.nodes() if one["Alive"]))
         if not cluster.room:
-            needs = ", ".join(f"{name}={value:g}" for name, value in cluster.needs.items())
-            raise ConfigError(f"{setting}=ray: no node of the cluster has room for a worker ({needs}): see engine.*")
+            raise ConfigError(f"no node of the cluster has room for a worker ({cluster.needs}): see engine.*")
         yield cluster
     finally:
         ray.shutdown()
+
+
+def count(asked: int | str, settings: Settings, engine: str) -> int:
+    """Return how many workers ``auto`` stands for, here or on the cluster, which has to answer."""
+    if engine != "ray":
+        return workers.count(asked, settings)
+    with connected(settings) as found:
+        return found.room if isinstance(asked, str) else asked
+
+
+@contextlib.contextmanager
+def pool(function: str, settings: Settings, engine: str, folder: Path) -> Iterator[workers.Workers | RayWorkers]:
+    """Yield workers of this machine or of the cluster; ``folder`` has the logs of those of this machine."""
+    if engine != "ray":
+        yield workers.Workers(function, folder)
+        return
+    with connected(settings) as found:
+        yield RayWorkers(found, function)
+
+
+def watch(  # noqa: PLR0913, PLR0917 - the workers, and who is asked and told
+    pool: workers.Workers | RayWorkers,
+    settings: Settings,
+    many: int,
+    more: Callable[[int], Mapping[str, Any] | None],
+    over: Callable[[Ended], None],
+    tell: Callable[[], None],
+) -> bool:
+    """Give workers work until there is no more, and return whether somebody interrupted.
+
+    Args:
+        pool: has the workers; none is left at the end.
+        settings: of a run, by which the GPUs are shared out.
+        many: how many work at a time, counted from 1.
+        more: gives the arguments of a worker that is free; None where there is nothing to do for it.
+        over: takes how a worker ended; an error that it raises ends all.
+        tell: is called a few times a second.
+    """
+    failure: Exception | None = None
+    asked = False
+    with Interrupt("finishing the steps of all workers") as interrupt, contextlib.closing(pool):
+        free = list(range(1, many + 1))
+        while free or pool.running:
+            for number in free:
+                if not asked and (given := more(number)) is not None:
+                    pool.start(number, given, workers.environment(settings, many, number))
+            time.sleep(_EVERY_SECONDS)
+            gone = pool.ended()
+            for one in gone:
+                try:
+                    over(one)
+                except Exception as error:  # noqa: BLE001 - raised when the others have ended
+                    failure = failure or error
+            tell()
+            free = [one.number for one in gone]
+            if (interrupt.signal or failure) and not asked:
+                asked = True
+                pool.interrupt()
+        if failure:
+            raise failure
+    return asked
 
 
 class RayWorkers:
@@ -97,7 +158,7 @@ class RayWorkers:
 
     def __init__(self, cluster: Cluster, function: str) -> None:
         self._ray, self._function = cluster.ray, function
-        self._call = cluster.ray.remote(called).options(**cluster.needs, max_retries=0, max_calls=1)
+        self._call = cluster.ray.remote(workers.called).options(**cluster.needs, max_retries=0, max_calls=1)
         self._running: dict[int, Any] = {}
 
     @property
@@ -133,7 +194,7 @@ class RayWorkers:
 
     def _end(self, number: int) -> Ended:
         try:
-            return ended(number, self._ray.get(self._running.pop(number)))
+            return workers.ended(number, self._ray.get(self._running.pop(number)))
         except self._ray.exceptions.TaskCancelledError:
             return Ended(number, error=KeyboardInterrupt())
         except self._ray.exceptions.RayError as error:

@@ -74,35 +74,28 @@ class Fold:
         return rows[train], rows[held_out]
 
     def _sides(self, n: int, labels: Any, groups: Any) -> tuple[Rows, Rows]:
-        setting = "kfold.n_splits" if self.within is None else "kfold.inner_splits"
-        distinct = n if groups is None else len(set(groups.tolist()))
-        if distinct < self.splits:
-            many = f"{distinct} {'group' if distinct == 1 else 'groups'}"
-            what = f"there are {n} rows" if groups is None else f"the {n} rows are in {many}, which are never split"
-            raise DataError(
-                f"{setting}={self.splits}: {what}, so that a fold would be empty. Set {setting} to at most "
-                f"{max(2, distinct)}, or check which column names the groups"
-            )
         sklearn = require("sklearn.model_selection", "Splitting into folds")
-        names = {
-            (False, False): "KFold", (True, False): "StratifiedKFold",
-            (False, True): "GroupKFold", (True, True): "StratifiedGroupKFold",
-        }  # fmt: skip
-        splitter = getattr(sklearn, names[labels is not None, groups is not None])(
-            self.splits, shuffle=True, random_state=self.seed
-        )
+        kind = f"{'' if labels is None else 'Stratified'}{'' if groups is None else 'Group'}KFold"
+        splitter = getattr(sklearn, kind)(self.splits, shuffle=True, random_state=self.seed)
+        distinct = n if groups is None else len(set(groups.tolist()))
         with warnings.catch_warnings():
             # A class with fewer rows than folds cannot be even; the folds are as even as they can be, and valid.
             warnings.filterwarnings("ignore", message="The least populated class in y", category=UserWarning)
             try:
-                sides = list(splitter.split([0] * n, labels, groups))
-            except ValueError as error:  # no class has as many rows as there are folds
-                raise DataError(
-                    f"{setting}={self.splits}: {n} rows in {distinct} groups are too few for so many folds: {error}. "
-                    f"Set {setting} lower, or use more rows"
-                ) from error
-        train, held_out = sides[self.number]
-        return train, held_out
+                sides: list[tuple[Rows, Rows]] = list(splitter.split([0] * n, labels, groups))
+                smallest = min(len(side) for pair in sides for side in pair)
+            except ValueError as error:  # no class has as many rows as there are folds, or there are fewer groups
+                raise self._too_few(n, distinct) from error
+        if distinct < self.splits or not smallest:
+            raise self._too_few(n, distinct)
+        return sides[self.number]
+
+    def _too_few(self, n: int, distinct: int) -> DataError:
+        setting = "kfold.n_splits" if self.within is None else "kfold.inner_splits"
+        return DataError(
+            f"{n} rows in {distinct} groups are too few to hold out one of {self.splits} folds, and groups are never "
+            f"split: set {setting} lower, use more rows, or check which column names the groups"
+        )
 
     def fingerprint(self) -> str:
         """Return what tells other rows, or another split of them, apart; empty where `split` was not called."""
@@ -128,8 +121,5 @@ def _column(name: str, values: Sequence[Any] | Any, n: int) -> Any:
     if column.shape != (n,):
         raise DataError(f"fold.split: {name} of shape {column.shape}: expected one for each of the {n} rows")
     if name == "labels" and column.dtype.kind == "f" and (column != column.round()).any():
-        raise DataError(
-            f"fold.split: labels such as {column[column != column.round()][0]:.4g} are measurements, and no classes: "
-            "leave labels out, or give classes made of them, such as their quartiles"
-        )
+        raise DataError("fold.split: labels are measurements, and no classes: leave labels out, or give quartiles")
     return column

@@ -9,13 +9,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
-import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.report.folds import shares
 from hotloop.train.fold import Fold
-from hotloop.train.optional import require
 from hotloop.train.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -86,47 +84,6 @@ def sample(items: Sequence[T], size: int | None, seed: int) -> list[T]:
     return [items[index] for index in chosen]
 
 
-def split_groups(
-    groups: Sequence[str], strata: Sequence[object], fraction: float, seed: int
-) -> tuple[list[int], list[int]]:
-    """Split rows by whole groups, keeping the shares of the strata as even as that allows.
-
-    Args:
-        groups: each row's group.
-        strata: each row's label, or what else should be as frequent on both sides.
-        fraction: the share to hold out; one fold of ``round(1 / fraction)``.
-        seed: which of the possible splits.
-
-    Returns:
-        Row numbers to train on, and those held out.
-
-    Raises:
-        DataError: there is only one group.
-    """
-    model_selection = require("sklearn.model_selection", "Splitting by groups")
-    distinct = len(set(groups))
-    if distinct < 2:  # noqa: PLR2004 - two sides
-        raise DataError(
-            f"all {len(groups)} pairs are of one group ({groups[0]!r}): groups are never split between training and "
-            "validation, so two are needed. Check the column that data.columns.group names"
-            if groups
-            else "there are no pairs to split"
-        )
-    folds = min(max(2, round(1 / fraction)), distinct)
-    with warnings.catch_warnings():
-        # A stratum with fewer rows than folds cannot be even; the split is as even as it can be, and valid.
-        warnings.filterwarnings("ignore", message="The least populated class in y", category=UserWarning)
-        splitter = model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
-        try:
-            train, held_out = next(iter(splitter.split(groups, [str(one) for one in strata], groups)))
-        except ValueError as error:  # no stratum has as many rows as there are folds
-            raise DataError(
-                f"{len(groups)} pairs in {distinct} groups are too few to hold out {fraction:.0%}: {error}. "
-                "Use more pairs, or a larger data.validation_fraction"
-            ) from error
-    return train.tolist(), held_out.tolist()
-
-
 def split_rows(
     groups: Sequence[str], strata: Sequence[object], *, fraction: float, seed: int, kfold: KfoldSettings | None = None
 ) -> tuple[list[int], list[int]]:
@@ -135,9 +92,9 @@ def split_rows(
     Args:
         groups: each row's group.
         strata: each row's label, or what else should be as frequent on both sides.
-        fraction: the share to hold out where there are no folds.
+        fraction: the share to hold out where there are no folds: one of ``round(1 / fraction)``.
         seed: which of the possible splits.
-        kfold: the folds; None, or without ``fold``, holds out one share.
+        kfold: the folds; None, or without ``n_splits``, holds out one share.
 
     Returns:
         Row numbers to train on, and those held out.
@@ -147,8 +104,11 @@ def split_rows(
         ConfigError: the settings are of a whole cross-validation, and not of one fold.
     """
     if kfold is None or kfold.n_splits is None:
-        return split_groups(groups, strata, fraction, seed)
-    train, held_out = fold_of(kfold, seed).split(len(groups), [str(one) for one in strata], groups)
+        most = len(set(groups))
+        fold = Fold(0, max(2, min(round(1 / fraction), most)), seed)
+    else:
+        fold = fold_of(kfold, seed)
+    train, held_out = fold.split(len(groups), [str(one) for one in strata], groups)
     return train.tolist(), held_out.tolist()
 
 
@@ -161,13 +121,13 @@ def fold_of(kfold: KfoldSettings, seed: int) -> Fold:
     assert kfold.n_splits is not None
     if kfold.fold is None:
         raise ConfigError(
-            f"kfold.n_splits={kfold.n_splits} without kfold.fold is a whole cross-validation, and no single run: "
-            "start it by `hotloop kfold`, or name the fold to hold out, such as kfold.fold=0"
+            f"kfold.n_splits={kfold.n_splits} without kfold.fold is no single run: start it by `hotloop kfold`, or set "
+            "kfold.fold"
         )
     if kfold.inner_trials is not None:  # else a trial that forgot its inner fold would be judged by what is held out
         raise ConfigError(
             f"kfold.inner_trials={kfold.inner_trials} is of a fold with its search, and of no single run: start it by "
-            "`hotloop kfold`, or leave kfold.inner_trials out"
+            "`hotloop kfold`"
         )
     outer = Fold(kfold.fold, kfold.n_splits, seed)
     return outer if kfold.inner_fold is None else Fold(kfold.inner_fold, kfold.inner_splits, seed, outer)
@@ -189,18 +149,15 @@ def remedy(kfold: KfoldSettings | None) -> str:
     """Say which settings to change where a side of a split is too small."""
     if kfold is None or kfold.fold is None:
         return "another run.seed, or a larger data.validation_fraction"
-    inner = f", or a lower kfold.inner_splits (it is {kfold.inner_splits})" if kfold.inner_fold is not None else ""
-    return f"another run.seed, or a lower kfold.n_splits (it is {kfold.n_splits}){inner}"
+    return f"another run.seed, or a lower kfold.n_splits (it is {kfold.n_splits})"
 
 
 def where(kfold: KfoldSettings | None) -> str:
     """Name the split that settings mean: a fold, a fold's inner one, or the only one."""
     if kfold is None or kfold.fold is None:
         return "the split"
-    fold = f"fold {kfold.fold} of kfold.n_splits={kfold.n_splits}"
-    if kfold.inner_fold is None:
-        return fold
-    return f"inner fold {kfold.inner_fold} of kfold.inner_splits={kfold.inner_splits} within {fold}"
+    inner = "" if kfold.inner_fold is None else f"inner fold {kfold.inner_fold} within "
+    return f"{inner}fold {kfold.fold} of kfold.n_splits={kfold.n_splits}"
 
 
 def of_fold(settings: Settings, fold: int) -> Settings:
@@ -239,12 +196,15 @@ def examine(settings: Settings, sides: Callable[[Settings], Sides]) -> list[Side
     many = settings.kfold.n_splits
     assert many is not None
     found = []
+    change = "Set kfold.n_splits or kfold.inner_splits lower, use more rows or groups, or another run.seed"
     for fold in range(many):
         one = of_fold(settings, fold)
-        found.append(_checked(sides(one), where(one.kfold), "kfold.n_splits"))
-        for number in range(settings.kfold.inner_splits if settings.kfold.inner_trials else 0):
-            inner = of_inner_fold(one, number)
-            _checked(sides(inner), where(inner.kfold), "kfold.inner_splits")
+        inner = range(settings.kfold.inner_splits if settings.kfold.inner_trials else 0)
+        for run in (one, *(of_inner_fold(one, number) for number in inner)):
+            both = sides(run)
+            both.check(where(run.kfold), change)
+            if run is one:
+                found.append(both)
     held = collections.Counter(group for one in found for group in set(one.validation.groups))
     twice = sorted(group for group, times in held.items() if times > 1)
     if twice:
@@ -252,20 +212,12 @@ def examine(settings: Settings, sides: Callable[[Settings], Sides]) -> list[Side
     return found
 
 
-def _checked(sides: Sides, where: str, setting: str) -> Sides:
-    sides.check(where, f"Set {setting} lower, use more rows or groups, or another run.seed")
-    return sides
-
-
 def describe(found: Sequence[Sides]) -> list[str]:
-    """Say what is in each fold, as the lines of a table."""
-    rows = [("fold", "train on", "groups", "labels", "hold out", "groups", "labels")]
-    for fold, one in enumerate(found):
-        cells = [(f"{len(side.labels):,}", f"{len(set(side.groups)):,}", shares(side.shares)) for side in _both(one)]
-        rows.append((str(fold), *cells[0], *cells[1]))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """Say in a line what is on both sides of each fold."""
+    return [
+        f"Fold {fold}: train on {_said(one.train)}; hold out {_said(one.validation)}" for fold, one in enumerate(found)
+    ]
 
 
-def _both(sides: Sides) -> tuple[Side, Side]:
-    return sides.train, sides.validation
+def _said(side: Side) -> str:
+    return f"{len(side.labels):,} rows, {len(set(side.groups)):,} groups ({shares(side.shares)})"

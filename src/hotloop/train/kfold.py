@@ -12,7 +12,6 @@ import dataclasses
 import gc
 import importlib
 import math
-import statistics
 import sys
 import time
 import traceback
@@ -28,10 +27,8 @@ from hotloop.report.page import write_view
 from hotloop.train import (
     checkpoint,
     cluster,
-    compiling,
     conf_files,
     configure,
-    environment,
     folds,
     idle,
     program,
@@ -40,21 +37,19 @@ from hotloop.train import (
     workers,
 )
 from hotloop.train.display import Display, figures
-from hotloop.train.interrupt import Interrupt, wished
-from hotloop.train.nested import leaves
+from hotloop.train.interrupt import wished
 from hotloop.train.outcome import CHECKED
-from hotloop.train.scope import DECISIVE, STILL_COMPARABLE
 from hotloop.train.search import command, preparing, space
+from hotloop.train.search.study import comparable
 from hotloop.train.turn import folder_held
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console
 
     from hotloop.train.folds import Sides
-    from hotloop.train.outcome import Outcome
     from hotloop.train.recipe import Recipe
     from hotloop.train.settings import Settings
 
@@ -65,8 +60,9 @@ ATTEMPTS = 2
 """How often a fold is begun at most, by one command, while its workers die."""
 _END_ALL = (ConfigError, DataError, MissingExtraError, StepLostError)
 """The user's to mend before any other fold can run, or a GPU that no other fold can use."""
-_PATIENCE_SECONDS, _EVERY = 120.0, 0.2
+_PATIENCE_SECONDS = 120.0
 _STORED = (start.SETTINGS, report.DOCUMENT, PAGE)
+_WORKER = f"{__name__}:work"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,21 +136,16 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
     before = configure.from_dict(document["settings"])
     start.write_settings(start.Start(before, folder, open=held))
     changed = [one for one in overrides if not start.is_about_folder(one)]
-    choices = any(one.split("=")[0].strip() in conf_files.groups() for one in changed)
     # The same command may be given again, choices of groups included; those are known where settings are composed.
+    choices = any(one.split("=")[0].strip() in conf_files.groups() for one in changed)
     now = (
         configure.load(changed, folder / start.SETTINGS)
         if choices
         else configure.from_dict(document["settings"], changed)
     )
-    old, new = (dict(leaves(configure.to_dict(one))) for one in (before, now))
-    for name in dict.fromkeys([*old, *new]):
-        free = space.is_within(name, STILL_COMPARABLE) and name not in DECISIVE
-        if not free and old.get(name) != new.get(name):
-            raise ConfigError(
-                f"{name} cannot change while a cross-validation is resumed ({old.get(name)!r} to {new.get(name)!r}): "
-                "its folds could not be compared. Start a new one, in another run.folder"
-            )
+    old, new = comparable(before), comparable(now)
+    if other := ", ".join(name for name in sorted({*old, *new}) if old.get(name) != new.get(name)):
+        raise ConfigError(f"{other} cannot change while a cross-validation is resumed: start a new one")
     storage.check(now.run.storage)
     return Study(now, folder, document, open=held)
 
@@ -177,12 +168,7 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
         raise ConfigError(f"recipe={settings.recipe.name} cannot be split into folds: leave kfold.n_splits out")
     if settings.kfold.inner_trials is not None:
         preparing.inner(settings)
-    if settings.kfold.engine == "ray":
-        with cluster.connected(settings, "kfold.engine"):
-            pass  # what is wrong with it is said now
-    elif recipe.COMPONENTS:
-        chosen = compiling.plan(settings, recipe.COMPONENTS)
-        compiling.check(chosen, settings, environment.device_of(settings.run).type)
+    many = cluster.count(settings.kfold.workers, settings, settings.kfold.engine)
     display.say(f"Cross-validation of recipe {settings.recipe.name} in {settings.kfold.n_splits} folds: {study.folder}")
     found = folds.examine(settings, recipe.sides)
     if all(one.fingerprint for one in found):
@@ -191,10 +177,7 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
         display.say("What is in the folds is not known: the program did not call fold.split while it was made")
     document = study.before or _begin(settings, found, study.which)
     if document["contents"] != _contents(found):
-        raise DataError(
-            f"{study.folder} was begun on other data than its settings give now: put the data back as it was, or start "
-            "a new cross-validation without run.resume"
-        )
+        raise DataError(f"{study.folder} was begun on other data: put it back, or start a new cross-validation")
     with study.open:
         if study.dry:
             first = folds.of_fold(settings, study.which[0])
@@ -203,17 +186,17 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
         start.write_settings(start.Start(settings, study.folder, open=study.open))
         document.update(settings=configure.to_dict(settings), status="running", error=None, finished=None)
         document.update(record.this_process(), starts=document.get("starts", 0) + 1)
-        state = _State(study.folder, document, display.say)
-        state.save()
-        return _Running(study, recipe, state, display, console).all()
+        return _Running(study, recipe, document, display, console).all(many)
 
 
-class _State:
-    """The document of a cross-validation, on disk after each change; a failing disk is printed once."""
+class _Running:
+    """The folds on their way, and the document of the whole, written after each change."""
 
-    def __init__(self, folder: Path, document: dict[str, Any], say: Callable[[str], None]) -> None:
-        self.folder, self.document, self._say, self._warned = folder, document, say, False
-        self._copy = storage.of(document["settings"]["run"].get("storage"), folder)
+    def __init__(
+        self, study: Study, recipe: Recipe, document: dict[str, Any], display: Display, console: Console | None
+    ) -> None:
+        self.study, self.recipe, self.document, self.say = study, recipe, document, display.say
+        self.console, self._copy = console, storage.of(study.settings.run.storage, study.folder)
 
     def fold(self, fold: int) -> dict[str, Any]:
         """Return the entry of one fold."""
@@ -223,211 +206,130 @@ class _State:
     def note(self, fold: int, **values: Any) -> None:
         """Set values of a fold, and write the document."""
         self.fold(fold).update(values)
+        self.save()
+
+    def save(self, *, last: bool = False) -> None:
+        """Write the document and its page."""
         done = [one for one in self.document["folds"] if one.get("status") == "finished"]
         self.document["metrics"] = {kind: spread([one.get(kind) or {} for one in done]) for kind in ("best", "last")}
-        self.save()
-
-    def settle(self, status: str, error: str | None = None) -> None:
-        """Write how the whole ended, and its page."""
-        self.document.update(status=status, error=error, finished=time.time())
-        self.save()
-        self.write_page()
-        if self._copy:
-            self._copy.push(self._say, _STORED, last=True)
-        self._say(f"Report of the folds: {self.folder / PAGE}")
-
-    def write_page(self) -> None:
-        """Write the page of what is known by now."""
-        self._try(lambda: write_view(report.build(self.document), self.folder / PAGE))
-
-    def save(self) -> None:
-        """Write the document."""
         self.document["updated"] = time.time()
-        self._try(lambda: report.SCHEMA.write(self.folder, self.document))
+        report.SCHEMA.write(self.study.folder, self.document)
+        write_view(report.build(self.document), self.study.folder / PAGE)
         if self._copy:
-            self._copy.push(self._say, _STORED)
+            self._copy.push(self.say, _STORED, last=last)
 
-    def _try(self, write: Callable[[], object]) -> None:
+    def all(self, many: int) -> Ended:
+        """Run the folds that are left, ``many`` at a time, and settle the whole however it ends."""
+        study, status = self.study, "failed"
+        error: str | None = None
+        left = [fold for fold in study.which if self.fold(fold)["status"] != "finished"]
+        self.save()
         try:
-            write()
-        except OSError as error:
-            if not self._warned:
-                self._say(f"{self.folder} cannot be written: {error}. The folds go on")
-            self._warned = True
-
-
-class _Running:
-    """The folds on their way."""
-
-    def __init__(self, study: Study, recipe: Recipe, state: _State, display: Display, console: Console | None) -> None:
-        self.study, self.state, self.display = study, state, display
-        self.recipe, self.console = recipe, console
-
-    def all(self) -> Ended:
-        """Run the folds that are left, and settle the whole however it ends."""
-        status, error = "failed", None
-        try:
-            status = self.rest()
+            apart = study.settings.kfold.engine == "ray" or (many > 1 and len(left) > 1)
+            stopped = self.at_once(left, many) if apart else self.by_turns(left)
+            states = [self.fold(fold)["status"] for fold in study.which]
+            status = "interrupted" if stopped else "failed" if "failed" in states else "finished"
         except KeyboardInterrupt:
             status = "interrupted"
         except BaseException as failure:
             error = _words(failure)
             raise
         finally:
-            if status == "interrupted":
-                self.display.say(f"Interrupted. Finished folds are kept. Resume with: {self.study.again}")
-            self.state.settle(status, error)
-        return Ended(status, self.study.folder, self.state.document)
-
-    def rest(self) -> str:
-        """Run the folds that are not done; returns the status of the whole."""
-        settings, which = self.study.settings, self.study.which
-        left = [fold for fold in which if self.state.fold(fold)["status"] != "finished"]
-        for fold in which:
-            if fold not in left:
-                best = self.state.fold(fold).get("best") or {}
-                self.display.say(f"Fold {fold}: finished by an earlier start: {figures(best)}")
-        asked = settings.kfold.workers
-        if settings.kfold.engine == "ray":
-            with cluster.connected(settings, "kfold.engine") as found:
-                many = found.room if isinstance(asked, str) else asked
-                ended = self.at_once(left, many, cluster.RayWorkers(found, _WORKER))
-        elif (many := workers.count(asked, settings)) > 1 and len(left) > 1:
-            ended = self.at_once(left, many, workers.Workers(_WORKER, self.study.folder / "workers"))
-        else:
-            ended = self.by_turns(left)
-        if not ended:
-            return "interrupted"
-        failed = [fold for fold in which if self.state.fold(fold)["status"] == "failed"]
-        if failed:
-            names = ", ".join(map(str, failed))
-            self.display.say(f"Failed: fold {names}. Finished folds are kept; to try again: {self.study.again}")
-        return "failed" if failed else "finished"
+            if status != "finished":
+                self.say(f"{status.capitalize()}. Finished folds are kept. Resume with: {study.again}")
+            self.document.update(status=status, error=error, finished=time.time())
+            self.save(last=True)
+            self.say(f"Report of the folds: {study.folder / PAGE}")
+        return Ended(status, study.folder, self.document)
 
     def by_turns(self, left: Sequence[int]) -> bool:
-        """Run folds in this process; returns whether all have ended by themselves."""
+        """Run folds in this process; returns whether somebody interrupted."""
+        study = self.study
         for position, fold in enumerate(left):
             if position:
                 _forget()
-            self.display.say(f"\nFold {fold} of {self.study.settings.kfold.n_splits}")
-            self.state.note(fold, status="running", error=None)
-            known = self.state.fold(fold).get("chosen")
-            folder, stop = self.study.folder / f"fold-{fold}", False
-
-            def note(chosen: list[str], fold: int = fold) -> None:
-                self.state.note(fold, chosen=chosen)
-
+            self.say(f"\nFold {fold} of {study.settings.kfold.n_splits}")
+            self.note(fold, status="running", error=None)
+            runs = len(left) - position
             try:
-                outcome = train_fold(
-                    self.study.settings, self.study.folder, fold, len(left) - position, self.study.again, known,
-                    note, self.recipe, self.console,
-                )  # fmt: skip
-                self.state.note(fold, **ended(outcome, folder))
-                stop = outcome.stop
+                found = train_fold(study.settings, study.folder, fold, runs, study.again, self.recipe, self.console)
+                stop = found.pop("stop")
+                self.note(fold, **found)
             except KeyboardInterrupt:
-                self.state.note(fold, status="interrupted", **facts(folder))
+                self.note(fold, status="interrupted", **facts(study.folder / f"fold-{fold}"))
                 raise
             except Exception as error:
                 self.failed(fold, error)
                 if isinstance(error, _END_ALL):
                     raise
                 stop = wished(error)
-            if self.state.fold(fold)["status"] == "interrupted" or (stop and fold != left[-1]):
-                return False
-            self.state.write_page()
-        return True
+            if self.fold(fold)["status"] == "interrupted" or (stop and fold != left[-1]):
+                return True
+        return False
 
     def failed(self, fold: int, error: BaseException) -> None:
         """Write down that a fold failed, with its cause."""
         if not isinstance(error, HotloopError):
             traceback.print_exception(error, file=sys.stderr)
-        self.display.say(f"Fold {fold} failed: {_words(error)}")
-        self.state.note(fold, status="failed", error=_words(error), **facts(self.study.folder / f"fold-{fold}"))
+        self.say(f"Fold {fold} failed: {_words(error)}")
+        self.note(fold, status="failed", error=_words(error), **facts(self.study.folder / f"fold-{fold}"))
 
-    def at_once(self, left: Sequence[int], many: int, pool: workers.Workers | cluster.RayWorkers) -> bool:
-        """Run folds in worker processes, one fold each; returns whether all have ended by themselves.
+    def at_once(self, left: Sequence[int], many: int) -> bool:
+        """Run folds in worker processes, one fold each; returns whether somebody interrupted.
 
         Raises:
             ConfigError, DataError, MissingExtraError, StepLostError: a fold did, and no other fold can run.
         """
         study, waiting, at = self.study, collections.deque(left), dict[int, int]()
         begun: collections.Counter[int] = collections.Counter()
-        failure: BaseException | None = None
-        with contextlib.ExitStack() as stack:
-            interrupt = stack.enter_context(Interrupt("finishing the steps of all folds, then saving"))
-            stack.callback(pool.close)
-            asked = False
-            while at or waiting:
-                for number in range(1, many + 1):
-                    if number not in at and waiting and not asked:
-                        fold = at[number] = waiting.popleft()
-                        begun[fold] += 1
-                        self.display.say(f"Fold {fold} began (worker {number}, its output: {pool.log(number)})")
-                        self.state.note(fold, status="running", error=None)
-                        job = {"settings": configure.to_dict(study.settings), "folder": str(study.folder), "fold": fold}
-                        job.update(again=study.again, chosen=self.state.fold(fold).get("chosen"))
-                        pool.start(number, job, workers.environment(study.settings, many, number))
-                time.sleep(_EVERY)
-                for one in pool.ended():
-                    fold = at.pop(one.number)
-                    if one.died and begun[fold] < ATTEMPTS and not asked:
-                        self.display.say(f"Fold {fold}: its worker died ({one.died}); it goes on from its checkpoint")
-                        waiting.appendleft(fold)
-                        continue
-                    failure = self.over(fold, one) or failure
-                if (interrupt.signal or failure) and not asked:
-                    asked = True
-                    pool.interrupt()
-                if asked and not at:
-                    break
-        if failure:
-            raise failure
-        return not asked
 
-    def over(self, fold: int, one: workers.Ended) -> BaseException | None:
-        """Write down how a fold ended in its worker; returns an error that no other fold would escape."""
-        folder = self.study.folder / f"fold-{fold}"
-        storage.bring(storage.of(self.study.settings.run.storage, folder, self.study.folder), self.display.say)
-        if one.result:
-            self.state.note(fold, **one.result)
-            self.display.say(
-                f"Fold {fold} {one.result['status']}: {figures(one.result.get('best') or {})}".rstrip(": ")
-            )
-            self.state.write_page()
-            return None
-        if isinstance(one.error, KeyboardInterrupt):
-            self.state.note(fold, status="interrupted", **facts(folder))
-            return None
-        self.failed(fold, one.error or HotloopError(f"its worker died ({one.died}), and so did the one before"))
-        return one.error if isinstance(one.error, _END_ALL) else None
+        def more(number: int) -> dict[str, Any] | None:
+            if not waiting:
+                return None
+            fold = at[number] = waiting.popleft()
+            begun[fold] += 1
+            self.say(f"Fold {fold} began (worker {number}, its output: {pool.log(number)})")
+            self.note(fold, status="running", error=None)
+            settings = configure.to_dict(study.settings)
+            return {"settings": settings, "folder": str(study.folder), "fold": fold, "again": study.again}
+
+        def over(one: workers.Ended) -> None:
+            fold = at.pop(one.number)
+            folder = study.folder / f"fold-{fold}"
+            if one.died and begun[fold] < ATTEMPTS:
+                self.say(f"Fold {fold}: its worker died ({one.died}); it goes on from its checkpoint")
+                waiting.appendleft(fold)
+                return
+            storage.bring(storage.of(study.settings.run.storage, folder, study.folder), self.say)
+            if one.result:
+                self.note(fold, **one.result)
+                self.say(f"Fold {fold} {one.result['status']}: {figures(one.result['best'])}".rstrip(": "))
+            elif isinstance(one.error, KeyboardInterrupt):
+                self.note(fold, status="interrupted", **facts(folder))
+            else:
+                died = HotloopError(f"its worker died ({one.died}), and so did the one before")
+                self.failed(fold, one.error or died)
+                if isinstance(one.error, _END_ALL):
+                    raise one.error
+
+        with cluster.pool(_WORKER, study.settings, study.settings.kfold.engine, study.folder / "workers") as pool:
+            return cluster.watch(pool, study.settings, many, more, over, lambda: None)
 
 
-_WORKER = f"{__name__}:work"
-
-
-def work(settings: dict[str, Any], folder: str, fold: int, again: str, chosen: list[str] | None) -> dict[str, Any]:
+def work(settings: dict[str, Any], folder: str, fold: int, again: str) -> dict[str, Any]:
     """Train one fold in a worker's process, and return its entry in the document."""
-    whole, place, kept = configure.from_dict(settings), Path(folder), dict[str, Any]()
+    whole, place = configure.from_dict(settings), Path(folder)
     recipe = importlib.import_module("hotloop.recipes").load(whole.recipe.name)
     storage.check(whole.run.storage)
     with folder_held(place / f"fold-{fold}", _PATIENCE_SECONDS):
-        outcome = train_fold(
-            whole, place, fold, 1, again, chosen, lambda found: kept.update(chosen=found), recipe, None
-        )
-    return {**ended(outcome, place / f"fold-{fold}"), **kept}
+        found = train_fold(whole, place, fold, 1, again, recipe, None)
+    del found["stop"]
+    return found
 
 
-def train_fold(  # noqa: PLR0913, PLR0917 - a fold, what it is part of, and who hears of it
-    settings: Settings,
-    study: Path,
-    fold: int,
-    runs: int,
-    again: str,
-    known: Sequence[str] | None,
-    note: Callable[[list[str]], None],
-    recipe: Recipe,
-    console: Console | None,
-) -> Outcome:
+def train_fold(  # noqa: PLR0913, PLR0917 - a fold, and what it is part of
+    settings: Settings, study: Path, fold: int, runs: int, again: str, recipe: Recipe, console: Console | None
+) -> dict[str, Any]:
     """Train a fold from its start, or from its last checkpoint, after a search of its own where there is one.
 
     Args:
@@ -436,26 +338,27 @@ def train_fold(  # noqa: PLR0913, PLR0917 - a fold, what it is part of, and who 
         fold: its number.
         runs: how many folds, this one included, will use what is compiled in this process.
         again: the command that goes on with the whole.
-        known: the overrides that its inner search chose in an earlier start.
-        note: takes those that it chose in this one.
         recipe: trains.
         console: prints.
+
+    Returns:
+        The fold's entry in the document, and ``stop``: somebody wished to, when it was too late for this fold.
     """
     folder, one, say = study / f"fold-{fold}", folds.of_fold(settings, fold), Display(console).say
+    found: dict[str, Any] = {"error": None}
     if (trials := settings.kfold.inner_trials) is not None:
         later = (runs - 1) * trials
-        if known is None:
-            say(f"Inner search: {trials} trials on the training side of fold {fold}, in {folder / SEARCH}")
-            known = command.nested(folds.with_search(settings, fold), folder / SEARCH, trials, say, later)
-            note(list(known))
-        say(f"Inner search of fold {fold} chose: {' '.join(known) or 'no change'}")
-        for changed in known:
-            if changed.lstrip("+~").split(".")[0] in space.KEPT:
-                raise ConfigError(f"the inner search chose {changed}: a search within a fold has no say in it")
-        one = configure.from_dict(configure.to_dict(one), known)
+        say(f"Inner search: {trials} trials on the training side of fold {fold}, in {folder / SEARCH}")
+        # One that is done gives its values again.
+        chosen = command.nested(folds.with_search(settings, fold), folder / SEARCH, trials, say, later)
+        say(f"Inner search of fold {fold} chose: {' '.join(chosen) or 'no change'}")
+        one = configure.from_dict(configure.to_dict(one), chosen)
         runs += later * settings.kfold.inner_splits
+        found["chosen"] = list(chosen)
     within = Within(runs=runs, study=study.name, fold=fold, folder=study, resume=again)
-    return recipe.train(start.take_up(one, folder, within), console)
+    outcome = recipe.train(start.take_up(one, folder, within), console)
+    found.update(status=outcome.status, step=outcome.step, best_step=outcome.best_step, best=dict(outcome.best))
+    return {**found, **facts(folder), "stop": outcome.stop}
 
 
 def judge(folder: Path, fold: int | None, recipe: Recipe, overrides: Sequence[str]) -> list[dict[str, Any]]:
@@ -465,24 +368,20 @@ def judge(folder: Path, fold: int | None, recipe: Recipe, overrides: Sequence[st
         ConfigError: there is no such fold, or no checkpoint of any.
     """
     known = [one["fold"] for one in report.load(folder)["folds"]]
-    if fold is not None and fold not in known:
-        raise ConfigError(f"fold={fold}: {folder} has the folds {', '.join(map(str, known))}")
-    kept = [folder / f"fold-{one}" / checkpoint.FOLDER for one in known]
-    has_best = getattr(recipe, "GOAL", None) or any((one / checkpoint.BEST).is_file() for one in kept)
-    name = checkpoint.BEST if has_best else checkpoint.LAST  # a program without a goal has no best validation
-    paths = {one: place / name for one, place in zip(known, kept, strict=True)}
-    wanted = [one for one in known if one == fold or (fold is None and paths[one].is_file())]
-    if not wanted:
-        raise ConfigError(
-            f"no fold of {folder} has a checkpoint yet: go on with it by {configure.again(folder, 'kfold')}"
-        )
+    kept = {one: folder / f"fold-{one}" / checkpoint.FOLDER for one in known if fold in (None, one)}
+    # A program without a goal has no best validation.
+    has_best = getattr(recipe, "GOAL", None) or any((one / checkpoint.BEST).is_file() for one in kept.values())
+    name = checkpoint.BEST if has_best else checkpoint.LAST
+    paths = {one: path / name for one, path in kept.items() if (path / name).is_file()}
+    if not paths:
+        raise ConfigError(f"fold={fold}: {folder} has the folds {', '.join(map(str, known))}, and no such checkpoint")
     found = []
-    for one in wanted:
-        document = checkpoint.load(paths[one])
+    for one, path in paths.items():
+        document = checkpoint.load(path)
         settings = start.settings_to_judge(document, overrides)
         metrics = recipe.evaluate(settings, checkpoint.judged(document))
         step = document["position"]["step"]
-        found.append({"fold": one, "checkpoint": str(paths[one]), "step": step, "metrics": metrics})
+        found.append({"fold": one, "checkpoint": str(path), "step": step, "metrics": metrics})
     return found
 
 
@@ -491,8 +390,6 @@ def _begin(settings: Settings, contents: Sequence[Sides], which: Iterable[int]) 
         "schema": report.SCHEMA.version,
         "recipe": settings.recipe.name,
         "created": time.time(),
-        "starts": 0,
-        "settings": configure.to_dict(settings),
         "contents": _contents(contents),
         "folds": [{"fold": fold, "folder": f"fold-{fold}", "status": "pending"} for fold in which],
         "metrics": {},
@@ -506,18 +403,6 @@ def _contents(found: Sequence[Sides]) -> list[dict[str, Any]]:
         else {}
         for one in found
     ]
-
-
-def ended(outcome: Outcome, folder: Path) -> dict[str, Any]:
-    """Return the entry of a fold that ended by itself or was interrupted."""
-    return {
-        "status": outcome.status,
-        "error": None,
-        "step": outcome.step,
-        "best_step": outcome.best_step,
-        "best": dict(outcome.best),
-        **facts(folder),
-    }
 
 
 def facts(folder: Path) -> dict[str, Any]:
@@ -554,10 +439,9 @@ def spread(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | 
     names = [name for name in (metrics[0] if metrics else ()) if all(name in one for one in metrics)]
     found: dict[str, dict[str, float | None]] = {}
     for name in names:
-        values = [float(one[name]) for one in metrics]  # "nan" is read as well: a fold that has it must be seen
-        finite = all(map(math.isfinite, values))
-        std = statistics.stdev(values) if finite and len(values) > 1 else math.nan
-        found[name] = {"mean": statistics.fmean(values), "std": std if len(values) > 1 else None}
+        # "nan" is read as well: a fold that has it must be seen.
+        values = torch.tensor([float(one[name]) for one in metrics], dtype=torch.float64)
+        found[name] = {"mean": values.mean().item(), "std": values.std().item() if len(values) > 1 else None}
     return found
 
 

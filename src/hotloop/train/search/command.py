@@ -17,11 +17,10 @@ from hotloop.errors import ConfigError, SearchStoppedError, StepLostError
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds
 from hotloop.train import cluster, configure, storage, workers
-from hotloop.train.interrupt import Interrupt
 from hotloop.train.optional import require
 from hotloop.train.search import document, preparing, space
 from hotloop.train.search.preparing import prepared
-from hotloop.train.search.study import CAUSE, DRAWN, Study, trial_folder
+from hotloop.train.search.study import Study
 from hotloop.train.search.trial import Asked, changed, folds_of, settings_of
 
 if TYPE_CHECKING:
@@ -29,16 +28,15 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hotloop.train.cluster import Cluster, RayWorkers
     from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
-    from hotloop.train.workers import Workers
 
     Say = Callable[[str], None]
 
 DEATHS = 10
 """Workers that die one after another, with no trial finished between, after which the search stops."""
-_EVERY = 0.2
+_EVERY_SECONDS = 2.0
+"""How often the document is written, and what has ended is printed, while the search goes on."""
 _WORKER = f"{__name__}:work"
 
 
@@ -72,12 +70,14 @@ def search(settings: Settings, say: Say, objective: str | None = None) -> Ended:
     document.write_settings(settings, folder)
     study = Study(settings, folder)
     study.begin()
-    if over := settings.hpo.n_trials - study.left():
+    if over := study.begun():
         say(f"{over} of {settings.hpo.n_trials} trials are over already")
+    running = _Search(study, say, objective)
     try:
-        status = _Search(study, say, objective).run()
+        status = running.run()
     finally:
         written = document.write(study)
+        running.say_lines(written)
         if copy := storage.of(settings.run.storage, folder):
             copy.push(say, document.STORED, last=True)
     return Ended(status, folder, written)
@@ -90,12 +90,8 @@ def with_workers(settings: Settings) -> Settings:
         ConfigError: ``hpo.trial`` cannot be used, or the cluster that is to run trials cannot run them.
         MissingExtraError: Ray is not installed.
     """
-    space.check_trial(settings)
-    many, runs = settings.hpo.workers, settings_of(settings, {}, Path(settings.hpo.folder))
-    if settings.hpo.engine == "ray":
-        with cluster.connected(runs, "hpo.engine") as found:  # what is wrong with it is said before anything is written
-            many = found.room if many == "auto" else many
-    return space.with_hpo(settings, workers=workers.count(many, runs))
+    runs = settings_of(settings, {}, Path(settings.hpo.folder))
+    return space.with_hpo(settings, workers=cluster.count(settings.hpo.workers, runs, settings.hpo.engine))
 
 
 def check(settings: Settings, console: Console | None) -> Outcome:
@@ -148,13 +144,13 @@ def nested(  # noqa: PLR0913, PLR0917 - what is searched, where, by what, and wh
     document.check_folder(settings, folder)
     study = Study(settings, folder)
     study.begin()
-    lines = _Lines(study)
+    told = _over(study)
     try:
         study.run(objective, later=later)
     finally:  # a search that stops has trials too, and their causes are read in its document
-        for line in lines.new():
-            say(line)
         written = document.write(study)
+        for line in _lines(written, told):
+            say(line)
     return tuple(space.override(name, value) for name, value in document.best_values(written).items())
 
 
@@ -171,108 +167,75 @@ def work(
 
 
 class _Search:
-    """A search on its way."""
+    """A search on its way: gives its workers work, and tells of its trials."""
 
     def __init__(self, study: Study, say: Say, objective: str | None) -> None:
-        self.study, self.say, self.objective, self.settings = study, say, objective, study.settings
-        self.hpo = study.settings.hpo
-        self.runs = settings_of(self.settings, {}, study.folder)
+        self.study, self.say, self.objective, self.hpo = study, say, objective, study.settings.hpo
         self.until = time.time() + self.hpo.timeout_seconds if self.hpo.timeout_seconds else math.inf
-        self.lines, self.command = _Lines(study), secrets.token_hex(4)
-        self.deaths, self.stopped, self.proxy = 0, "", ""
+        self.told, self.command = _over(study), secrets.token_hex(4)
+        self.deaths, self.written, self.proxy = 0, time.monotonic(), ""
 
     def run(self) -> str:
         """Run workers until every trial is over, and return the status of the search."""
+        study, runs = self.study, settings_of(self.study.settings, {}, self.study.folder)
         with contextlib.ExitStack() as stack:
-            pool = self._pool(stack)
-            interrupt = stack.enter_context(Interrupt("finishing the steps of all trials"))
-            stack.callback(pool.close)
-            for number in range(1, min(self.hpo.at_once, self.study.left()) + 1):
-                self._start(pool, number)
-            asked, written = False, time.monotonic()
-            while pool.running:
-                time.sleep(_EVERY)
-                for one in pool.ended():
-                    self._ended(one, pool, stopping=asked)
-                for line in self.lines.new():
-                    self.say(line)
-                    self.deaths = 0
-                if (interrupt.signal or self.stopped) and not asked:
-                    asked = True
-                    pool.interrupt()
-                if time.monotonic() - written >= document.EVERY_SECONDS:
-                    document.write(self.study, importances=False)
-                    written = time.monotonic()
-            for line in self.lines.new():
-                self.say(line)
-            if self.stopped:
-                raise SearchStoppedError(self.stopped)
-            if interrupt.signal:
-                return "interrupted"
-        return "out of time" if time.time() >= self.until and self.study.left() else "finished"
+            pool = stack.enter_context(cluster.pool(_WORKER, runs, self.hpo.engine, study.folder / "workers"))
+            if self.hpo.engine == "ray":
+                self.proxy = stack.enter_context(_served(study))
+            stopped = cluster.watch(pool, runs, self.hpo.at_once, self.more, self.over, self.tell)
+        if stopped:
+            return "interrupted"
+        return "out of time" if time.time() >= self.until and study.left() else "finished"
 
-    def _pool(self, stack: contextlib.ExitStack) -> Workers | RayWorkers:
-        if self.hpo.engine != "ray":
-            return workers.Workers(_WORKER, self.study.folder / "workers")
-        found = stack.enter_context(cluster.connected(self.runs, "hpo.engine"))
-        self.proxy = stack.enter_context(_served(self.study, found))
-        return cluster.RayWorkers(found, _WORKER)
+    def more(self, number: int) -> dict[str, Any] | None:
+        """Return what a worker is given."""
+        if not self.study.left() or time.time() >= self.until:
+            return None
+        worker, plain = {"number": number, "command": self.command}, configure.to_dict(self.study.settings)
+        told = {"until": self.until, "proxy": self.proxy or None, "objective": self.objective}
+        return {"settings": plain, "worker": worker, **told}
 
-    def _start(self, pool: Workers | RayWorkers, number: int) -> None:
-        given = {
-            "settings": configure.to_dict(self.settings),
-            "worker": {"number": number, "command": self.command},
-            "until": self.until,
-            "proxy": self.proxy or None,
-            "objective": self.objective,
-        }
-        pool.start(number, given, workers.environment(self.runs, self.hpo.at_once, number))
-
-    def _ended(self, one: workers.Ended, pool: Workers | RayWorkers, *, stopping: bool) -> None:
+    def over(self, one: workers.Ended) -> None:
+        """Put back the trial of a worker that died; any other error ends the search."""
         if one.died:
             self.study.lost({"number": one.number, "command": self.command})
             self.deaths += 1
-            self.say(
-                f"worker {one.number} died ({one.died}); its trial is begun again. Its log: {pool.log(one.number)}"
-            )
+            self.say(f"worker {one.number} died ({one.died}); its trial is begun again")
         elif one.error and not isinstance(one.error, (KeyboardInterrupt, StepLostError)):
-            again = "" if isinstance(one.error, SearchStoppedError) else ". Mend it, and the same command goes on"
-            self.stopped = self.stopped or f"{str(one.error).rstrip('.')}{again}"
+            raise SearchStoppedError(str(one.error))
         if self.deaths >= DEATHS:
-            self.stopped = f"{DEATHS} workers died one after another ({one.died} the last): {pool.log(one.number)}"
-        replace = one.died or isinstance(one.error, StepLostError)
-        if replace and not stopping and not self.stopped and time.time() < self.until:
-            self._start(pool, one.number)
+            raise SearchStoppedError(f"{DEATHS} workers died one after another: {one.died}")
+
+    def tell(self) -> None:
+        """Write the document from time to time, and print the trials that have ended."""
+        if time.monotonic() - self.written >= _EVERY_SECONDS:
+            self.say_lines(document.write(self.study, importances=False))
+            self.written = time.monotonic()
+
+    def say_lines(self, found: dict[str, Any]) -> None:
+        """Print the trials that have ended."""
+        for line in _lines(found, self.told):
+            self.say(line)
+            self.deaths = 0
 
 
-class _Lines:
-    """The trials of a study as lines for people; those that were over before are left out."""
-
-    def __init__(self, study: Study) -> None:
-        self._study = study
-        self._over = {one.number for one in study.trials() if one.state.is_finished()}
-        self._began = set(self._over)
-
-    def new(self) -> Iterator[str]:
-        """Yield a line for each trial that has begun or ended since the last call."""
-        every = self._study.trials()
-        best, standing = self._study.best(every), {one.number for one in self._study.standing(every)}
-        for one in every:
-            if one.number not in self._began and DRAWN in one.user_attrs:
-                self._began.add(one.number)
-                yield f"trial {one.number} began: {values_line(one.params)}"
-            if one.number in self._over or not one.state.is_finished():
-                continue
-            self._over.add(one.number)
-            state = {"FAIL": "failed" if one.number in standing else "interrupted"}.get(one.state.name)
-            value = f" {one.value:.4f}" if one.state.name == "COMPLETE" else ""
-            first = " (best so far)" if best and best.number == one.number else ""
-            cause = f": {one.user_attrs[CAUSE]}" if CAUSE in one.user_attrs else ""
-            took = f" after {one.duration.total_seconds():.1f} s" if one.duration else ""
-            yield f"trial {one.number} {state or one.state.name.lower()}{value}{first}{took}{cause}"
+def _over(study: Study) -> set[int]:
+    return {one.number for one in study.trials() if one.state.is_finished()}
 
 
-def values_line(values: dict[str, Any]) -> str:
+def _lines(found: dict[str, Any], told: set[int]) -> Iterator[str]:
+    """Yield a line for each trial of a document that has ended, and that was not told of."""
+    for one in found["trials"]:
+        if one["state"] == "running" or one["number"] in told:
+            continue
+        told.add(one["number"])
+        value = "" if one["value"] is None else f" {one['value']:.4f}"
+        best = " (best so far)" if one["number"] == found["best"] else ""
+        cause = one["cause"] and f": {one['cause']}"
+        yield f"trial {one['number']} {one['state']}{value}{best}: {_values(one['values'])}{cause}"
+
+
+def _values(values: dict[str, Any]) -> str:
     """Return a trial's settings in a line, each by the end of its name."""
     shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in values.items()}
     return "  ".join(f"{name.rsplit('.', 1)[-1]} {value}" for name, value in shown.items())
@@ -285,10 +248,10 @@ def _check_folder(settings: Settings, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _served(study: Study, found: Cluster) -> Iterator[str]:
+def _served(study: Study) -> Iterator[str]:
     """Serve the study's storage to workers on a cluster, and yield ``host:port``."""
-    optuna = require("optuna", "hotloop hpo", "search")
-    host = found.ray.util.get_node_ip_address()
+    optuna, ray = require("optuna", "hotloop hpo", "search"), require("ray", "hpo.engine=ray", "ray")
+    host = ray.util.get_node_ip_address()
     with socket.socket() as free:
         free.bind((host, 0))
         port = free.getsockname()[1]
@@ -297,4 +260,4 @@ def _served(study: Study, found: Cluster) -> Iterator[str]:
     yield f"{host}:{port}"
 
 
-__all__ = ["Ended", "check", "nested", "search", "trial_folder", "with_workers", "work"]
+__all__ = ["Ended", "check", "nested", "search", "with_workers", "work"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
 from hotloop.train import grammar, schema
+from hotloop.train.optional import require
 from hotloop.train.settings import GROUP, Settings
 
 if TYPE_CHECKING:
@@ -18,13 +20,11 @@ if TYPE_CHECKING:
 
 KINDS = ("log", "float", "int", "choices")
 _WORDS = (*KINDS, "step", "when")
-MANY = 8
-"""Values of one setting, at most, that are compiled without a warning."""
 NOT_SEARCHED = ("recipe", "hpo", "kfold", "engine", "run", "data.path", "pictures.source", "pictures.path")
 """Settings that say what a search is, and not what a run learns."""
 
 KEPT = ("recipe", "data", "pictures", "kfold", "run")
-"""Groups that an inner search has no say in, by what it searches or by ``hpo.trial``: they say who is held out."""
+"""Groups that an inner search has no say in: they say who is held out."""
 
 CHANGES_CODE = (
     "model.name",
@@ -86,15 +86,6 @@ class Searched:
         low, high = self.values
         return int((high - low) / self.step + 1e-9) + 1
 
-    def holds(self, value: Any) -> bool:
-        """Return whether a trial may have a value."""
-        if self.kind == "choices":
-            return value in self.values
-        low, high = self.values
-        fits = isinstance(value, int if self.whole else int | float) and not isinstance(value, bool)
-        steps = (value - low) / self.step if fits and self.step else 0.0
-        return fits and low <= value <= high and abs(steps - round(steps)) < 1e-6  # noqa: PLR2004 - rounding
-
     def suggest(self, trial: optuna.trial.BaseTrial) -> Any:
         """Ask the study's sampler for a value."""
         if self.kind == "choices":
@@ -130,19 +121,6 @@ class Space:
         kinds = math.prod(one.distinct() or trials for one in self.searched if one.changes_code)
         return max(1.0, trials / max(1.0, kinds))
 
-    def warnings(self, trials: int) -> list[str]:
-        """Return a line about each setting of which many values would be compiled."""
-        found = []
-        for one in (each for each in self.searched if each.changes_code):
-            made = min(one.distinct() or trials, trials)
-            if made > MANY:
-                found.append(
-                    f"hpo.space.{one.name} makes up to {made:,} values in {trials:,} trials, and each of them is "
-                    "compiled anew where trials are compiled. Fewer values share code: give it choices, or a range "
-                    "with a step"
-                )
-        return found
-
 
 def override(name: str, value: Any) -> str:
     """Return a value as an override in the grammar of the command line, which gives exactly this value back."""
@@ -153,20 +131,21 @@ def parse(settings: Settings) -> Space:
     """Read and check ``hpo.space``.
 
     Raises:
-        ConfigError: listing everything in it that cannot be used, with what was expected.
+        ConfigError: naming what cannot be used, with what was expected.
     """
-    problems: list[str] = []
     model = type(settings)
-    found = [_searched(name, given, problems) for name, given in _leaves(model, settings.hpo.space, "", problems)]
-    searched = [one for one in found if one]
-    if not searched and not problems:
-        such = "program.NAME, or training.num_epochs" if ":" in settings.recipe.name else "training.learning_rate"
-        problems.append(f"hpo.space is empty: expected a setting to vary, such as {such}")
-    if not problems:
-        searched = _ordered(searched, problems)
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return Space(tuple(searched))
+    left = [_searched(model, name, given) for name, given in _ranges(model, settings.hpo.space)]
+    if not left:
+        raise ConfigError("hpo.space is empty: expected a setting to vary, such as training.learning_rate")
+    ordered: list[Searched] = []
+    while left:  # each behind those that it depends on
+        waiting = {one.name for one in left}
+        ready = [one for one in left if not waiting.intersection(one.when)]
+        if not ready:
+            raise ConfigError(f"hpo.space: {' and '.join(sorted(waiting))} depend on one another by when")
+        ordered += ready
+        left = [one for one in left if one not in ready]
+    return Space(tuple(ordered))
 
 
 def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -191,139 +170,9 @@ def varied(settings: Settings) -> tuple[str, ...]:
     return (*trial_changes(settings), *(one.name for one in parse(settings).searched))
 
 
-def check_trial(settings: Settings) -> None:
-    """Check ``hpo.trial``.
-
-    Raises:
-        ConfigError: listing every setting in it that is unknown or cannot have its value.
-    """
-    problems = []
-    for name, value in flat(settings.hpo.trial):
-        if schema.at(type(settings), name) is None:
-            problems.append(f"hpo.trial.{name}: {_unknown(type(settings), name)}")
-        elif name.split(".", 1)[0] in ("hpo", "engine", "recipe") or name in ("run.folder", "run.resume"):
-            problems.append(f"hpo.trial.{name}: a trial cannot have another one than its search")
-        elif wrong := schema.problem(Settings, name, value):
-            problems.append(f"hpo.trial.{wrong}")
-    if problems:
-        raise ConfigError("\n".join(problems))
-
-
-def _leaves(model: Any, given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Walk to the range of each searched setting; null takes one out."""
-    for key, value in given.items():
-        name = f"{prefix}{key}"
-        has_words = isinstance(value, Mapping) and bool(set(map(str, value)) & set(_WORDS))
-        if value is None and schema.at(Settings, name):
-            continue
-        if schema.at(model, name) is None:
-            problems.append(f"hpo.space.{name}: {_unknown(model, name)}")
-        elif not isinstance(value, Mapping) or (has_words and _is_group(name)):
-            problems.append(f"hpo.space.{name}={value!r}: expected a setting with {{log: [low, high]}} or the like")
-        elif is_within(name, NOT_SEARCHED):
-            problems.append(f"hpo.space.{name}: this says what the search is, and cannot vary in it")
-        elif has_words or not (_is_group(name) or is_within(name, (GROUP,))):
-            yield name, value
-        else:
-            yield from _leaves(model, value, f"{name}.", problems)
-
-
-def _unknown(model: Any, name: str) -> str:
-    own = {f"{GROUP}.{name}"} if GROUP in model.model_fields and "." not in name else ()
-    return schema.unknown(model, name, also=own)
-
-
 def with_hpo(settings: Settings, **changed: Any) -> Settings:
     """Return settings of which those of the search are others."""
     return settings.model_copy(update={"hpo": settings.hpo.model_copy(update=changed)})
-
-
-def _is_group(name: str) -> bool:
-    found = schema.at(Settings, name)
-    return found is not None and found.is_group
-
-
-def _searched(name: str, given: Mapping[str, Any], problems: list[str]) -> Searched | None:
-    """Read one setting's own part of the space."""
-    label, before = f"hpo.space.{name}", len(problems)
-    problems += [f"{label}.{key}: unknown; {schema.nearest(str(key), _WORDS)}" for key in given if key not in _WORDS]
-    kinds = [kind for kind in KINDS if given.get(kind) is not None]
-    if len(kinds) != 1 or not isinstance(given[kinds[0]], list | tuple):
-        found = ", ".join(f"{kind}={given[kind]!r}" for kind in kinds) or "none"
-        problems.append(f"{label}: expected a list under one of {', '.join(KINDS)}, found {found}")
-        return None
-    kind, values, step = kinds[0], given[kinds[0]], given.get("step")
-    types = _kinds(name)
-    if kind == "choices":
-        plain = all(isinstance(one, str | int | float | bool | None) for one in values)
-        if not values or not plain or any(one in values[:place] for place, one in enumerate(values)):
-            problems.append(f"{label}.choices={list(values)}: expected different plain values, at least one")
-    else:
-        problems += _range(label, kind, values, step, whole=int in types and float not in types)
-    if len(problems) == before:
-        wrong = (schema.problem(Settings, name, value) for value in values)
-        problems += [f"{label}.{kind}: {one}" for one in wrong if one]
-    when = _conditions(label, given.get("when"), problems)
-    if len(problems) > before:
-        return None
-    decimal = kind == "log" and float in types
-    return Searched(name, kind, tuple(map(float, values) if decimal else values), step, when)
-
-
-def _kinds(name: str) -> tuple[Any, ...]:
-    found = schema.at(Settings, name)
-    return schema.members(found.kind) if found else ()
-
-
-def _range(label: str, kind: str, values: Sequence[Any], step: Any, *, whole: bool) -> list[str]:
-    """Say why two ends are no range of a setting; ``whole``: it takes integers alone."""
-    if whole and kind == "float":
-        return [f"{label}.float: it takes an integer: use int, log or choices"]
-    fits = int if kind == "int" or whole else int | float
-    numbers = (*values, *([] if step is None else [step]))
-    if len(values) != 2 or any(isinstance(one, bool) or not isinstance(one, fits) for one in numbers):  # noqa: PLR2004
-        return [f"{label}.{kind}={list(values)}: expected two {'integers' if fits is int else 'numbers'}, low and high"]
-    low, high = values
-    if not low < high or (kind == "log" and low <= 0):
-        return [f"{label}.{kind}={list(values)}: expected the lower one first{', above 0' if kind == 'log' else ''}"]
-    if step is not None and (kind == "log" or not 0 < step <= high - low):
-        return [f"{label}.step={step!r}: expected a number above 0 and within a range of float or int"]
-    return []
-
-
-def _conditions(label: str, when: Any, problems: list[str]) -> dict[str, tuple[Any, ...]]:
-    if when is None:
-        return {}
-    if not isinstance(when, Mapping) or not when:
-        problems.append(
-            f"{label}.when={when!r}: expected settings with their values, such as {{model.name: minilm-l6}}"
-        )
-        return {}
-    found = {}
-    for name, value in when.items():
-        allowed = tuple(value) if isinstance(value, list | tuple) else (value,)
-        if schema.at(Settings, name) is None:
-            problems.append(f"{label}.when.{name}: unknown setting; {schema.nearest(name, schema.names(Settings))}")
-            continue
-        problems += [f"{label}.when: {wrong}" for one in allowed if (wrong := schema.problem(Settings, name, one))]
-        found[str(name)] = allowed
-    return found
-
-
-def _ordered(searched: list[Searched], problems: list[str]) -> list[Searched]:
-    """Put each setting behind those that it depends on."""
-    names = {one.name for one in searched}
-    ordered: list[Searched] = []
-    left = list(searched)
-    while left:
-        done = {one.name for one in ordered}
-        ready = [one for one in left if all(name in done or name not in names for name in one.when)]
-        if not ready:
-            problems.append(f"hpo.space: {' and '.join(one.name for one in left)} depend on one another by when")
-            return []
-        ordered += ready
-        left = [one for one in left if one not in ready]
-    return ordered
 
 
 def value_of(name: str, chosen: Mapping[str, Any], settings: Settings) -> Any:
@@ -341,33 +190,61 @@ def is_within(name: str, groups: Sequence[str]) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in groups)
 
 
-def grid(space: Space, settings: Settings) -> Iterator[dict[str, Any]]:
-    """Yield every combination of values, those of the last setting by turns first.
-
-    Raises:
-        ConfigError: a setting has no end of values.
-    """
-    for one in space.searched:
-        if one.distinct() is None and not (one.kind == "int" and one.step is None):
-            raise ConfigError(
-                f"hpo.sampler=grid: hpo.space.{one.name} has no end of values: give it choices, a float or int range "
-                "with a step, or take another sampler"
-            )
-    yield from _combined(space.searched, {}, settings)
-
-
-def _combined(left: Sequence[Searched], chosen: dict[str, Any], settings: Settings) -> Iterator[dict[str, Any]]:
-    if not left:
-        yield chosen
-        return
-    one, *others = left
-    varies = all(value_of(name, chosen, settings) in allowed for name, allowed in one.when.items())
-    for more in ({one.name: value} for value in _every(one)) if varies else ({},):
-        yield from _combined(others, {**chosen, **more}, settings)
+def _ranges(model: Any, given: Any, prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Walk to the range of each searched setting; null takes one out."""
+    for key, value in given.items():
+        name = f"{prefix}{key}"
+        if value is None and schema.at(Settings, name):
+            continue
+        _check_name(model, name, "hpo.space")
+        has_words = isinstance(value, Mapping) and not set(_WORDS).isdisjoint(value)
+        if not isinstance(value, Mapping) or (has_words and _is_group(name)):
+            raise ConfigError(f"hpo.space.{name}={value!r}: expected a setting with {{log: [low, high]}} or the like")
+        if is_within(name, NOT_SEARCHED):
+            raise ConfigError(f"hpo.space.{name}: this says what the search is, and cannot vary in it")
+        if has_words or not (_is_group(name) or is_within(name, (GROUP,))):
+            yield name, value
+        else:
+            yield from _ranges(model, value, f"{name}.")
 
 
-def _every(one: Searched) -> Sequence[Any]:
-    if one.kind == "choices":
-        return one.values
-    (low, high), step = one.values, one.step or 1
-    return [low + place * step for place in range(int((high - low) / step + 1e-9) + 1)]
+def _check_name(model: Any, name: str, where: str) -> None:
+    if schema.at(model, name) is None:
+        own = {f"{GROUP}.{name}"} if GROUP in model.model_fields and "." not in name else ()
+        raise ConfigError(f"{where}.{name}: {schema.unknown(model, name, also=own)}")
+
+
+def _is_group(name: str) -> bool:
+    found = schema.at(Settings, name)
+    return found is not None and found.is_group
+
+
+def _searched(model: Any, name: str, given: Mapping[str, Any]) -> Searched:
+    """Read one setting's own part of the space; Optuna checks the range."""
+    label, kinds, conditions = f"hpo.space.{name}", [kind for kind in KINDS if given.get(kind)], given.get("when") or {}
+    known = not set(given) - set(_WORDS) and isinstance(conditions, Mapping)
+    if not known or len(kinds) != 1 or not isinstance(given[kinds[0]], list | tuple):
+        raise ConfigError(
+            f"{label}={dict(given)}: expected a list under one of {', '.join(KINDS)}, beside it step: NUMBER, and "
+            "when: {SETTING: VALUE} alone"
+        )
+    kind, found = kinds[0], schema.at(Settings, name)
+    types = schema.members(found.kind) if found else ()
+    if kind == "float" and int in types and float not in types:
+        raise ConfigError(f"{label}.float: it takes an integer: use int, log or choices")
+    values = tuple(map(float, given[kind])) if kind == "log" and float in types else tuple(given[kind])
+    when = {key: tuple(one) if isinstance(one, list | tuple) else (one,) for key, one in conditions.items()}
+    searched = Searched(name, kind, values, given.get("step"), when)
+    fixed = require("optuna", "hotloop hpo", "search").trial.FixedTrial({name: values[0]})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            searched.suggest(fixed)
+    except (ValueError, TypeError, UserWarning) as error:
+        raise ConfigError(f"{label}.{kind}={list(values)}: {error}") from error
+    for key, allowed in ((name, values), *when.items()):
+        _check_name(model, key, f"{label}.when")
+        for value in allowed:
+            if wrong := schema.problem(Settings, key, value):
+                raise ConfigError(f"{label}: {wrong}")
+    return searched

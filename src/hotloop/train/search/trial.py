@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import importlib
 import io
 import math
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +37,6 @@ class Asked:
         report: takes an intermediate value with its count from 1, and raises `RunPrunedError` where that is not worth
             going on.
         runs: how many trials, this one included, are expected to share what is compiled in this process.
-        best: the value of the best trial that is over; None before there is one.
         stop: notes that somebody wished to stop when the trial was too far for it: the worker takes no other one.
     """
 
@@ -50,7 +46,6 @@ class Asked:
     folder: Path
     report: Callable[[int, float], None]
     runs: float = 1.0
-    best: float | None = None
     stop: Callable[[], None] = lambda: None
 
 
@@ -66,17 +61,15 @@ def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> 
         ConfigError: values that do not fit together.
     """
     own = dict(space.flat(settings.hpo.trial))
-    return changed(shown(settings), {**own, **values, "run.folder": str(folder), "run.resume": None})
+    return changed(settings, {"hpo.storage": None, **own, **values, "run.folder": str(folder), "run.resume": None})
 
 
 def best_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """Return the settings of the final run: the search's with the best values, without what made trials cheaper."""
-    return changed(shown(settings), {**values, "run.folder": None, "run.resume": None})
+    """Return the settings of the final run: the search's with the best values, without what made trials cheaper.
 
-
-def shown(settings: Settings) -> Settings:
-    """Leave the storage out, which may have a password: a run writes its settings into files and loggers."""
-    return settings if settings.hpo.storage is None else changed(settings, {"hpo.storage": None})
+    Neither has the storage, which may have a password: a run writes its settings into files and loggers.
+    """
+    return changed(settings, {"hpo.storage": None, **values, "run.folder": None, "run.resume": None})
 
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
@@ -119,10 +112,8 @@ def folds_of(settings: Settings) -> list[dict[str, Any]]:
     kfold = settings.kfold
     if kfold.n_splits and kfold.fold is None:
         return [{"kfold.fold": fold} for fold in range(kfold.n_splits)]
-    if getattr(kfold, "inner_trials", None) and getattr(kfold, "inner_fold", None) is None:
-        return [
-            {"kfold.inner_fold": fold, "kfold.inner_trials": None} for fold in range(getattr(kfold, "inner_splits", 0))
-        ]
+    if kfold.inner_trials and kfold.inner_fold is None:
+        return [{"kfold.inner_fold": fold, "kfold.inner_trials": None} for fold in range(kfold.inner_splits)]
     return []
 
 
@@ -132,44 +123,35 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
 
     from hotloop.train.start import Start  # noqa: PLC0415
 
-    hpo = settings.hpo
+    hpo, metric = settings.hpo, str(settings.hpo.metric)
     found: list[float] = []
 
     def validated(step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG001 - as Listener has them
-        if hpo.metric not in metrics:
+        if metric not in metrics:
+            given = f"{', '.join(metrics) or 'no metrics'}{meant(metric, metrics)}"
             raise SearchStoppedError(
-                f"hpo.metric={hpo.metric}: a validation of recipe {settings.recipe.name} gives "
-                f"{', '.join(metrics) or 'no metrics'}{meant(str(hpo.metric), metrics)}"
+                f"hpo.metric={metric}: a validation of recipe {settings.recipe.name} gives {given}"
             )
-        found.append(float(metrics[str(hpo.metric)]))
+        found.append(float(metrics[metric]))
         if fold is None:
             asked.report(len(found), found[-1])
 
-    def keeps(metrics: Mapping[str, float]) -> bool:
-        """Say whether a validation may be the best of the best trial: the others' checkpoints would be deleted."""
-        wanted, value = settings.recipe.wanted, metrics.get(str(hpo.metric))
-        if hpo.keep_checkpoints == "none":
-            return False
-        if fold is not None or asked.best is None or value is None or wanted is None or wanted[0] != hpo.metric:
-            return True  # means over folds are judged, or another metric chooses the checkpoint
-        # Of two alike the one that was taken first is the best, and it may have begun behind the end of the other.
-        return value >= asked.best if hpo.towards == "maximize" else value <= asked.best
-
     within = Within(
         validated=validated,
-        metric=f"hpo.metric={hpo.metric}",
+        metric=f"hpo.metric={metric}",
         runs=asked.runs * folds - (fold or 0),
         study=study_name(settings),
         trial=asked.number,
         fold=fold,
         folder=Path(hpo.folder),
-        keeps=keeps,
+        keeps=lambda _: hpo.keep_checkpoints != "none",
         resume="the same hotloop hpo command, which begins this trial again",
     )
     start = Start(settings, folder, within=within)
     folder.mkdir(parents=True, exist_ok=True)
     with io.TextIOWrapper(open_append(folder / LOG), encoding="utf-8", write_through=True) as log:
-        outcome = _recipe(settings.recipe.name).train(start, Console(file=log, width=120, highlight=False))
+        recipe = importlib.import_module("hotloop.recipes").load(settings.recipe.name)
+        outcome = recipe.train(start, Console(file=log, width=120, highlight=False))
     if outcome.status == "interrupted" or (outcome.stop and fold is not None and fold + 1 < folds):
         raise KeyboardInterrupt
     if outcome.stop:
@@ -178,31 +160,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
     return (max if hpo.towards == "maximize" else min)(known or found)
 
 
-def _recipe(name: str) -> Any:
-    """Return a recipe by its name: recipes stand above this room, and a worker's process has nobody to hand it one."""
-    return importlib.import_module("hotloop.recipes").load(name)
-
-
-def give_memory_back() -> None:
-    """Free what a trial of this process held on the device."""
-    if "torch" not in sys.modules:
-        return
-    import torch  # noqa: PLC0415 - a trial brought it already
-
-    gc.collect()
-    gc.freeze()  # what is left are mostly modules: looking through them takes 0.24 s a trial
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def drop_checkpoints(folder: Path) -> None:
     """Delete the checkpoints of a trial, those of its folds included."""
     for path in (folder, *folder.glob("fold-*")):
         shutil.rmtree(path / checkpoint.FOLDER, ignore_errors=True)
-
-
-def drop_last(folder: Path) -> None:
-    """Delete the last checkpoint of a trial that is over: nobody resumes it."""
-    for path in (folder, *folder.glob("fold-*")):
-        with contextlib.suppress(OSError):
-            (path / checkpoint.FOLDER / checkpoint.LAST).unlink(missing_ok=True)
