@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import inspect
 import itertools
 import signal
 import threading
@@ -10,15 +9,14 @@ import time
 
 import pytest
 import torch
-from training_fixtures import tiny_encoder
+from training_fixtures import load
 
-import hotloop
 from hotloop import recipes, record
-from hotloop.errors import ConfigError, StepLostError, TrainingFailedError
+from hotloop.errors import TrainingFailedError
 from hotloop.events import StepUndone, TierChanged, TierDeclined, TierProven
 from hotloop.step.policy.history import forget
 from hotloop.testing import captured_step_emulation
-from hotloop.train import automatic, checkpoint, configure, fit, start
+from hotloop.train import automatic, fit, start
 
 AUTO = {"training__optimization__use_torch_compile": "auto", "training__early_stopping_patience": "null"}
 OFF = {**AUTO, "training__optimization__use_torch_compile": "false"}
@@ -64,21 +62,6 @@ def launch_bound():
 
 def said(capsys):
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("[torch.compile]")]
-
-
-def load(folder, name="last.pt"):
-    return checkpoint.load(folder / "checkpoints" / name)
-
-
-def assert_same(first, second):
-    """Two checkpoints hold the same training, bit for bit."""
-    assert first["position"] == second["position"]
-    assert all(torch.equal(tensor, second["model"]["model"][name]) for name, tensor in first["model"]["model"].items())
-    states = zip(
-        first["others"]["optimizer"]["state"].values(), second["others"]["optimizer"]["state"].values(), strict=True
-    )
-    assert all(torch.equal(ours[key], theirs[key]) for ours, theirs in states for key in ours)
-    assert torch.equal(first["random"]["torch"], second["random"]["torch"])
 
 
 def assert_close(first, second):
@@ -148,42 +131,6 @@ def test_a_short_run_stays_eager_and_says_why_once_with_its_numbers(tmp_path, tr
     assert outcome.status == "finished"
 
 
-def test_the_eager_steps_of_auto_are_the_steps_without_it(tmp_path, train):
-    train(**AUTO)
-    train(**OFF, run__folder=tmp_path / "off")
-    assert history(tmp_path / "run") == history(tmp_path / "off")
-    assert_same(load(tmp_path / "off"), load(tmp_path / "run"))
-
-
-def test_layout_and_sentinel_are_the_loops(train, monkeypatch):
-    assert inspect.signature(hotloop.Loop).parameters["sentinel"].default == configure.load([]).compile.sentinel
-    found = []
-    whole = fit._Fitting.make_automatic
-    monkeypatch.setattr(fit._Fitting, "make_automatic", lambda *given: found.append(whole(*given)) or found[-1])
-    train(**AUTO, compile__layout="as-given", compile__sentinel=0.25)
-    assert (found[0]._loop.context.layout, found[0]._loop._sentinel_share) == ("as-given", 0.25)
-
-
-def test_a_layout_that_auto_cannot_try_here_is_refused_before_anything_is_written(tmp_path, train):
-    with pytest.raises(ConfigError, match=r"compile\.layout=channels_last: .*on a GPU only, and this run is on cpu"):
-        train(**AUTO, compile__layout="channels_last")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_too_short_to_time_a_step_says_so(train, capsys):
-    train(**AUTO, training__max_steps=3)
-    assert said(capsys)[-1] == "[torch.compile] auto decided: nothing: it times 8 eager steps first"
-
-
-def test_what_is_switched_off_by_the_environment_is_not_decided(tmp_path, train, capsys, monkeypatch):
-    monkeypatch.setenv("HOTLOOP_DISABLE", "1")
-    train(**AUTO, training__max_steps=3)
-    why = "[torch.compile] HOTLOOP_DISABLE=1 is set: steps run eager"
-    assert set(said(capsys)) == {"[torch.compile] Disabled (eager execution mode)", why}
-    component = record.load(tmp_path / "run")["components"]["model"]
-    assert component["causes"] == [{"reason": "Disabled (eager execution mode)", "stage": "disabled"}]
-
-
 @pytest.mark.campaign
 def test_a_launch_bound_run_goes_on_captured_to_the_same_result(tmp_path, train, capsys):
     settings = {**LONG, "training__batch_size": 1, "training__gradient_accumulation": 2}
@@ -231,21 +178,6 @@ def test_a_captured_run_interrupted_and_resumed_is_the_run_that_was_not(tmp_path
     assert load(tmp_path / "run")["loop"]["account"]["saved"] > kept["account"]["saved"]
     assert ran(tmp_path / "run")[70:78] == ["eager"] * 8  # a tier is timed and proven anew in another process
     assert mostly(tmp_path / "run", 100) == "eager+graph"
-
-
-def test_a_run_without_auto_can_be_resumed_with_it(tmp_path, train, capsys):
-    train(**OFF, training__num_epochs=4, run__folder=tmp_path / "off")
-    train(**OFF, training__num_epochs=4, training__max_steps=12)
-    changed = [
-        "training.optimization.use_torch_compile=auto",
-        "training.max_steps=null",
-        f"run.resume={tmp_path / 'run'}",
-    ]
-    capsys.readouterr()
-    recipes.load("criteria").train(start.prepare(changed))
-    assert "from step 21 on" in said(capsys)[0]
-    assert load(tmp_path / "run")["loop"]["steps"] == load(tmp_path / "run")["position"]["step"] == 36
-    assert ran(tmp_path / "run") == ["none"] * 12 + ["eager"] * 24
 
 
 def poison(monkeypatch, step):
@@ -303,20 +235,6 @@ def test_a_model_that_cannot_be_captured_trains_on_and_says_why(tmp_path, train,
     assert ran(tmp_path / "run")[-1] == "eager"
 
 
-@pytest.mark.campaign
-def test_validation_does_not_run_compiled_code(tmp_path, train, monkeypatch):
-    from hotloop.train import fit
-
-    plain = hotloop.Loop
-    monkeypatch.setattr(fit, "Loop", lambda *args, **more: plain(*args, **{**more, "run": "aot_eager"}))
-    train(**AUTO, model__name=tiny_encoder(dropout=0.0), training__num_epochs=1)
-    document = record.load(tmp_path / "run")
-    assert ran(tmp_path / "run")[-1] == "aot_eager"
-    assert document["components"]["model"]["modes"]["inference"]["compiles"] == 0
-    assert document["components"]["model"]["state"] == "compiled"
-    assert document["components"]["loss"]["running"] == "eager"
-
-
 @pytest.mark.parametrize(
     ("event", "line"),
     [
@@ -331,29 +249,3 @@ def test_validation_does_not_run_compiled_code(tmp_path, train, monkeypatch):
 )  # fmt: skip
 def test_events_are_said_in_the_words_that_people_look_for(event, line):
     assert automatic._line(event) == line
-
-
-def test_a_lost_step_is_not_hidden_by_a_device_that_is_lost_with_it(train, monkeypatch):
-    from hotloop.step.loop.runner import StepRunner
-    from hotloop.step.loop.stepping import Stepping
-    from hotloop.step.policy.auto import Auto
-
-    lost, stopped = [], []
-
-    def lose(self, *_):
-        lost.append(self)
-        raise StepLostError("planted")
-
-    plain = Stepping.settle
-
-    def settle(self):
-        if lost:
-            raise RuntimeError("CUDA error: device-side assert triggered")
-        plain(self)
-
-    monkeypatch.setattr(StepRunner, "run", lose)
-    monkeypatch.setattr(Stepping, "settle", settle)
-    monkeypatch.setattr(Auto, "close", lambda *_: stopped.append(True))
-    with pytest.raises(StepLostError, match="planted"):
-        train(**AUTO)
-    assert stopped  # no child compiles on beside the run that goes on

@@ -1,19 +1,15 @@
-import logging
 import types
 
 import pytest
 import torch
 
-from hotloop import recipes, record
+from hotloop import record
 from hotloop._torch import backends
 from hotloop.compiling.fallback import emulation
-from hotloop.compiling.observe import NOBODY, collector
 from hotloop.errors import ConfigError
-from hotloop.events import Fallback, Unavailable
-from hotloop.prove.harness.result import Finding, Harness
-from hotloop.report import view
+from hotloop.events import Fallback
 from hotloop.testing import cudagraph_emulation
-from hotloop.train import compiling, configure, fit, rehearse
+from hotloop.train import compiling, configure, fit
 
 ON = {"training__optimization__use_torch_compile": "true"}
 
@@ -27,16 +23,6 @@ def test_strict_refuses_what_this_machine_cannot_run_before_anything_is_loaded(t
     settings = {"training__optimization__use_torch_compile": True, "compile__preset": "triton", "compile__strict": True}
     with pytest.raises(ConfigError, match=r"compile\.strict=true.*no GPU.*compile\.strict=false"):
         train(**settings)
-
-
-def test_an_unknown_option_is_refused_though_compiling_is_off(train):
-    with pytest.raises(ConfigError, match="did you mean 'shape_padding'"):
-        train(compile__options="{shape_paddin: true}")
-
-
-def test_off_is_said(train, capsys):
-    train(training__max_steps=1)
-    assert lines(capsys) == ["[torch.compile] Disabled (eager execution mode)"]
 
 
 @pytest.mark.campaign
@@ -57,51 +43,6 @@ def test_compiled_is_said_after_the_first_compiled_step_and_again_with_the_measu
     assert document["measurements"]["speed_up"] > 0
 
 
-@pytest.mark.campaign
-def test_the_eager_steps_can_be_left_out(tmp_path, train, capsys):
-    train(**ON, compile__preset="aot_eager", training__max_steps=2, compile__measure_eager_steps=0)
-    assert [entry["running"] for entry in record.load(tmp_path / "run")["steps"]] == ["aot_eager"] * 2
-    assert lines(capsys)[-1] == "[torch.compile] Model compiled with graph optimization (aot_eager)"
-
-
-@pytest.mark.campaign
-def test_a_short_run_is_compiled_after_half_of_its_steps(tmp_path, train, capsys):
-    train(**ON, compile__preset="aot_eager", training__max_steps=2)
-    assert [entry["running"] for entry in record.load(tmp_path / "run")["steps"]] == ["none", "aot_eager"]
-    assert "after 1 eager steps" in lines(capsys)[0]
-
-
-def test_a_run_that_ends_before_its_compile_says_that_it_ran_otherwise_than_asked(tmp_path, train, capsys, monkeypatch):
-    done = fit._Fitting.step
-
-    def update(self, *args):
-        self.live.interrupt.signal = "SIGINT" if self.position.step == 1 else None
-        return done(self, *args)
-
-    monkeypatch.setattr(fit._Fitting, "step", update)
-    train(**ON, compile__preset="aot_eager", training__max_steps=16)
-    why = "compile.measure_eager_steps has the first steps run eager, here 8, and there were 2"
-    document = record.load(tmp_path / "run")
-    model, loss = document["components"]["model"], document["components"]["loss"]
-    assert (model["requested"], model["running"], model["causes"][0]["reason"]) == ("aot_eager", "none", why)
-    assert (loss["requested"], loss["causes"]) == ("none", [])
-    assert not view.build(document).components[0].as_asked
-    assert f"[torch.compile] Not compiled: {why}" in lines(capsys)
-
-
-@pytest.mark.campaign
-def test_components_have_presets_of_their_own_for_training_and_inference(tmp_path, train):
-    train(**ON, compile__components__loss__training="aot_eager", compile__preset="none", training__max_steps=5,
-          compile__components__model__inference="aot_eager")  # fmt: skip
-    components = record.load(tmp_path / "run")["components"]
-    assert components["loss"]["requested"] == "aot_eager"
-    assert components["loss"]["state"] == "compiled"
-    assert (components["model"]["requested"], components["model"]["inference"]) == ("none", "aot_eager")
-    assert components["model"]["modes"]["inference"]["compiles"] == 1
-    events = record.load(tmp_path / "run")["events"]
-    assert {"model", "loss"} <= {event["component"] for event in events if event["kind"] == "compiled"}
-
-
 def test_disabling_everything_by_the_environment_is_said(train, capsys, monkeypatch):
     monkeypatch.setenv("HOTLOOP_DISABLE", "1")
     train(**ON, compile__preset="aot_eager", training__max_steps=5)
@@ -111,12 +52,11 @@ def test_disabling_everything_by_the_environment_is_said(train, capsys, monkeypa
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("compile.preset=inducter", "compile.preset: .*inductor"),
+        ("compile.preset=inducter", "compile: .*inductor"),
         ("compile.components.modell.training=none", "no such component; expected one of .*model"),
-        ("compile.components.model.inference=trito", "compile.components.model.inference: .*triton"),
+        ("compile.components.model.inference=trito", "compile: .*triton"),
         ("compile.presets.mine.base=trito", "triton"),
-        ("compile.presets.none={base: inductor}", "compile.presets.none: .*choose another name"),
-        ("compile.ladder=[aot_eage,none]", "compile.ladder: .*aot_eager"),
+        ("compile.ladder=[aot_eage,none]", "compile: .*aot_eager"),
     ],
 )
 def test_names_that_do_not_exist_are_refused_with_the_nearest(override, message):
@@ -181,12 +121,6 @@ def test_a_compile_that_fails_is_said_and_the_run_goes_on(tmp_path, train, capsy
     assert {entry["running"] for entry in document["steps"]} == {"none"}
 
 
-def test_recipes_are_found_by_name():
-    assert recipes.load("criteria").COMPONENTS == ("model", "loss")
-    with pytest.raises(ConfigError, match="did you mean criteria"):
-        recipes.load("criterion")
-
-
 GRAPHS = {**ON, "compile__preset": "reduce-overhead", "compile__measure_eager_steps": 1}
 
 
@@ -237,53 +171,3 @@ def test_a_rehearsal_changes_nothing_of_the_run(tmp_path, train, graphs, monkeyp
     monkeypatch.setattr(fit, "unsafe", lambda *_: "")
     train(**GRAPHS, training__max_steps=4, run__folder=tmp_path / "other")
     assert [entry["loss"] for entry in record.load(tmp_path / "other")["steps"]] == tried
-
-
-@pytest.mark.campaign
-def test_a_rehearsal_takes_out_its_own_events_only(tmp_path, train, graphs, monkeypatch):
-    planned = rehearse.rehearse
-
-    def beside(*args):
-        found = planned(*args)
-        collector.emit(Unavailable(component="another", preset="triton", missing="no GPU", running="none"), NOBODY)
-        return found
-
-    monkeypatch.setattr(rehearse, "rehearse", beside)
-    train(**GRAPHS, training__max_steps=4)
-    components = [event.get("component") for event in record.load(tmp_path / "run")["events"]]
-    assert components.count("another") == 1
-    assert "model[0]" not in components
-
-
-@pytest.mark.usefixtures("graphs")
-def test_a_copy_that_cannot_be_made_leaves_the_run_eager(tmp_path, train, capsys, caplog, monkeypatch):
-    def refuse(self, memo):
-        raise RuntimeError("no copy of this")
-
-    monkeypatch.setattr(torch.nn.Linear, "__deepcopy__", refuse, raising=False)
-    with caplog.at_level(logging.WARNING, logger="hotloop"):
-        train(**GRAPHS, training__max_steps=2)
-    (logged,) = [one for one in caplog.records if "could not be tried on a copy" in one.message]
-    assert "no copy of this" in str(logged.exc_info[1]), "the trace tells a bug of ours from the user's model"
-    assert any("could not be tried on a copy of the model" in line for line in lines(capsys))
-    assert [entry["running"] for entry in record.load(tmp_path / "run")["steps"]] == ["none"] * 2
-
-
-def test_without_a_gpu_there_is_nothing_to_try(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(fit, "unsafe", lambda *_: pytest.fail("there are no CUDA graphs here"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    train(**ON, compile__preset="triton", compile__ladder="[none]", training__max_steps=4)
-
-
-def test_what_a_rehearsal_says_is_what_the_harness_would(monkeypatch):
-    """What is not safe comes before what only does not run as asked, in whatever order it was found."""
-    findings = (
-        Finding(kind="held", what="kept", fails=False),
-        Finding(kind="stepped down", what="lens is eager"),
-        Finding(kind="held", what="an output of the lens"),
-    )
-    found = Harness(preset="reduce-overhead", inference="none", emulated=True, rounds=4, calls=2, findings=findings)
-    monkeypatch.setattr(rehearse, "rehearse", lambda *_, **__: found)
-    said = rehearse.tried(lambda: None, {}, {}, torch.device("cpu"), [])
-    assert said == "held: an output of the lens"
-    assert said in found.verdict

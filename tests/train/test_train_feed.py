@@ -2,15 +2,13 @@
 
 import signal
 import textwrap
-import types
 
 import pytest
-import torch
+from training_fixtures import losses
 
-from hotloop import recipes, record
+from hotloop import recipes
 from hotloop.errors import ConfigError
-from hotloop.train import checkpoint, fit, saving, start
-from hotloop.train.batches import Epochs, Table
+from hotloop.train import checkpoint, start
 
 PROGRAM = """
 import pathlib
@@ -93,10 +91,6 @@ def train(tmp_path):
     return run
 
 
-def losses(folder):
-    return [(one["step"], one["loss"]) for one in record.load(folder)["steps"]]
-
-
 def interrupted_behind(monkeypatch, name, wanted):
     """Interrupt the run right behind a checkpoint, as a kill there would; ``wanted`` is said of its position."""
     save = checkpoint.save
@@ -147,19 +141,6 @@ def test_a_run_that_ended_with_an_epoch_goes_on_with_more_steps(tmp_path, train)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
-def test_the_batches_of_a_recipe_go_on_where_their_state_was():
-    data = Table({"x": torch.arange(10.0)[:, None]}, torch.arange(10))
-    whole = Epochs(data, 2, seed=1, together=2)
-    steps = [[batch.labels.tolist() for batch in step] for _ in range(2) for step in whole]
-    first, second = Epochs(data, 2, seed=1, together=2), Epochs(data, 2, seed=1, together=2)
-    read = iter(first)
-    found = [[batch.labels.tolist() for batch in next(read)]]
-    second.load_state_dict(first.state_dict())
-    found += [[batch.labels.tolist() for batch in step] for _ in range(2) for step in second]
-    assert len(whole) == 2
-    assert found == steps
-
-
 def test_a_checkpoint_of_a_program_that_has_changed_since_is_refused(tmp_path, train):
     train(LOADERS["plain"], "run", "training.max_steps=2")
     text = (tmp_path / "program.py").read_text()
@@ -167,20 +148,3 @@ def test_a_checkpoint_of_a_program_that_has_changed_since_is_refused(tmp_path, t
     begun = start.prepare([f"run.resume={tmp_path / 'run'}", "training.max_steps=4"])
     with pytest.raises(ConfigError, match=r"holds optimizer beside the models; .* makes other"):
         recipes.load(begun.settings.recipe.name).train(begun)
-
-
-def test_a_checkpoint_is_written_by_the_clock_as_well(tmp_path, train, monkeypatch):
-    seconds, written = [0.0], []
-    monkeypatch.setattr(saving, "time", types.SimpleNamespace(monotonic=lambda: seconds[0], sleep=None))
-    step, save = fit._Fitting.step, checkpoint.save
-
-    def slow(self, batch):
-        step(self, batch)
-        seconds[0] += 50
-
-    monkeypatch.setattr(fit._Fitting, "step", slow)
-    monkeypatch.setattr(
-        checkpoint, "save", lambda path, document: written.append(document["position"]["step"]) or save(path, document)
-    )
-    train(LOADERS["plain"], "run", "training.checkpoint_every_steps=null", "training.checkpoint_every_minutes=1.5")
-    assert written == [2, 4, 5, 7, 9, 10, 12, 14, 15]

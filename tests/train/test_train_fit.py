@@ -1,39 +1,16 @@
 import json
 import signal
-import time
-import types
 import zipfile
 
 import pytest
 import torch
-from training_fixtures import overrides, tiny_encoder
+from training_fixtures import assert_same, load, losses, tiny_encoder
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError, HotloopError, TrainingFailedError
-from hotloop.train import account, checkpoint, compiling, fit, start, supervised
+from hotloop.train import checkpoint, fit, start
 from hotloop.train.search import preparing
 from hotloop.train.supervised import Supervised
-
-
-def load(folder, name="last.pt"):
-    return checkpoint.load(folder / "checkpoints" / name)
-
-
-def assert_same(first, second):
-    """Two checkpoints hold the same run, bit for bit."""
-    assert first["position"] == second["position"]
-    for name, tensor in first["model"]["model"].items():
-        assert torch.equal(tensor, second["model"]["model"][name]), name
-    states = zip(
-        first["others"]["optimizer"]["state"].values(), second["others"]["optimizer"]["state"].values(), strict=True
-    )
-    for ours, theirs in states:
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert torch.equal(first["random"]["torch"], second["random"]["torch"])
-
-
-def losses(folder):
-    return {entry["step"]: entry["loss"] for entry in record.load(folder)["steps"]}
 
 
 def metrics(folder):
@@ -69,24 +46,6 @@ def test_a_run_interrupted_and_resumed_is_the_run_that_was_not(tmp_path, train, 
     assert losses(tmp_path / "whole") == losses(tmp_path / "run")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
     assert record.load(tmp_path / "run")["status"] == "finished"
-
-
-@pytest.mark.campaign
-def test_a_compiled_run_resumed_is_the_run_that_was_not_interrupted(tmp_path, train, monkeypatch):
-    compiled = {
-        "training__optimization__use_torch_compile": True,
-        "compile__preset": "aot_eager",
-        "compile__measure_eager_steps": 3,
-    }
-    train(**compiled, run__folder=tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stop_at(patch, 6, lambda: signal.raise_signal(signal.SIGINT))
-        train(**compiled)
-    recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
-    ran = [[step["running"] for step in record.load(tmp_path / run)["steps"]] for run in ("whole", "run")]
-    assert ran[0] == ran[1]
-    assert ran[0][2:5] == ["none", "aot_eager", "aot_eager"]
-    assert_same(load(tmp_path / "whole"), load(tmp_path / "run"))
 
 
 def test_a_run_that_died_goes_on_from_its_last_periodic_checkpoint(tmp_path, train, monkeypatch):
@@ -177,17 +136,10 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path, train, prepare)
         prepare(run__folder=tmp_path / "not there" / ".." / "run")
 
 
-def test_a_run_is_not_put_into_the_folder_of_a_study(tmp_path, prepare):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "study.json").write_text("")
-    with pytest.raises(ConfigError, match=r"run\.folder=.*run holds a study, whose report would be overwritten"):
-        prepare()
-
-
 def test_a_resumed_run_keeps_its_data_and_model_and_may_change_its_rate(tmp_path, train):
     train(training__max_steps=2)
     again = [f"run.resume={tmp_path / 'run'}"]
-    with pytest.raises(ConfigError, match="data cannot change"):
+    with pytest.raises(ConfigError, match=r"data\.sample_size=.* cannot change"):
         start.prepare([*again, "data.sample_size=20"])
     changed = start.prepare(
         [*again, "training.learning_rate=0.5", "training.max_steps=4", "training.warmup_fraction=0"]
@@ -201,14 +153,6 @@ def test_a_resumed_run_keeps_its_data_and_model_and_may_change_its_rate(tmp_path
     (tmp_path / "moved.csv").write_text((tmp_path / "moved.csv").read_text().replace("x1,", "y1,"))
     with pytest.raises(DataError, match="trained on other data"):
         recipes.load("criteria").train(start.prepare(again))
-
-
-def test_recipe_may_be_written_as_for_a_new_run(tmp_path, train):
-    train(training__max_steps=1)
-    again = [f"run.resume={tmp_path / 'run'}"]
-    assert start.prepare([*again, "recipe=criteria"]).settings.recipe.name == "criteria"
-    with pytest.raises(ConfigError, match=r"recipe\.name cannot change while a run is resumed"):
-        start.prepare([*again, "recipe=digits"])
 
 
 def test_resuming_a_run_that_is_done_trains_nothing(tmp_path, train):
@@ -266,71 +210,15 @@ def test_a_checkpoint_that_is_packed_fills_no_memory(tmp_path):
         checkpoint.load(tmp_path / "last.pt")
 
 
-def test_a_part_of_a_checkpoint_that_is_missing_or_bad_is_named_in_one_line(tmp_path):
-    path, random = tmp_path / "last.pt", checkpoint.random_state()
-    good = {"model": {"model": {}}, "others": {}, "settings": OF_DIGITS, "position": {"step": 3}}
-    good |= {"random": random, "epoch_began": {}, "data": "x", "record": {}, "of_ranks": []}
-    good |= {"generators": [], "loader": None, "loop": None}
-    own = {name: good[name] for name in ("random", "epoch_began", "generators", "loader")}
-    without_loader = {name: value for name, value in own.items() if name != "loader"}
-    bad = {
-        "model": [None, {"model": None}],
-        "others": [None],
-        "position": [None, {"step": "3"}, {"at": 3}],
-        "settings": [None, {}, {"recipe": 3}],
-        "random": [None],
-        "of_ranks": [3, [None]],
-        "epoch_began": [[]],
-        "data": [None],
-        "record": [None, 3],
-        "generators": [None, 3],
-        "loop": [3],
-    }
-    for part, values in bad.items():
-        without = {key: one for key, one in good.items() if key != part}
-        for document in [{**good, part: one} for one in values] + [without] * (values[0] is None):
-            checkpoint.save(path, document)
-            with pytest.raises(
-                ConfigError, match=rf"last\.pt has no part named {part}, or a damaged one\. Use another checkpoint"
-            ):
-                checkpoint.check_resumable(path, checkpoint.load(path))
-    for name in ("loader", "loop"):  # None is a value of theirs
-        with pytest.raises(ConfigError, match=f"has no part named {name}"):
-            checkpoint.check_resumable(path, {key: one for key, one in good.items() if key != name})
-    with pytest.raises(ConfigError, match="has no part named loader"):
-        checkpoint.check_resumable(path, {**good, "of_ranks": [own, without_loader]})
-    checkpoint.save(path, {**good, "of_ranks": [own]})
-    checkpoint.check_resumable(path, checkpoint.load(path))
-    checkpoint.check_resumable(path, {**good, "of_ranks": [own]})
-    for state in ({}, {"torch": 3}, {**random, "numpy": ("MT19937",)}):
-        with pytest.raises(ConfigError, match="checkpoint's random numbers cannot be restored"):
-            checkpoint.restore_random_state(state)
-    with pytest.raises(ConfigError, match=r"is of run\.devices=1: it has nothing of process 1"):
-        checkpoint.of_rank(good, 1)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(
-    ("part", "value"), [("loader", 3), ("generators", 3), ("buffers", 3), ("epoch_began", {}), ("random", {"torch": 3})]
-)
-def test_a_bad_part_that_only_its_reader_knows_is_named_as_well(tmp_path, train, part, value):
-    train(training__max_steps=1)
-    last = tmp_path / "run" / "checkpoints" / "last.pt"
-    checkpoint.save(last, {**checkpoint.load(last), part: value})
-    with pytest.raises(ConfigError, match=part):
-        recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run'}", "training.max_steps=2"]))
-
-
 def test_a_checkpoint_executes_nothing(tmp_path):
     class Bomb:
         def __reduce__(self):
             return (json.loads, ("1",))
 
     torch.save({"schema": 1, "model": Bomb()}, tmp_path / "last.pt")
-    with pytest.raises(ConfigError, match=r"holds objects that hotloop does not load \(json\.loads\)") as refused:
+    with pytest.raises(ConfigError, match="cannot be read") as refused:
         checkpoint.load(tmp_path / "last.pt")
-    assert "weights_only" not in str(refused.value)  # torch advises to switch it off
-    assert "torn" not in str(refused.value)
+    assert "weights_only=False" not in str(refused.value)  # torch advises to switch it off
 
 
 def test_a_checkpoint_that_fails_to_write_leaves_the_former(tmp_path):
@@ -353,31 +241,9 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path, train):
     assert torch.allclose(small["net.classifier.weight"], large["net.classifier.weight"], atol=1e-4)
 
 
-def test_a_file_of_settings_does_not_go_with_resuming(tmp_path, train):
-    train(training__max_steps=1)
-    with pytest.raises(ConfigError, match=r"does not go with run\.resume"):
-        start.prepare([f"run.resume={tmp_path / 'run'}"], tmp_path / "run" / "settings.yaml")
-
-
-@pytest.mark.parametrize(("logger", "written"), [("csv", "metrics.csv"), ("tensorboard", "events.out.tfevents*")])
-def test_losses_and_metrics_go_to_other_viewers(tmp_path, train, logger, written):
-    train(run__logger=logger, training__max_steps=2)
-    assert list((tmp_path / "run" / "logs").rglob(written))
-
-
-def test_a_device_that_is_not_here_is_refused(prepare):
-    for device, message in (("cuda:99", "CUDA devices"), ("gpu", "expected auto, cpu")):
-        with pytest.raises(ConfigError, match=message):
-            recipes.load("criteria").train(prepare(run__device=device))
-
-
 def test_bf16_runs_and_keeps_its_parameters_in_float32(tmp_path, train):
     assert train(training__optimization__use_bf16="true", training__max_steps=2).status == "finished"
     assert {tensor.dtype for tensor in load(tmp_path / "run")["model"]["model"].values()} == {torch.float32}
-
-
-def test_overrides_are_what_the_command_line_takes(tmp_path):
-    assert "training.batch_size=4" in overrides(tmp_path)
 
 
 def test_a_report_that_fails_does_not_take_the_run_with_it(train, monkeypatch, capsys):
@@ -391,28 +257,6 @@ def test_a_report_that_fails_does_not_take_the_run_with_it(train, monkeypatch, c
     assert "The report cannot be written (ValueError: planted)" in capsys.readouterr().out
 
 
-def test_the_first_steps_time_is_of_steps_alone(train, tmp_path, monkeypatch):
-    """Validations, checkpoints and what is shown between the first steps are no part of what it costs to begin."""
-    late = [0.0]
-    clock = types.SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
-
-    def slow(make):
-        def whole(*given, **named):
-            late[0] += 1000.0
-            return make(*given, **named)
-
-        return whole
-
-    monkeypatch.setattr(account, "time", clock)
-    monkeypatch.setattr(supervised, "evaluate", slow(supervised.evaluate))
-    monkeypatch.setattr(fit.checkpoint, "save", slow(checkpoint.save))
-    monkeypatch.setattr(fit._Fitting, "show", slow(fit._Fitting.show))
-    train(training__batch_size=18, training__num_epochs=4, training__checkpoint_every_steps=1)
-    measured = record.load(tmp_path / "run")["measurements"]
-    assert late[0] > 3000.0
-    assert measured["cold_seconds"] < 1000.0
-
-
 def test_the_record_has_what_was_said_of_the_data_and_the_settings_that_are_read(train, tmp_path):
     train(training__max_steps=1, compile__preset="inductor")
     document = record.load(tmp_path / "run")
@@ -420,15 +264,3 @@ def test_the_record_has_what_was_said_of_the_data_and_the_settings_that_are_read
     assert document["told"]["settings"][0].startswith("compile.preset='inductor' has no effect while")
     assert {"data", "model", "training"} <= set(document["settings"])
     assert not {"compile", "pictures", "hpo"} & set(document["settings"])
-
-
-@pytest.mark.parametrize(
-    ("dynamic", "said"), [("null", "compiled up to 2 times"), ("false", "compiled 2 times"), ("true", "compiled once")]
-)
-def test_what_several_sizes_cost_is_said_before_training(prepare, dynamic, said):
-    """Said by the plan alone: nothing is compiled here."""
-    begun = prepare(training__optimization__use_torch_compile="true", compile__dynamic=dynamic)
-    chosen = compiling.plan(begun.settings, ["model", "loss"])
-    for many, line in ((2, f"2 sizes of batches: {said}"), (1, "")):
-        assert compiling.Compiling(chosen, begun.settings, {}, print, steps=9).on_sizes(many).startswith(line)
-    assert compiling.Compiling({}, begun.settings, {}, print, steps=9).on_sizes(2) == ""

@@ -1,6 +1,5 @@
 """Runs that are stopped from outside, in processes of their own: what is left must be readable, and go on."""
 
-import random
 import signal
 import time
 
@@ -8,8 +7,8 @@ import pytest
 from forked import Forks
 from training_fixtures import overrides, tiny_encoder
 
-from hotloop import recipes, record
-from hotloop.train import checkpoint, start
+from hotloop import record
+from hotloop.train import checkpoint
 
 pytestmark = pytest.mark.campaign  # real signals to real runs
 
@@ -65,46 +64,3 @@ def test_a_wish_to_stop_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, 
     assert (document["status"], document["error"]) == ("interrupted", f"{wish.name} at step {step}")
     assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["position"]["step"] == step
     assert (tmp_path / "run" / "report.html").is_file()
-
-
-def test_a_killed_run_leaves_a_readable_record_and_goes_on(tmp_path, running):
-    running.kill()
-    running.wait()
-    document = record.load(tmp_path / "run")
-    assert document["status"] == "running"
-    assert document["steps"]
-    kept = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["position"]["step"]
-    assert 0 < kept <= document["steps"][-1]["step"]
-    again = start.prepare([f"run.resume={tmp_path / 'run'}", f"training.max_steps={kept + 2}"])
-    assert recipes.load("criteria").train(again).step == kept + 2
-    assert record.load(tmp_path / "run")["status"] == "finished"
-
-
-def test_sigterm_at_any_moment_leaves_a_run_that_goes_on_to_the_same_result(tmp_path, runs):
-    settings = overrides(tmp_path, training__num_epochs=15, training__early_stopping_patience="null")
-    began = time.monotonic()
-    process = runs.start("train", *settings, f"run.folder={tmp_path / 'whole'}", errors=True)
-    out, _ = process.communicate(timeout=900)
-    assert process.returncode == 0, out
-    process.end()
-    takes, moments = time.monotonic() - began, random.Random(0)
-    command, folder = ["train", *settings], tmp_path / "run"
-    for _ in range(6):
-        process = runs.start(*command, errors=True)
-        time.sleep(moments.uniform(0, takes / 3))
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=900)
-        # Before a run has begun, SIGTERM ends the process as it ends any other.
-        assert process.returncode in {0, 130, -signal.SIGTERM}, out
-        assert "Traceback" not in out, out
-        process.end()
-        if (folder / "settings.yaml").exists():
-            command = ["train", f"run.resume={folder}"]
-    process = runs.start(*command, errors=True)
-    out, _ = process.communicate(timeout=900)
-    assert process.returncode == 0, out
-    process.end()
-    ours, theirs = (record.load(one) for one in (folder, tmp_path / "whole"))
-    assert [step["step"] for step in ours["steps"]] == [step["step"] for step in theirs["steps"]]
-    assert [step["loss"] for step in ours["steps"]] == [step["loss"] for step in theirs["steps"]]
-    assert [one["f1"] for one in ours["metrics"]] == [one["f1"] for one in theirs["metrics"]]

@@ -6,7 +6,7 @@ import typing
 
 import pytest
 import torch
-from test_train_fit import load, losses
+from training_fixtures import load, losses
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError
@@ -17,11 +17,6 @@ from hotloop.train.parameters import Optimizer
 def settings(**changed):
     """The settings of training, with some changed."""
     return configure.load([f"training.{name}={value}" for name, value in changed.items()]).training
-
-
-def test_the_rate_rises_and_falls_linearly():
-    factor = optimizing.schedule(settings(warmup_fraction=0.2), 10)
-    assert [round(factor(step), 3) for step in range(11)] == [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0]
 
 
 def test_biases_and_norms_do_not_decay():
@@ -59,25 +54,6 @@ def test_a_schedule_warms_up_and_goes_on_by_its_name(name, at_half, at_nine_tent
     assert factor(125) == (1 if name == "constant" else 0)
 
 
-@pytest.mark.parametrize("steps", [10, 37, 125])
-@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25])
-def test_wsd_is_the_one_that_is_written_by_hand(steps, fraction):
-    warm_up = math.ceil(fraction * steps)
-    rest = steps - warm_up
-    decay = rest / 5
-    by_hand = []
-    for step in range(steps):
-        if step < warm_up:
-            by_hand.append((step + 1) / warm_up)
-        elif step <= steps - decay:
-            by_hand.append(1.0)
-        else:
-            by_hand.append((steps - step) / decay)
-    ours = optimizing.schedule(settings(schedule="wsd", warmup_fraction=fraction), steps)
-    assert [ours(step) for step in range(steps)] == pytest.approx(by_hand)
-    assert by_hand[-1] < 1
-
-
 def test_every_optimizer_of_torch_that_steps_by_gradients_alone_may_be_named():
     kinds = (
         one for one in vars(torch.optim).values() if isinstance(one, type) and "lr" in inspect.signature(one).parameters
@@ -85,7 +61,7 @@ def test_every_optimizer_of_torch_that_steps_by_gradients_alone_may_be_named():
     named = {one.__name__ for one in kinds} - {"LBFGS", "SparseAdam"}
     assert named <= set(typing.get_args(Optimizer))
     for name in ("LBFGS", "SparseAdam", "sgd"):
-        with pytest.raises(ConfigError, match=rf"training\.optimizer='{name}': expected .* or SGD$"):
+        with pytest.raises(ConfigError, match=rf"training\.optimizer='{name}': Input should be .* or 'SGD'$"):
             settings(optimizer=name)
 
 
@@ -99,33 +75,6 @@ def test_each_optimizer_steps(name):
     weight.square().sum().backward()
     optimizer.step()
     assert not torch.equal(weight, torch.ones(2, 2))
-
-
-def test_one_kernel_steps_the_parameters_of_adam_where_the_device_has_it_and_the_options_do_not_say_how():
-    def fused(device="cpu", **changed):
-        groups = [{"params": [torch.nn.Parameter(torch.ones(2, 2, device=device))], "weight_decay": 0.1}]
-        return optimizing.make_optimizer(settings(**changed), groups).param_groups[0].get("fused")
-
-    assert fused() is True
-    assert fused(optimizer="Adam") is True
-    assert fused(optimizer="SGD") is None  # has none for sharded parameters
-    assert fused(optimizer="Adagrad") is None  # nor on a GPU, where a checkpoint may go on
-    assert fused(device="meta") is None  # False would leave the lists of `foreach` unused as well
-    assert fused(optimizer_options="{fused: false}") is False
-    assert not fused(optimizer_options="{foreach: true}")
-
-
-def test_an_optimizer_that_has_no_weight_decay_or_takes_no_such_parameters_is_refused_by_its_setting():
-    vector = [{"params": [torch.nn.Parameter(torch.ones(2))], "weight_decay": 0.0}]
-    with pytest.raises(ConfigError, match=r"training\.weight_decay=0\.01: Rprop has none; set it to 0"):
-        optimizing.make_optimizer(settings(optimizer="Rprop"), vector)
-    with pytest.raises(ConfigError, match=r"training\.optimizer=Muon with .* only supports 2D parameters"):
-        optimizing.make_optimizer(settings(optimizer="Muon"), vector)
-    own = optimizing.Training(optimizer="Rprop", weight_decay=0.1)  # a program has no training.weight_decay
-    with pytest.raises(ConfigError, match=r"^weight_decay=0\.1: Rprop has none"):
-        own.make_optimizer(torch.nn.Linear(2, 2))
-    with pytest.raises(ConfigError, match=r"^optimizer=Muon with optimizer_options={}: "):
-        optimizing.Training(optimizer="Muon").make_optimizer(torch.nn.Linear(2, 2))
 
 
 OWN = """
@@ -196,24 +145,8 @@ def test_a_run_has_the_optimizer_the_schedule_and_the_precision_that_it_names(tm
     assert [one["learning_rate"] for one in steps] == pytest.approx([0.01] * 9 + [0.005])
     train(**{**named, "run__precision": "32-true"}, training__warmup_fraction=0, run__folder=tmp_path / "other")
     assert losses(tmp_path / "run") != losses(tmp_path / "other")
-    with pytest.raises(
-        ConfigError, match=r"training\.optimizer cannot change while a run is resumed .* state of the for"
-    ):
+    with pytest.raises(ConfigError, match=r"training\.optimizer=.* cannot change while a run is resumed"):
         start.prepare([f"run.resume={tmp_path / 'run'}", "training.optimizer=Adam"])
-
-
-def test_options_that_an_optimizer_does_not_take_are_refused_by_their_setting(train):
-    with pytest.raises(
-        ConfigError, match=r"training\.optimizer_options=\{'momentum': 0\.9\}: .*of torch\.optim\.AdamW"
-    ):
-        train(training__optimizer_options="{momentum: 0.9}")
-
-
-def test_a_precision_and_the_short_form_of_another_are_refused(train):
-    with pytest.raises(
-        ConfigError, match=r"run\.precision=16-mixed and .*use_bf16=true, which is short for bf16-mixed"
-    ):
-        train(run__precision="16-mixed", training__optimization__use_bf16="true")
 
 
 def test_parameters_are_in_bfloat16_where_that_is_asked_for(tmp_path, train):

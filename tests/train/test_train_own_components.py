@@ -1,18 +1,13 @@
 """A program of the user's own with several models: components by name, CUDA graphs tried first, and batches made ready."""
 
-import json
 import signal
 
 import pytest
 import torch
 
-import hotloop
 from hotloop import recipes, record
-from hotloop.errors import ConfigError
-from hotloop.prove.doctor.examining import examine
-from hotloop.step.policy import child_program
 from hotloop.testing import cudagraph_emulation
-from hotloop.train import automatic, checkpoint, configure, fit, start
+from hotloop.train import checkpoint, fit, start
 
 PROGRAM = """
 import torch
@@ -144,27 +139,6 @@ def test_components_have_presets_of_their_own_by_name(tmp_path, train):
     )
 
 
-def test_models_without_names_are_one_component(train):
-    outcome = train(*ON, "compile.components.model.training=aot_eager", models="(first, second)")
-    assert {one["state"] for one in outcome.components.values()} == {"compiled"}
-    with pytest.raises(ConfigError, match=r"components\.second: no such component"):
-        train("compile.components.second.training=none", folder="other", models="(first, second)")
-
-
-def test_a_component_that_there_is_none_of_is_refused(train):
-    with pytest.raises(ConfigError, match=r"compile\.components\.model: no such component.*first"):
-        train("compile.components.model.training=aot_eager")
-
-
-def test_a_model_that_is_named_loss_is_a_component_as_any(train):
-    named = '{"first": first, "loss": second}'
-    assert train(*ON, models=named).components["loss"]["state"] == "eager"
-    outcome = train(*ON, "compile.components.loss.training=aot_eager", folder="compiled", models=named)
-    assert outcome.components["loss"]["state"] == "compiled"
-    with pytest.raises(ConfigError, match=r"components\.loss: no such component"):
-        train("compile.components.loss.training=aot_eager", folder="none")
-
-
 def test_cuda_graphs_are_tried_on_the_program_made_anew_with_the_weights_of_the_run(tmp_path, train, capsys):
     train(folder="eager")
     with cudagraph_emulation():
@@ -239,79 +213,9 @@ def test_cuda_graphs_are_not_tried_on_what_is_the_runs_own(tmp_path, function, w
     assert torch.equal(eager["model"]["first"]["weight"], tried["model"]["first"]["weight"])
 
 
-def test_with_auto_each_component_has_a_status_of_its_own():
-    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
-    models, optimizer = {"first": first, "second": second}, torch.optim.SGD(first.parameters(), lr=0.1)
-    loop = hotloop.Loop(models, optimizer, run="aot_eager")
-
-    def step(x):
-        loss = second(torch.cat([first(x), first(x)])).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    running = automatic.Automatic(configure.load(), models, print, loop, step)
-    for _ in range(8):
-        running.step(torch.ones(4, 4))
-    found = running.status()
-    running.close()
-    assert {(one["running"], one["state"]) for one in found.values()} == {("aot_eager", "compiled")}
-    assert [max(found[name]["modes"]["training"]["calls_per_step"]) for name in models] == ["2", "1"]
-
-
-def test_the_compiling_child_compiles_the_step_and_not_what_is_before_it(tmp_path):
-    (tmp_path / "several.py").write_text(PROGRAM.replace("MODELS", NAMED))
-    models = child_program.compile_step(f"{tmp_path / 'several.py'}:make", {"preset": "aot_eager"})
-    for model in models.values():
-        (part,) = hotloop.status(model).components.values()
-        assert [part.modes[mode]["compiles"] for mode in ("training", "inference")] == [1, 0]
-
-
-def test_doctor_makes_an_odd_batch_ready_and_looks_at_the_step_alone(tmp_path):
-    (tmp_path / "odd.py").write_text(PROGRAM.replace("MODELS", NAMED).replace("randn(24", "randn(65"))
-    # Of a dozen steps the latter half has one that compiles; of six it has three, and a busy machine makes another long.
-    found = examine(f"{tmp_path / 'odd.py'}:make", preset="aot_eager", steps=12)
-    said = json.dumps(found)
-    assert "missing 1 required positional argument" not in said
-    assert "square().mean()" in said  # a line of the step, and none of what is before it
-    assert "argmax" not in said
-
-
 def test_the_figures_of_a_step_are_in_the_record(tmp_path, train):
     train("training.max_steps=2")
     document = record.load(tmp_path / "run")
     entry = document["steps"][0]
     assert document["measurements"]["before_step_ms"] > 0
     assert (entry["many"], entry["ready_seconds"] > 0, "said" in entry) == (4, True, False)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "got an empty mapping"),
-        ({1: torch.nn.Linear(1, 1)}, "1 is no name"),
-        ({"a.b": torch.nn.Linear(1, 1)}, "'a.b' is no name"),
-    ],
-)
-def test_odd_mappings_of_models_are_told(given, message):
-    with pytest.raises(ConfigError, match=message):
-        hotloop.Workload(given, None, print, []).models()
-
-
-def test_what_makes_a_batch_ready_is_a_function():
-    with pytest.raises(ConfigError, match=r"Workload before 3: expected a function of one batch"):
-        hotloop.Workload(torch.nn.Linear(1, 1), None, print, [], before=3)
-    with pytest.raises(ConfigError, match="Workload before gave None: expected what the step takes"):
-        next(hotloop.Workload(torch.nn.Linear(1, 1), None, print, [1, 2], before=lambda _: None).endless())
-
-
-@pytest.mark.parametrize("rate", ["0.1", "torch.tensor(0.1)"])
-def test_the_harness_gives_both_programs_the_batches_and_rates_of_one(tmp_path, rate):
-    changed = PROGRAM.replace("MODELS", NAMED).replace("lr=0.1", f"lr={rate}")
-    if rate != "0.1":
-        changed = changed.replace('["lr"] = 0.1 / (1 + self.steps)', '["lr"].fill_(0.1 / (1 + self.steps))')
-    (tmp_path / "several.py").write_text(changed)
-    found = hotloop.harness(f"{tmp_path / 'several.py'}:make", "reduce-overhead", rounds=3, calls=2)
-    assert found.passed, found
-    assert set(found.components) == {"first", "second"}

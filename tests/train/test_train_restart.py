@@ -10,7 +10,6 @@ import pytest
 from training_fixtures import overrides, tiny_encoder
 
 from hotloop import recipes, record
-from hotloop.cli import train as commands
 from hotloop.errors import ConfigError, StepLostError
 from hotloop.train import checkpoint, configure, restart, start
 
@@ -78,40 +77,11 @@ def test_a_run_that_loses_a_step_goes_on_eagerly_to_the_result_of_one_that_did_n
     assert final(tmp_path / "it's, a run") == final(tmp_path / "whole")
 
 
-def test_the_command_says_again_what_the_run_does_not_keep(tmp_path, train):
-    eager = "training.optimization.use_torch_compile=false"
-    resume = f"run.resume={tmp_path / 'run'}"
-    asked = [*overrides(tmp_path), "training.optimization.use_torch_compile=auto"]
-    command = restart.command(start.prepare(asked), asked)
-    assert (command[0], command[-5:]) == (sys.executable, ["-m", "hotloop", "train", resume, eager])
-
-    train(training__max_steps=1)
-    asked = [f"run.resume={tmp_path / 'run'}", "+training.max_steps=4", "training.optimization.use_torch_compile=auto"]
-    command = restart.command(start.prepare(asked), asked)
-    assert command[-6:] == ["-m", "hotloop", "train", "+training.max_steps=4", resume, eager]
-    assert start.prepare(command[-3:]).settings.training.max_steps == 4
-
-
 def test_only_a_run_with_auto_starts_again(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it must not start again"))
     begun = start.prepare([*overrides(tmp_path), "training.optimization.use_torch_compile=true"])
     with pytest.raises(StepLostError, match="planted"):
         restart.one_rung_down(StepLostError("planted"), begun, [])
-
-
-def test_the_command_line_starts_again_with_its_own_arguments(tmp_path, monkeypatch, capsys):
-    started = []
-    monkeypatch.setattr(os, "execv", lambda program, arguments: started.append(arguments))
-
-    def lose(*_):
-        raise StepLostError("planted\nin two lines")
-
-    monkeypatch.setattr(recipes.load("criteria"), "train", lose)
-    settings = overrides(tmp_path, **AUTO)
-    with pytest.raises(UnboundLocalError):  # a real execv does not come back
-        commands.train(settings)
-    assert started == [restart.command(start.prepare(settings), settings)]
-    assert "[torch.compile] planted in two lines. Restarting from its first step" in capsys.readouterr().out
 
 
 def test_a_run_that_died_before_its_first_checkpoint_can_be_resumed(tmp_path, train, monkeypatch):
@@ -132,33 +102,12 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
         start.prepare([f"run.resume={tmp_path / 'empty'}"])
 
 
-def test_a_cross_validation_is_started_again_as_a_whole(prepare):
-    begun = prepare(training__optimization__use_torch_compile="auto", kfold__n_splits=3)
-    found = restart.command(begun, ["training.num_epochs=2"], "kfold")
-    assert found[-3:] == ["kfold", f"run.resume={begun.folder}", "training.optimization.use_torch_compile=false"]
-
-
 @pytest.mark.parametrize("name", ["plain-1.2", "a b,c", "it's", "back\\slash's", "ends\\", "ümlaut", "a=b", "$(x)"])
 @pytest.mark.some_of(4)
 def test_a_printed_command_gives_the_folder_back_whatever_its_name(tmp_path, name):
     verb, override = shlex.split(configure.again(tmp_path / name, "kfold"))[1:]
     assert verb == "kfold"
     assert configure.load([override]).run.resume == str(tmp_path / name)
-
-
-def test_settings_are_written_whole_or_not_at_all(tmp_path, prepare, monkeypatch):
-    begun = prepare()
-    start.write_settings(begun)
-    before = (begun.folder / start.SETTINGS).read_text()
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ConfigError, match=r"run\.folder=.* cannot be written: .*No space.* Make room"):
-        start.write_settings(begun)
-    assert (begun.folder / start.SETTINGS).read_text() == before
-    assert not list(begun.folder.glob(".*.part"))
 
 
 def test_on_a_cluster_the_command_that_goes_on_is_one_that_works_from_afar(monkeypatch):

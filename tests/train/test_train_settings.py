@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from hotloop.errors import ConfigError
-from hotloop.train import configure, documentation, grammar, schema, start
+from hotloop.train import configure, documentation, grammar, schema
 from hotloop.train.settings import Settings
 
 PROGRAM = """
@@ -11,15 +11,6 @@ import hotloop
 
 def make(lr: float = 0.1, training: hotloop.Training = hotloop.Training()): ...
 """
-
-
-def test_defaults_are_those_that_the_documentation_promises():
-    settings = configure.load()
-    assert settings.recipe.name == "criteria"
-    assert settings.training.optimization.use_torch_compile is False
-    assert settings.compile.preset == "default"
-    assert settings.compile.inference == "none"
-    assert settings.data.sample_size is not None
 
 
 def test_overrides_and_group_choices_are_applied():
@@ -53,12 +44,6 @@ def test_values_are_read_as_yaml_has_them(text, value):
     assert type(grammar.parse(text)) is type(value)
 
 
-@pytest.mark.parametrize("line", ["~training", "~recipe", "~run.seed", "~hpo.space", "~hpo.space.model=1"])
-def test_a_setting_or_group_cannot_be_taken_out(line):
-    with pytest.raises(ConfigError, match=rf"override '{line}': ~ takes an entry out of a mapping, such as ~hpo"):
-        configure.load(["recipe=digits", line])
-
-
 def test_later_lines_win_and_choices_lie_below_values():
     lines = [
         "training.num_epochs=7",
@@ -66,34 +51,20 @@ def test_later_lines_win_and_choices_lie_below_values():
         "+training.max_steps=4",
         "training.num_epochs=${training.max_steps}",
     ]
-    found = configure.load([*lines, "run.folder=${recipe.name}/here", "~hpo.space.training.batch_size"])
+    found = configure.load([*lines, "run.folder=${recipe.name}/here"])
     assert (found.training.num_epochs, found.training.max_steps, found.run.folder) == (4, 4, "digits/here")
     assert found.training.eval_batch_size == 128, "the recipe chooses training=digits"
-    assert set(found.hpo.space["training"]) == {"learning_rate", "weight_decay", "warmup_fraction"}
     assert configure.load(["hpo=fast", "recipe=digits"]).hpo.trial["training"]["num_epochs"] == 10
     assert configure.load(["recipe=digits", "training=diffusion"]).training.num_epochs == 40
     assert configure.load().training.num_epochs == 1, "nothing may stay behind"
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("run.folder=${run.sed}", "${run.sed} names no setting"),
-        ("run.folder=a/${run.folder}", "${run.folder} refers to itself"),
-    ],
-)
-def test_a_reference_that_leads_nowhere_is_refused(line, said):
-    with pytest.raises(ConfigError) as caught:
-        configure.load([line])
-    assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("lines", "said"),
     [
         (["recipe=digits", "data.path=x"], "recipe=digits has no data.path: "),
-        (["recipe=digits", "data=csv"], "data=csv sets data.source: recipe=digits has no data.source: "),
-        (["recipe=digits", "pictures=folder"], "recipe=digits has no pictures: `hotloop settings` lists all; recipe=diffusion has it"),
+        (["recipe=digits", "data=csv"], "recipe=digits has not all settings of data=csv"),
+        (["recipe=digits", "pictures=folder"], "recipe=digits has no pictures: "),
         (["digits.layers=2"], "recipe=criteria has no digits.layers: "),
         (["recipe=digits", "recipe.goal=max:f1"], "recipe=digits has no recipe.goal: "),
         (["recipe=focus", "training.optimization.use_fp16=true"], "recipe=focus has no training.optimization.use_fp16: "),
@@ -145,35 +116,23 @@ def test_written_settings_are_read_back_as_they_were(tmp_path):
         ("recipe=digit", "recipe=digit: no such choice; did you mean digits? (a program of your own: recipe=FILE.py:f"),
         ("recipe=x", "expected one of criteria, diffusion, digits, focus (a program of your own"),
         ("run=x", "run=x: no such choice; expected one of default"),
-        ("training.num_epochs=abc", "training.num_epochs='abc': expected an integer of at least 1"),
-        ("training.num_epochs=1.5", "training.num_epochs=1.5: expected an integer"),
-        ("training.num_epochs=true", "training.num_epochs=true: expected an integer"),
-        ("training.batch_size=0", "expected an integer of at least 1"),
-        ("training.learning_rate=0", "expected a number above 0"),
-        ("training.learning_rate=nan", "expected a number above 0"),
-        ("training.optimization.use_torch_compile=maybe", "expected true or false, or auto"),
-        ("training.optimization.use_bf16=1", "use_bf16=1: expected true or false"),
-        ("data.sample_size=many", "expected an integer of at least 4, or null"),
-        ("compile.components.model=inductor", "expected settings below it, compile.components.model.NAME=VALUE"),
-        ("compile.regions=block", "expected auto or whole or blocks"),
-        ("run.folder=5", "run.folder=5: expected text, or null"),
-        ("data.delimiter=ab", "expected one character"),
-        ("data=csv", "data.path is not set"),
+        ("training.num_epochs=abc", "training.num_epochs='abc': Input should be a valid integer"),
+        ("training.num_epochs=1.5", "training.num_epochs=1.5: Input should be a valid integer"),
+        ("training.learning_rate=nan", "training.learning_rate="),
+        ("training.optimization.use_torch_compile=maybe", "a valid boolean or Input should be 'auto'"),
+        ("compile.components.model=inductor", "compile.components.model='inductor': Input should be an object"),
+        ("run.folder=5", "run.folder=5: Input should be a valid string"),
+        ("data.delimiter=ab", "at most 1 character"),
+        ("data=csv", "set data=csv data.path=FILE"),
         ("data.path=a.csv", "set data=csv"),
-        ("compile.fullgraph=true", "has no effect while training.optimization.use_torch_compile=false"),
         ("training.num_epochs", "expected <setting>=<value>"),
-        ("training.batch_size=1,2", "expected an integer of at least 1"),
+        ("training.batch_size=1,2", "training.batch_size='1,2': "),
     ],
 )
 def test_what_cannot_be_used_is_named_with_what_was_expected(override, message):
     with pytest.raises(ConfigError) as caught:
         configure.load([override])
     assert message in str(caught.value)
-
-
-def test_full_graphs_are_asked_for_with_compiling_alone():
-    with pytest.raises(ConfigError, match=r"no effect while training\.optimization\.use_torch_compile=auto"):
-        configure.load(["compile.fullgraph=true", "training.optimization.use_torch_compile=auto"])
 
 
 def test_all_wrong_values_are_named_at_once():
@@ -203,67 +162,9 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, text, message):
         configure.load(config=tmp_path / "other.yaml")
 
 
-def test_a_file_may_name_settings_from_its_top_level_on(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("training.num_epochs: 7\nhpo.space.training.learning_rate: {log: [1e-4, 1e-2]}\n")
-    settings = configure.load(["recipe=digits"], path)
-    assert settings.training.num_epochs == 7
-    assert configure.load_search(["recipe=digits"], path).hpo.space["training"]["learning_rate"] == {
-        "log": [1e-4, 1e-2]
-    }
-
-
-def test_an_unknown_name_in_a_file_is_answered_with_the_parameter_of_the_program(tmp_path):
-    (tmp_path / "a.py").write_text(PROGRAM)
-    path = tmp_path / "mine.yaml"
-    path.write_text("lr: 0.3\n")
-    with pytest.raises(ConfigError, match=r"^unknown setting lr: did you mean program\.lr\?$"):
-        configure.load([f"recipe={tmp_path}/a.py:make"], path)
-    path.write_text("program: {lr: 0.3}\n")
-    with pytest.raises(ConfigError, match=r"^recipe=digits has no program: "):
-        configure.load(["recipe=digits"], path)
-
-
-def test_a_folder_of_groups_adds_choices(tmp_path):
-    (tmp_path / "training").mkdir()
-    (tmp_path / "training" / "long.yaml").write_text("defaults: [default, _self_]\nnum_epochs: 9\n")
-    assert configure.load(["training=long"], tmp_path).training.num_epochs == 9
-
-
-def test_settings_survive_being_plain():
-    settings = configure.load(["compile.components.model.training=inductor", "model.buckets=[8]"])
-    plain = configure.to_dict(settings)
-    assert configure.from_dict(plain) == settings
-    assert configure.from_dict(plain, ["training.num_epochs=4"]).training.num_epochs == 4
-
-
-def test_every_setting_has_a_range_or_type_that_can_be_told():
-    for name in schema.names(Settings):
-        setting = schema.at(Settings, name)
-        assert setting.is_group or setting.takes
-    assert schema.at(Settings, "model.buckets").takes == "a list of items that are each an integer of at least 4"
-    assert schema.at(Settings, "training.learning_rate").takes == "a number above 0"
-    assert schema.at(Settings, "model.max_length").takes == "an integer of at least 4, or auto"
-
-
-def test_the_documentation_names_whose_a_setting_is():
-    described, _ = documentation.render().split("## When a run is resumed")
-    rows = {row.split("`")[1]: row.split(" | ")[3] for row in described.splitlines() if row.startswith("| `")}
-    assert rows["digits.layers"] == "digits"
-    assert not rows["run.seed"].strip()
-
-
-def test_the_documentation_says_which_settings_may_change_when_a_run_is_resumed():
-    _, resumed = documentation.render().split("## When a run is resumed")
-    for names in (*start.FIXED.values(), start.COMPARED, start.FREE):
-        assert all(f"`{one}`" in resumed for one in names)
-        assert all(one == "recipe" or schema.at(Settings, one) is not None for one in names)
-
-
-def test_every_setting_is_in_the_documentation_with_what_it_is_for():
-    described, _ = documentation.render().split("## When a run is resumed")
-    rows = {row.split("`")[1]: row for row in described.splitlines() if row.startswith("| `")}
+def test_the_page_of_the_settings_has_each_with_what_it_is_for():
+    rows = {row.split("`")[1]: row.split(" | ") for row in documentation.render().splitlines() if row.startswith("| `")}
     for name in schema.names(Settings):
         if name != "program" and not schema.at(Settings, name).is_group:
-            row = rows[name]
-            assert len(row.split(" | ")[-1]) > 15, f"{name} has no comment in its YAML file"
+            assert len(rows[name][-1]) > 15, f"{name} has no comment in its YAML file"
+    assert rows["digits.layers"][3] == "digits"

@@ -44,20 +44,6 @@ def test_a_copy_has_the_files_of_the_folder_and_gives_them_back(place, folder, t
     assert (tmp_path / "other/checkpoints/last.pt").read_text() == "checkpoints/last.pt"
 
 
-def test_a_checkpoint_is_sent_after_its_record_and_only_changed_files_again(folder, tmp_path, monkeypatch):
-    sent, put = [], places.Place.put
-    monkeypatch.setattr(places.Place, "put", lambda self, a, b: (sent.append(a.name), put(self, a, b)))
-    copy = storage.of(str(tmp_path / "there"), folder)
-    copy.push(print)
-    assert sent == ["record.json", "settings.yaml", "best.pt", "last.pt", "stored.json"]
-    sent.clear()
-    copy.push(print)
-    assert sent == []
-    (folder / "record.json").write_text("longer than before")
-    copy.push(print)
-    assert sent == ["record.json", "stored.json"]
-
-
 def test_an_older_copy_replaces_nothing_and_a_newer_one_does(folder, tmp_path):
     url = str(tmp_path / "there/run")
     storage.Copy(url, folder).push(print)

@@ -108,3 +108,40 @@ def held_elsewhere(folder: Path):
             yield other
         finally:
             other.kill()
+
+
+def load(folder, name="last.pt"):
+    from hotloop.train import checkpoint
+
+    return checkpoint.load(folder / "checkpoints" / name)
+
+
+def losses(folder):
+    from hotloop import record
+
+    return [step["loss"] for step in record.load(folder)["steps"]]
+
+
+def assert_alike(found, wanted, **near):
+    """Compare two states, tensor by tensor: exactly, or within ``rtol`` and ``atol``."""
+    import torch
+
+    assert type(found) is type(wanted)
+    if isinstance(wanted, dict):
+        assert list(found) == list(wanted)
+        for name, value in wanted.items():
+            assert_alike(found[name], value, **near)
+    elif isinstance(wanted, list | tuple):
+        for one, other in zip(found, wanted, strict=True):
+            assert_alike(one, other, **near)
+    elif isinstance(wanted, torch.Tensor):
+        torch.testing.assert_close(found, wanted, **(near or {"rtol": 0, "atol": 0}))
+    else:
+        assert found == wanted
+
+
+def assert_same(first, second):
+    """Two checkpoints hold the same run, bit for bit."""
+    for part in ("position", "model", "others"):
+        assert_alike(first[part], second[part])
+    assert_alike(first["random"]["torch"], second["random"]["torch"])

@@ -30,7 +30,7 @@ Overrides = Annotated[
 ]
 Config = Annotated[
     Path | None,
-    typer.Option("--config", metavar="PATH", help="A YAML file of settings, or a folder of setting groups."),
+    typer.Option("--config", metavar="PATH", help="A YAML file of settings."),
 ]
 Show = Annotated[bool, typer.Option("--show", help="Print the settings as YAML, and train nothing.")]
 

@@ -218,8 +218,5 @@ def fold_of(settings: Settings) -> Fold | None:
 
 def goal_of(start: Start) -> Goal | None:
     """Return the goal that ``recipe.goal`` names; None without one."""
-    wanted, hpo = start.settings.recipe.wanted, start.settings.hpo
-    if wanted is None:
-        return None
-    of_search = start.within.metric is not None and wanted[0] == hpo.metric
-    return Goal(wanted[0], maximize=wanted[1] == "maximize", of_search=of_search)
+    wanted = start.settings.recipe.wanted
+    return None if wanted is None else Goal(wanted[0], maximize=wanted[1] == "maximize")

@@ -83,7 +83,7 @@ class Automatic(Compiling):
             return
         self._say(
             f"{PREFIX} auto: steps start eager and are timed; from step {self._loop.steps + EAGER_STEPS + 1} on, what "
-            f"is expected to pay within this run is prepared, proven against eager, and timed beside it{self._shared()}"
+            f"is expected to pay within this run is prepared, proven against eager, and timed beside it"
         )
         if self._between is not None and (names := self._between.names()):
             self._say(f"{PREFIX} Compiling {names}, outside of the steps")
@@ -92,19 +92,6 @@ class Automatic(Compiling):
                 f"{PREFIX} auto leaves {name} eager without gradients as well: compile.components.{name}.inference "
                 "needs a module, and it is a function"
             )
-
-    def on_sizes(self, many: int) -> str:
-        """Say what batches of several sizes cost: each has code, and a recording, of its own."""
-        if self._disabled or many == 1:
-            return ""
-        return f"{many} sizes of batches: what auto prepares, code and recordings, is made for each of the first eight"
-
-    def _shared(self) -> str:
-        """Say who shares what is compiled; nothing where this run is alone, or the last."""
-        later = (self._loop.context.runs or 1.0) - 1.0
-        if later < 0.5:  # noqa: PLR2004 - rounds to none
-            return ""
-        return f"; what is compiled serves about {later:,.0f} later {'run' if round(later) == 1 else 'runs'} as well"
 
     def resumed(self, step: int, state: Mapping[str, Any] | None = None) -> None:
         """Go on after so many steps, with what the loop had learnt; the steps of another policy taught it nothing."""

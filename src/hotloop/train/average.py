@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-STALE = 0.1
-"""The share of its beginning in an average's end from which that is said."""
-
 
 class Average:
     """Averages of a model's trained parameters; it begins with them as they are.
@@ -26,7 +23,7 @@ class Average:
     """
 
     def __init__(self, model: torch.nn.Module, decay: float) -> None:
-        self._model, self._decay = model, decay
+        self._model = model
         self._parameters = [one for one in model.parameters() if one.requires_grad]
         self.tensors = [one.detach().clone() for one in self._parameters]
         of = {id(one): average for one, average in zip(self._parameters, self.tensors, strict=True)}
@@ -34,16 +31,6 @@ class Average:
         every = model.named_parameters(remove_duplicate=False)
         self._named = {name: of[id(one)] for name, one in every if one.requires_grad}
         self._blend = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-
-    def lagging(self, steps: int) -> str | None:
-        """Say so where, after so many steps, much of the average is still what it began with."""
-        share = self._decay**steps
-        if share <= STALE:
-            return None
-        return (
-            f"Of the average of the weights, {share:.0%} will be what they began as: its decay of {self._decay} is for "
-            f"more than {steps} steps. A lower decay follows the weights sooner"
-        )
 
     @torch.no_grad()
     def update(self) -> None:

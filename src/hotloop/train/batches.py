@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from hotloop.errors import DataError
-from hotloop.train import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,23 +26,21 @@ class Batch:
         """How much there is to compute, to compare batches of several shapes by: tokens, padding included."""
         return next(iter(self.inputs.values())).numel()
 
-    def pin(self, device: torch.device) -> Batch:
-        """Copy the batch into pinned memory if it is for a GPU, which computes during copies from there alone."""
-        if device.type != "cuda":
-            return self
-        return self.each(lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
-
     def to(self, device: torch.device) -> Batch:
-        """Copy the batch to a device, through pinned memory if that is a GPU."""
-        return self.pin(device).each(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
+        """Copy the batch to a device, through pinned memory if that is a GPU, which computes meanwhile."""
+        if device.type != "cuda":
+            return self.each(lambda tensor: tensor.to(device))
+        return self.each(
+            lambda tensor: (tensor if tensor.is_cuda else tensor.pin_memory()).to(device, non_blocking=True)
+        )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with each of its tensors changed."""
         return Batch({name: change(one) for name, one in self.inputs.items()}, change(self.labels))
 
 
-class Shaped(Protocol):
-    """Rows of several shapes: what has to be known of them to put an epoch in order."""
+class Data(Protocol):
+    """One side of the split: rows, perhaps of several shapes, that become batches."""
 
     @property
     def bucket(self) -> Tensor:
@@ -58,10 +55,6 @@ class Shaped(Protocol):
         """Whether rows of two shapes can never make one batch; else a batch may have smaller rows than its shape."""
 
     def __len__(self) -> int: ...
-
-
-class Data(Shaped, Protocol):
-    """One side of the split: rows that become batches."""
 
     def take(self, rows: Tensor) -> Batch:
         """Return these rows as a batch."""
@@ -90,7 +83,7 @@ class Table:
         return Batch({name: one[rows] for name, one in self.inputs.items()}, self.labels[rows])
 
 
-def per_epoch(dataset: Shaped, batch_size: int, together: int = 1) -> int:
+def per_epoch(dataset: Data, batch_size: int, together: int = 1) -> int:
     """Return how many batches `epoch_order` makes.
 
     Raises:
@@ -101,23 +94,14 @@ def per_epoch(dataset: Shaped, batch_size: int, together: int = 1) -> int:
         return len(dataset) // batch_size
     counts, size = dataset.bucket.bincount(), batch_size * together
     if int(counts.max()) < size:
-        accumulated = f" times training.gradient_accumulation={together}" if together > 1 else ""
         raise DataError(
-            f"training.batch_size={batch_size}{accumulated}: the {len(dataset)} rows to train on are of "
-            f"{dataset.buckets} shapes that make no batch together, of which none has more than {int(counts.max())} "
-            "rows. Lower training.batch_size, or have fewer shapes"
+            f"training.batch_size={batch_size}: none of the {dataset.buckets} shapes of the {len(dataset)} rows to "
+            f"train on has the {size} rows of a step. Lower training.batch_size, or have fewer shapes"
         )
     return int((counts // size).sum()) * together
 
 
-def shapes(dataset: Shaped, batch_size: int, together: int = 1) -> int:
-    """Return how many shapes the steps of an epoch can have; one that does not fill a step has none."""
-    if not dataset.apart:
-        return dataset.buckets
-    return int((dataset.bucket.bincount() >= min(batch_size, len(dataset)) * together).sum())
-
-
-def epoch_order(dataset: Shaped, batch_size: int, seed: int, epoch: int, together: int = 1) -> list[Tensor]:
+def epoch_order(dataset: Data, batch_size: int, seed: int, epoch: int, together: int = 1) -> list[Tensor]:
     """Shuffle rows into the batches of an epoch, all of one size; what is left over waits for another epoch.
 
     With several shapes, rows of one shape make a batch, and the few that do not fill one go to the next larger, or wait
@@ -173,8 +157,7 @@ class Epochs:
         if ranks > 1 and many < self._together:
             raise DataError(
                 f"training.batch_size={batch_size} on run.devices={ranks}: the {len(data)} rows to train on do not "
-                f"fill the {self._together} batches of a step. Lower training.batch_size, "
-                "training.gradient_accumulation or run.devices"
+                f"fill the {self._together} batches of a step. Lower training.batch_size"
             )
         self._steps = max(1, many // self._together)
         self._epoch = self._done = 0
@@ -200,8 +183,7 @@ class Epochs:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on there."""
-        with checkpoint.part("loader"):
-            self._epoch, self._done = int(state["epoch"]), int(state["done"])
+        self._epoch, self._done = state["epoch"], state["done"]
 
 
 def in_order(dataset: Data, batch_size: int) -> Iterator[tuple[Batch, int]]:

@@ -6,11 +6,11 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from hotloop import record, report
+from hotloop.errors import describe
 from hotloop.report.text import seconds
 from hotloop.train import checkpoint
 from hotloop.train.compiling import PREFIX
 from hotloop.train.display import Display, figures
-from hotloop.train.interrupt import Interrupt
 from hotloop.train.outcome import CHECKED
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ def reported(start: Start, display: Display) -> Iterator[None]:
     """Write the report of the run when it is over, however it ends, and store the run; a dry run has nothing.
 
     Raises:
-        KeyboardInterrupt: somebody wished to stop meanwhile; the report is written first.
         TrainingFailedError: the run's storage cannot be written.
     """
     if start.dry or not start.leads:
@@ -49,19 +48,14 @@ def reported(start: Start, display: Display) -> Iterator[None]:
 @contextlib.contextmanager
 def _reported(start: Start, display: Display) -> Iterator[None]:
     folder = start.folder
-    interrupt = Interrupt("writing the report, then stopping")
     try:
         yield
     finally:
-        with interrupt:
-            try:
-                page = report.write_html(record.load(folder), folder / PAGE)
-                display.say(f"Report: {page}")
-            except Exception as error:  # noqa: BLE001 - a page is never worth the outcome, or the failure, of the run
-                why = f"{type(error).__name__}: {error}"
-                display.say(f"The report cannot be written ({why}); try: hotloop report {folder}")
-    if interrupt.signal:
-        raise KeyboardInterrupt(interrupt.signal)
+        try:
+            page = report.write_html(record.load(folder), folder / PAGE)
+            display.say(f"Report: {page}")
+        except Exception as error:  # noqa: BLE001 - a page is never worth the outcome, or the failure, of the run
+            display.say(f"The report cannot be written ({describe(error)}); try: hotloop report {folder}")
 
 
 def tell(outcome: Outcome, display: Display) -> None:

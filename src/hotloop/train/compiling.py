@@ -49,34 +49,24 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
         if name not in known and (name, chosen.components[name]) != ("loss", nothing):
             raise ConfigError(f"compile.components.{name}: no such component; expected one of {', '.join(known)}")
 
-    def find(setting: str, name: str) -> Preset:
-        return own[name] if name in own else _known(setting, name)
+    def find(name: str) -> Preset:
+        try:
+            return own[name] if name in own else presets.get(name)
+        except ConfigError as error:
+            raise ConfigError(f"compile: {error}") from error
 
-    if taken := next((name for name in own if name.lower() in (*presets.NAMES, "auto")), ""):
-        raise ConfigError(f"compile.presets.{taken}: hotloop has a preset of this name; choose another name")
     for rung in chosen.ladder or ():
-        _known("compile.ladder", rung)
-    default, inference = find("compile.preset", chosen.preset), find("compile.inference", chosen.inference)
+        find(rung)
     found = {}
     for name in known:
-        one, path = chosen.components.get(name, ComponentSettings()), f"compile.components.{name}"
-        found[name] = (
-            find(f"{path}.training", one.training) if one.training else default,
-            find(f"{path}.inference", one.inference) if one.inference else inference,
-        )
+        one = chosen.components.get(name, ComponentSettings())
+        found[name] = find(one.training or chosen.preset), find(one.inference or chosen.inference)
     asked = settings.training.optimization.use_torch_compile
     if asked == "auto":
         found = {name: (presets.get("none"), off) for name, (_, off) in found.items()}
     elif not asked:
         return {}
     return {name: both for name, both in found.items() if any(preset.backend != "eager" for preset in both)}
-
-
-def _known(setting: str, name: str) -> Preset:
-    try:
-        return presets.get(name)
-    except ConfigError as error:
-        raise ConfigError(f"{setting}: {error}") from error
 
 
 def _given(preset: PresetSettings) -> dict[str, Any]:
@@ -150,20 +140,6 @@ class Compiling:
             self._say(f"{PREFIX} Compiling {self.names()} {first}; the first steps then take longer, which is normal")
             return
         self._say(DISABLED)
-
-    def on_sizes(self, many: int) -> str:
-        """Say what batches of several sizes cost: how often is compiled; empty where that is no question."""
-        training = next((one for one, _ in self.chosen.values() if one.backend != "eager"), None)
-        if training is None or many == 1:
-            return ""
-        dynamic = training.dynamic if self.settings.compile.dynamic is None else self.settings.compile.dynamic
-        often = {
-            True: "compiled once, for any size",
-            False: f"compiled {many} times, once for each",
-            None: f"compiled up to {many} times, until there is code for any size (compile.dynamic=false: for each)",
-        }[dynamic]
-        graphs = f", and captured {many} times, once for each" if training.cudagraphs else ""
-        return f"{many} sizes of batches: {often}{graphs}. Steps in which that happens take longer"
 
     def resumed(self, step: int, state: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - a hot loop's has one
         """Go on after so many steps: what an uninterrupted run has compiled by now is compiled at once."""

@@ -2,92 +2,78 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import resources
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotloop import files
 from hotloop.errors import ConfigError
-from hotloop.train.nested import leaves, merge, nested
+from hotloop.train.nested import merge, nested
 from hotloop.train.optional import require
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 CONF = resources.files("hotloop.train") / "conf"
-_NUMBER = ("tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d[\d_]*)[eE][-+]?\d+$"))
-"""How the loader reads numbers that YAML 1.1 takes for text, which are quoted where they are text."""
 _INTERPOLATION = re.compile(r"\$\{([\w.-]+)\}")
 
 
-def groups(folder: Path | None = None) -> dict[str, list[str]]:
-    """Return the groups and their choices, those of the user's own folder included."""
-    found: dict[str, set[str]] = {}
-    for root in [CONF, *([folder] if folder else [])]:
-        for group in root.iterdir():
-            if group.is_dir():
-                files = (file.name for file in group.iterdir())
-                found.setdefault(group.name, set()).update(name[:-5] for name in files if name.endswith(".yaml"))
-    return {name: sorted(choices) for name, choices in sorted(found.items()) if choices}
+@functools.cache
+def groups() -> dict[str, list[str]]:
+    """Return the groups and their choices."""
+    folders = sorted((one for one in CONF.iterdir() if one.is_dir()), key=lambda one: one.name)
+    found = {one.name: sorted(file.name for file in one.iterdir()) for one in folders}
+    choices = {name: [file[:-5] for file in files if file.endswith(".yaml")] for name, files in found.items()}
+    return {name: some for name, some in choices.items() if some}
 
 
-def composed(choices: Mapping[str, str], folder: Path | None = None) -> dict[str, Any]:
+def composed(choices: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of all groups, each as its choice has it.
 
     A choice lies on top of its group's ``default.yaml``. One of the group ``recipe`` may choose for other groups, where
     nobody else does; what ``GROUP/CHOICE_of/RECIPE.yaml`` says comes on top, where there is one.
     """
-    usual = _file(CONF / "config.yaml")
+    usual = _mapping((CONF / "config.yaml").read_text(encoding="utf-8"))
     recipe = choices.get("recipe", usual["recipe"])
-    for entry in _file(_path("recipe", recipe, folder)).get("defaults", []):
+    for entry in _file("recipe", recipe).get("defaults", []):
         if isinstance(entry, dict):
             usual |= {key.rpartition("/")[2]: name for key, name in entry.items()}
     values: dict[str, Any] = {}
     for group, name in {**usual, **choices}.items():
-        merge(values, _choice(group, name, folder))
-        further = CONF / group / f"{name}_of" / f"{recipe}.yaml"
-        if further.is_file():
-            merge(values, {group: _file(further)})
+        merge(values, _choice(group, name))
+        if (CONF / group / f"{name}_of" / f"{recipe}.yaml").is_file():
+            merge(values, {group: _file(group, f"{name}_of/{recipe}")})
     return values
 
 
-def _choice(group: str, name: str, folder: Path | None) -> dict[str, Any]:
+def _choice(group: str, name: str) -> dict[str, Any]:
     """Read a choice, on top of what it lies on: the files that its ``defaults`` name, and the group's ``default``."""
-    entries = _file(_path(group, name, folder)).get("defaults", [])
+    entries = _file(group, name).get("defaults", [])
     below = [one.partition("@")[0] for one in entries if isinstance(one, str) and one != "_self_"]
     if name != "default" and "default" not in below and (CONF / group / "default.yaml").is_file():
         below.insert(0, "default")
     found: dict[str, Any] = {}
     for one in below:
-        merge(found, _choice(group, one, folder))
-    return merge(found, own(group, name, folder))
+        merge(found, _choice(group, one))
+    return merge(found, own(group, name))
 
 
-def own(group: str, name: str, folder: Path | None = None) -> dict[str, Any]:
+def own(group: str, name: str) -> dict[str, Any]:
     """Return the values that a choice sets itself, without those of the files below it."""
-    path = _path(group, name, folder)
-    values = {key: value for key, value in _file(path).items() if key != "defaults"}
-    return values if "@package _global_" in _text(path) else {group: values}
-
-
-def _path(group: str, name: str, folder: Path | None) -> Any:
-    path = CONF / group / f"{name}.yaml"
-    return folder / group / f"{name}.yaml" if folder and not path.is_file() else path
-
-
-def _file(path: Any) -> dict[str, Any]:
-    return dict(_shipped(path) if str(path).startswith(str(CONF)) else read(path, named=True))
+    values = {key: value for key, value in _file(group, name).items() if key != "defaults"}
+    return values if "@package _global_" in _text(group, name) else {group: values}
 
 
 @functools.cache
-def _shipped(path: Any) -> dict[str, Any]:
-    return _mapping(_text(path))
+def _text(group: str, name: str) -> str:
+    return (CONF / group / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def _text(path: Any) -> str:
-    """Return the text of a file of groups, ours or one that ``--config`` names."""
-    return _named(path).decode() if isinstance(path, Path) else str(path.read_text(encoding="utf-8"))
+@functools.cache
+def _file(group: str, name: str) -> dict[str, Any]:
+    return _mapping(_text(group, name))
 
 
 def _named(path: Path) -> bytes:
@@ -161,36 +147,27 @@ def to_yaml(values: Mapping[str, Any]) -> str:
     yaml = require("yaml", "Writing settings")
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc, name-defined]
-        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-            **yaml.SafeDumper.yaml_implicit_resolvers,
-            **{sign: [*yaml.SafeDumper.yaml_implicit_resolvers.get(sign, ()), _NUMBER] for sign in "-+0123456789."},
-        }
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = loader().yaml_implicit_resolvers
 
     return str(yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 
-def resolved(value: Any, root: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
-    """Return values in which ``${a.b}`` has become that setting's own; ``${recipe}`` is the name for its folder.
+def resolved(value: Any, known: Mapping[str, Any]) -> Any:
+    """Return values in which ``${a.b}`` has become that setting's own, by its name in ``known``.
 
     Raises:
-        ConfigError: it names no setting, or itself.
+        ConfigError: it names no setting.
     """
     if isinstance(value, Mapping):
-        return {name: resolved(one, root, within) for name, one in value.items()}
+        return {name: resolved(one, known) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [resolved(one, root, within) for one in value]
-    if not isinstance(value, str) or "${" not in value:
-        return value
-    known = {**dict(leaves(root)), "recipe": folder_name(str(root["recipe"]["name"]))}
-
-    def meant(name: str) -> Any:
-        if name in within or name not in known:
-            why = "refers to itself" if name in within else "names no setting"
-            raise ConfigError(f"settings cannot be composed: ${{{name}}} {why}")
-        return resolved(known[name], root, (*within, name))
-
-    whole = _INTERPOLATION.fullmatch(value)
-    return meant(whole[1]) if whole else _INTERPOLATION.sub(lambda found: str(meant(found[1])), value)
+        return [resolved(one, known) for one in value]
+    names = _INTERPOLATION.findall(value) if isinstance(value, str) else []
+    if wrong := next((name for name in names if name not in known), ""):
+        raise ConfigError(f"settings cannot be composed: ${{{wrong}}} names no setting")
+    for name in names:
+        value = known[name] if value == f"${{{name}}}" else value.replace(f"${{{name}}}", str(known[name]))
+    return value
 
 
 def folder_name(recipe: str) -> str:
@@ -198,38 +175,18 @@ def folder_name(recipe: str) -> str:
     return re.sub(r"[^\w.-]+", "-", recipe.replace("\\", "/").rsplit("/", 1)[-1])
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A setting as its YAML file has it: dotted name within the group, the text of its value, and the comment above."""
-
-    name: str
-    value: str
-    comment: str
-
-
-def entries(text: str) -> Iterator[Entry]:
-    """Read the keys of a YAML file with the comments above them; only block mappings of our own plain kind."""
-    path: list[tuple[int, str]] = []
-    comment: list[str] = []
-    for line in text.splitlines():
-        stripped = line.strip()
-        if stripped.startswith("#"):
-            comment.append(stripped.lstrip("# "))
-        elif not stripped:
-            comment = []
-        else:
-            indent = len(line) - len(line.lstrip())
-            while path and path[-1][0] >= indent:
-                path.pop()
-            key, _, value = stripped.partition(":")
-            path.append((indent, key))
-            yield Entry(".".join(part for _, part in path), value.strip(), " ".join(comment))
-            comment = []
-
-
 @functools.cache
 def comments() -> dict[str, str]:
-    """Return what the files ``default.yaml`` say of each setting, by its dotted name."""
-    usual = ((group, CONF / group / "default.yaml") for group in groups())
-    texts = ((group, file.read_text(encoding="utf-8")) for group, file in usual if file.is_file())
-    return {f"{group}.{one.name}": one.comment for group, text in texts for one in entries(text) if one.comment}
+    """Return what the files ``default.yaml`` say of each setting, by its dotted name: the comment above its key."""
+    found: dict[str, str] = {}
+    for group in (one for one, names in groups().items() if "default" in names):
+        path, comment = [group], ""
+        for line in _text(group, "default").splitlines():
+            key, indent = line.strip().partition(":")[0], len(line) - len(line.lstrip())
+            if key.startswith("#"):
+                comment += f" {line.strip().lstrip('# ')}"
+            elif key:
+                path = [*path[: 1 + indent // 2], key]  # two spaces a level
+                found[".".join(path)] = comment.strip()
+            comment = comment if key.startswith("#") else ""
+    return {name: text for name, text in found.items() if text}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import copy
 import functools
-import importlib.metadata
 import os
 import re
 import shlex
@@ -17,7 +16,7 @@ from hotloop.errors import ConfigError
 from hotloop.record import SUBMITTED
 from hotloop.train import conf_files, grammar, nested, schema, storage
 from hotloop.train.conf_files import groups
-from hotloop.train.scope import ALONE, RECIPES, has
+from hotloop.train.scope import RECIPES, has
 from hotloop.train.settings import GROUP, HpoSettings, Settings
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
     from hotloop.train.program import Program
 
-ENTRY_POINTS = "hotloop.recipes"
-"""The group of entry points, ``name = "module:function"``, by which a package ships a program as a recipe."""
 runs_programs = contextvars.ContextVar("runs_programs", default=True)
 """Whether a program's file may run in this process, to judge its settings; in a server it may not."""
 
@@ -36,8 +33,7 @@ def load(overrides: Sequence[str] = (), config: str | Path | None = None) -> Set
 
     Args:
         overrides: ``a.b=c`` and group choices (``data=csv``); later ones win.
-        config: a YAML file whose settings lie between the defaults and the overrides, or a folder of groups
-            (``data/mine.yaml``) that adds choices.
+        config: a YAML file whose settings lie between the defaults and the overrides.
 
     Raises:
         ConfigError: an override, a key, a group choice or a value that cannot be used, with what was expected.
@@ -49,17 +45,9 @@ def build(values: Mapping[str, Any]) -> Settings:
     """Make the settings of plain values, those of their recipe.
 
     Raises:
-        ConfigError: listing every setting that is unknown, missing, of a wrong type or out of its range; those of a
-            program are looked at only where others are wrong, so that all are said at once.
+        ConfigError: listing every setting that is unknown, missing, of a wrong type or out of its range.
     """
-    try:
-        return schema.build(model(_recipe(values)), values)
-    except ConfigError as error:
-        own = _program(str(values["recipe"]["name"]))
-        if own is None:
-            raise
-        wrong = schema.problems(error.__cause__, model(_recipe(values)), values, also=_names(own))
-        raise ConfigError("\n".join([one.text for one in wrong] + own.problems(values.get(GROUP, {})))) from error
+    return schema.build(model(_recipe(values)), values)
 
 
 def _program(name: str) -> Program | None:
@@ -69,10 +57,6 @@ def _program(name: str) -> Program | None:
     from hotloop.train import program  # noqa: PLC0415 - loads torch
 
     return program.known(name)
-
-
-def _names(program: Program) -> list[str]:
-    return [f"{GROUP}.{one.name}" for one in program.parameters]
 
 
 @functools.cache
@@ -100,11 +84,8 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
         ConfigError: as `load`.
     """
     composed = compose(overrides, config)
-    named_keys = (text.partition("=")[0].strip().lstrip("+~") for text in overrides)
+    named_keys = (text.partition("=")[0].strip().lstrip("+") for text in overrides)
     keys = [*_written(config), *(one for one in named_keys if "." in one)]  # the others are choices
-    for text in overrides:  # what a program declares is not there yet to be taken out
-        if text.startswith(f"~hpo.space.{GROUP}"):
-            nested.put(composed["hpo"]["space"], text.removeprefix("~hpo.space."), None)
     for key in keys:
         for part, at in (("trial", composed["hpo"]["trial"]), ("space", composed["hpo"]["space"])):
             named = f"hpo.{part}.{key}"
@@ -120,8 +101,7 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
 
 def _written(config: str | Path | None) -> list[str]:
     """Name the settings in a file of the user's; none in one that hotloop wrote, which has all there are."""
-    path = Path(config) if config else None
-    written = conf_files.read(path, named=True) if path and _is_one_file(path) else {}
+    written = conf_files.read(Path(config), named=True) if config else {}
     search = written.get("hpo")
     all_named = isinstance(search, dict) and set(search) >= set(HpoSettings.model_fields)
     return [] if all_named else [name for name, _ in nested.leaves(written) if "." in name]
@@ -130,13 +110,9 @@ def _written(config: str | Path | None) -> list[str]:
 def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> dict[str, Any]:
     """Compose the settings as plain data, before their types are checked: those that the recipe has."""
     path = Path(config) if config else None
-    if path and not path.exists():
-        raise ConfigError(f"--config {path}: no such file or folder")
-    folder = path if path and path.is_dir() else None
-    for file in folder.glob("*/*.yaml") if folder else ():
-        conf_files.read(file, named=True)
-    written = conf_files.read(path, named=True) if path and not folder else {}
-    available = groups(folder)
+    if path and (not path.exists() or path.is_dir()):
+        raise ConfigError(f"--config {path}: no such file")
+    written, available = conf_files.read(path, named=True) if path else {}, groups()
     given = [*(f"{key}={name}" for key, name in written.items() if isinstance(name, str)), *overrides]
     named = next((name for one in reversed(given) if (name := program_name(one))), "")
     lines = [_choice(text, available) for one in given for text in own_program(_as_written(one, named))]
@@ -145,19 +121,16 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     own = {name: value for name, value in written.items() if not isinstance(value, str)}
     if "recipe" in own and "recipe" not in choices:
         choices["recipe"] = _recipe(own)
-    whole = conf_files.composed(choices, folder)
+    whole = conf_files.composed(choices)
     recipe = model(_recipe(whole))
     usual = conf_files.composed({"recipe": choices["recipe"]} if "recipe" in choices else {})
     for group, name in choices.items():
         if group not in recipe.model_fields:
-            raise ConfigError(_unknown(recipe, group))
-        # Defaults, and what a search sets for trials, are for any recipe.
-        sets = conf_files.own(group, name, folder) if group not in ("recipe", "hpo") and name != "default" else {}
-        kept = dict(nested.leaves(schema.trimmed(sets, recipe)))
-        if lacks := next(
-            (one for one, _ in nested.leaves(schema.trimmed(sets, recipe, usual)) if one not in kept), None
-        ):
-            raise ConfigError(f"{group}={name} sets {lacks}: {_unknown(recipe, lacks)}")
+            raise ConfigError(schema.unknown(recipe, group))
+        sets = conf_files.own(group, name) if group not in ("recipe", "hpo") and name != "default" else {}
+        kept = schema.trimmed(sets, recipe, usual)
+        if kept != schema.trimmed(sets, recipe):
+            raise ConfigError(f"recipe={_recipe(whole)} has not all settings of {group}={name}")
     values: dict[str, Any] = schema.trimmed(whole, recipe)
     nested.merge(values, schema.trimmed(own, recipe, same=whole))
     return _put(values, (text for text in lines if text.partition("=")[0] not in available), recipe, available)
@@ -169,7 +142,7 @@ def resumed(overrides: Sequence[str], config: str | Path | None = None) -> Path 
     Of a copy of a run at a URL, the folder here that has what is there.
     """
     path = Path(config) if config else None
-    written = conf_files.read(path, named=True).get("run") if path and _is_one_file(path) else None
+    written = conf_files.read(path, named=True).get("run") if path and path.exists() and not path.is_dir() else None
     found = written.get("resume") if isinstance(written, dict) else None
     for text in overrides:
         if text.lstrip("+").startswith("run.resume="):
@@ -180,23 +153,10 @@ def resumed(overrides: Sequence[str], config: str | Path | None = None) -> Path 
     return storage.fetched(str(found)) if "://" in str(found) else folder
 
 
-def _is_one_file(path: Path) -> bool:
-    return path.exists() and not path.is_dir()  # it may be a pipe
-
-
 def _choice(text: str, available: Mapping[str, Sequence[str]]) -> str:
     """Return the choice of a recipe for ``recipe.name=RECIPE``, as resumed runs name it; any other text as it is."""
     key, _, name = text.partition("=")
     return f"recipe={name}" if key == "recipe.name" and name in available["recipe"] else text
-
-
-def _unknown(recipe: type[Settings], key: str, also: Iterable[str] = ()) -> str:
-    """Say that a recipe has no such setting, why where that is known, and which recipe has it."""
-    said = schema.unknown(recipe, key, also=also)
-    said += next((f" ({why})" for one, (name, why) in ALONE.items() if key == name and recipe is model(one)), "")
-    own = recipe is model("workload")  # what a program decides itself is no matter of another recipe
-    others = [f"recipe={one}" for one in RECIPES if one != "workload" and not own and schema.at(model(one), key)]
-    return f"{said}; {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else said
 
 
 def _chosen(group: str, asked: str, available: Mapping[str, Sequence[str]]) -> str:
@@ -204,10 +164,8 @@ def _chosen(group: str, asked: str, available: Mapping[str, Sequence[str]]) -> s
     if asked in available[group]:
         return asked
     known = set(available[group]) - {"default"} or {"default"}
-    if group != "recipe":
-        raise ConfigError(f"{group}={asked}: no such choice; {schema.nearest(asked, known)}")
-    near = schema.nearest(asked, {*known, *installed()} - {"workload"})
-    raise ConfigError(f"recipe={asked}: no such choice; {near} (a program of your own: recipe=FILE.py:function)")
+    hint = " (a program of your own: recipe=FILE.py:function)" if group == "recipe" else ""
+    raise ConfigError(f"{group}={asked}: no such choice; {schema.nearest(asked, known - {'workload'})}{hint}")
 
 
 def _put(
@@ -222,42 +180,32 @@ def _put(
         except ConfigError as error:
             wrong.append(str(error))
             continue
-        if text.startswith("~"):
-            nested.drop(values, key)
-        else:
-            nested.merge(values, nested.nested({key: value}))
+        nested.merge(values, nested.nested({key: value}))
     values = _resolved(values)
     if wrong:
-        name = str(values["recipe"]["name"])
-        try:
-            build(values)
-            wrong += own.problems(values.get(GROUP, {})) if (own := _program(name)) else []
-        except ConfigError as error:
-            wrong.append(str(error))
         raise ConfigError("\n".join(wrong))
     return values
 
 
 def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: conf_files.resolved(value, values) for name, value in values.items()}
+    """Fill in ``${a.b}``; ``${recipe}`` is the name for its folder."""
+    found, folder = dict(values), conf_files.folder_name(str(values["recipe"]["name"]))
+    for _ in range(2):  # what a setting refers to may refer to another one
+        found = conf_files.resolved(found, {**dict(nested.leaves(found)), "recipe": folder})
+    return found
 
 
 def _read(text: str, recipe: type[Settings], available: Iterable[str], program: str = "") -> tuple[str, Any]:
     """Read an override, whose key is checked against the recipe's settings; a ``+`` before it says nothing."""
     key, equals, value = text.partition("=")
-    key = key.strip().lstrip("+~")
-    if not equals and not text.startswith("~"):
+    key = key.strip().lstrip("+")
+    if not equals:
         function = f"; a program is named with its function, {text}:make" if text.endswith(".py") else ""
         raise ConfigError(f"override {text!r}: expected <setting>=<value>, such as training.num_epochs=3{function}")
     if schema.at(recipe, key) is None:
         own = _program(program)
-        raise ConfigError(_unknown(recipe, key, also={*available, *(_names(own) if own else ())}))
-    within = schema.at(recipe, key.rpartition(".")[0])
-    if text.startswith("~") and (equals or within is None or schema.is_model(within.kind)):
-        raise ConfigError(
-            f"override {text!r}: ~ takes an entry out of a mapping, such as ~hpo.space.model; a setting or a group "
-            f"always has a value, so give it another one, {key}=VALUE"
-        )
+        names = [f"{GROUP}.{one.name}" for one in own.parameters] if own else []
+        raise ConfigError(schema.unknown(recipe, key, also=(*available, *names)))
     return key, grammar.parse(value)
 
 
@@ -287,19 +235,6 @@ def recipe_choice(name: str) -> str:
     return "workload" if ":" in name else name
 
 
-def installed() -> dict[str, str]:
-    """Return the programs that installed packages ship as recipes, by name: their entry points `ENTRY_POINTS`.
-
-    Raises:
-        ConfigError: an entry point names no function.
-    """
-    found = {one.name: one.value for one in importlib.metadata.entry_points(group=ENTRY_POINTS)}
-    for name, value in found.items():
-        if not re.fullmatch(r"[\w.]+:\w+", value):
-            raise ConfigError(f"entry point {name} of {ENTRY_POINTS} is {value!r}: expected module:function")
-    return found
-
-
 def _as_written(text: str, named: str) -> str:
     """Quote the value of a program's text setting where it reads as a number, a list or null: text is as written."""
     key, _, value = text.partition("=")
@@ -320,8 +255,6 @@ def program_name(text: str) -> str | None:
     value = (value if equals else text).strip().strip("'\"")
     if equals and key.strip() != "recipe":
         return None
-    if equals and ":" not in value and value not in groups()["recipe"]:
-        value = installed().get(value, "")
     if not re.fullmatch(r".+:\w+", value):
         return None
     return _found_anywhere(value)

@@ -34,23 +34,15 @@ def device_of(run: RunSettings) -> torch.device:
         ConfigError: it is no device, or not on this machine.
     """
     setting, wanted = ("run.accelerator", run.accelerator) if run.device == "auto" else ("run.device", run.device)
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if wanted == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", 0)
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    expected = "expected auto, cpu, cuda, cuda:<number> or mps"
+        wanted = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise ConfigError(f"{setting}={wanted!r}: {expected}") from error
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise ConfigError(f"{setting}={wanted!r}: {expected}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"{setting}={wanted}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices here"
-        )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"{setting}={wanted}: torch sees no Apple GPU here")
+        raise ConfigError(f"{setting}={wanted!r}: expected auto, cpu, cuda, cuda:<number> or mps") from error
+    if (device.index or 0) >= there.get(device.type, 0):
+        raise ConfigError(f"{setting}={wanted}: torch {torch.__version__} has no such device here")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 

@@ -39,9 +39,8 @@ class Feed:
         """
         given, now, generators = self._task.workload.batches, checkpoint.random_state(), self._generators()
         if done:
-            with checkpoint.part("epoch_began"):
-                checkpoint.restore_random_state(self._began["random"])
-                self._set_generators(self._began["loader"])
+            checkpoint.restore_random_state(self._began["random"])
+            self._set_generators(self._began["loader"])
         else:
             self._began = {"random": now, "loader": generators}
         self._loader, kept, self._kept = _in_epoch(given() if callable(given) else given, number), self._kept, None
@@ -80,8 +79,7 @@ class Feed:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was written."""
         self._began, self._kept = state["epoch_began"], state["loader"]
-        with checkpoint.part("generators"):
-            self._set_generators(state["generators"])
+        self._set_generators(state["generators"])
 
     def _keeps_state(self) -> bool:
         return hasattr(self._loader, "state_dict") and hasattr(self._loader, "load_state_dict")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.cache import shared_cache, shared_compiles
 from hotloop.compiling.observe import watch
-from hotloop.errors import ConfigError, RunPrunedError
+from hotloop.errors import ConfigError, RunPrunedError, TrainingFailedError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.step import Loop
@@ -186,7 +186,7 @@ class _Fitting:
 
     def announce(self) -> None:
         """Say what will run, and from which step on, or that nothing is left to do."""
-        opening.announce(self.compiling, self.task.sizes, self.live.record, self.display)
+        self.compiling.announce()
         for line in self.task.lines:
             self.display.say(line)
         self.display.begin(self.total, self.position.step)
@@ -301,22 +301,11 @@ class _Fitting:
         """Return the task's metrics, none where it has none."""
         if self.task.workload.metrics is None:
             return {}
-        random = checkpoint.random_state()
-        try:
-            with self.judging():
-                judged = self.task.judged()
-        except Exception as error:
-            # Not where another process may wait within its metrics, or of a trial that nobody resumes.
-            if self.ranks.size == 1 and self.within.keeps is None:
-                checkpoint.restore_random_state(random)
-                self.save(checkpoint.LAST)  # a mistake in metrics costs no epoch
-                again = self.within.resume or configure.again(self.folder)
-                error.add_note(f"Saved before this validation, at step {self.position.step}. Go on with: {again}")
-            raise
+        with self.judging():
+            judged = self.task.judged()
         found = self.ranks.mean(judged)
-        if self.task.goal is not None and self.task.goal.metric not in found:
-            self.save(checkpoint.LAST)  # a wrong name costs no epoch
-            self.task.goal.check(found, self.task.name, None if self.within.resume else self.folder)
+        if self.task.goal is not None:
+            self.task.goal.check(found, self.task.name)
         return found
 
     def interrupted(self) -> Outcome:
@@ -328,15 +317,13 @@ class _Fitting:
         return self.outcome("interrupted")
 
     def check_saved(self) -> None:
-        """Write the last checkpoint once more where that failed, and check that all are on disk.
+        """Check at the end that the last checkpoint is on disk; a trial's value is known, and worth no failure.
 
         Raises:
-            TrainingFailedError: one is still missing.
+            TrainingFailedError: it is not.
         """
-        (lacks,) = self.ranks.any(self.checkpoints.lacks_last)  # all take part in a checkpoint
-        if lacks:
-            self.save(checkpoint.LAST)
-        self.checkpoints.check(self.position.step)
+        if (error := self.checkpoints.missing) and self.within.trial is None:
+            raise TrainingFailedError(f"the run is at step {self.position.step}, and no checkpoint has it: {error}")
 
     def save(self, name: str) -> None:
         """Write a checkpoint; each process has a place of its own in the data, and random numbers of its own."""
@@ -373,9 +360,8 @@ class _Fitting:
         for name in others.keys() & kept.keys():
             self.task.load_other(name, others[name], kept[name])
         self.position = Position(**document["position"])
-        own = checkpoint.of_rank(document, self.ranks.rank)
-        with checkpoint.part("buffers"):
-            sharding.load_own(self.task.workload.models(), own)
+        own = [document, *document["of_ranks"]][self.ranks.rank]
+        sharding.load_own(self.task.workload.models(), own)
         self.feed.load_state_dict(own)
         self.compiling.resumed(self.position.step, document["loop"])
         checkpoint.restore_random_state(own["random"])
@@ -387,7 +373,6 @@ class _Fitting:
             figures["before_step_ms"] = 1000 * statistics.median(self.ready_seconds)
         memory = environment.peak_memory(self.task.device)
         self.account.settle(status, memory, figures)
-        self.tracking.compiled(status, figures, self.position.step)
 
     def outcome(self, status: str) -> Outcome:
         """Sum the run up."""

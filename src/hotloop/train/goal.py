@@ -8,13 +8,9 @@ import math
 from typing import TYPE_CHECKING
 
 from hotloop.errors import ConfigError
-from hotloop.train import configure
-from hotloop.train.schema import meant
-from hotloop.train.settings import usual_direction
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +20,10 @@ class Goal:
     Args:
         metric: its name among the metrics.
         maximize: whether more is better.
-        of_search: a search judges its trials by it, and ``hpo.metric`` may have named it.
     """
 
     metric: str
     maximize: bool = True
-    of_search: bool = False
 
     def __str__(self) -> str:
         return f"{'max' if self.maximize else 'min'}:{self.metric}"
@@ -45,13 +39,8 @@ class Goal:
             return not math.isnan(new)
         return new > old if self.maximize else new < old
 
-    def check(self, metrics: Collection[str], recipe: str, folder: Path | None = None) -> None:
+    def check(self, metrics: Collection[str], recipe: str) -> None:
         """Check that the goal's metric is among a program's metrics.
-
-        Args:
-            metrics: their names.
-            recipe: the program's name.
-            folder: that of the run, which goes on with another goal; None where the run has not begun.
 
         Raises:
             ConfigError: it is not.
@@ -59,20 +48,7 @@ class Goal:
         if self.metric in metrics:
             return
         near = difflib.get_close_matches(self.metric, metrics, n=1, cutoff=0.5)  # acc is near accuracy
-        metric = [*near, *(metrics if len(metrics) == 1 else ()), "<metric>"][0]
-        maximize = self.maximize
-        if self.of_search and maximize == _is_high(self.metric):  # its misspelt name may have said so
-            maximize = _is_high(metric)
-        example = dataclasses.replace(self, metric=metric, maximize=maximize)
-        cure = f"recipe.goal={example}"
-        cure = configure.again(folder, changed=cure) if folder else cure
-        where = "hpo.metric or recipe.goal" if self.of_search else "recipe.goal"
-        cure += ", in place of either" if self.of_search else ""
         raise ConfigError(
-            f"{where} names {self.metric!r}; the metrics of recipe={recipe} are {', '.join(metrics) or 'none'}"
-            f"{meant(self.metric, metrics) or '.'} {'Go on with' if folder else 'Set'}: {cure}"
+            f"recipe.goal names {self.metric!r}; the metrics of recipe={recipe} are {', '.join(metrics) or 'none'}. "
+            f"Set: recipe.goal={dataclasses.replace(self, metric=[*near, '<metric>'][0])}"
         )
-
-
-def _is_high(metric: str) -> bool:
-    return usual_direction(metric) == "maximize"

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, describe
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def unreachable(name: str, say: Callable[[str], None], file: str = "config.json"
     except hub.errors.HfHubHTTPError:
         return None
     except Exception as error:  # noqa: BLE001 - each HTTP library and offline mode have classes of their own for this
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        reason = describe(error)
         say(f"The hub does not answer ({reason}); looking for {name} in its cache on this machine")
         return reason
     return None
@@ -54,14 +54,9 @@ def loading(setting: str, name: str, silent: str | None, *, expected: str, inste
     except (OSError, ValueError, ImportError, RuntimeError, TypeError, KeyError) as error:
         if isinstance(error, ConfigError):
             raise
-        hint = expected if Path(name).exists() else "it is no folder here, and the Hugging Face hub does not give it"
-        if silent:
-            hint = (
-                f"it is no folder here, the Hugging Face hub does not answer ({silent}), and its cache on this machine "
-                f"does not hold it; use a local folder or {instead}"
-            )
-        cause = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{setting}={name!r} cannot be loaded: {hint}. {type(error).__name__}: {cause}") from error
+        away = f"the Hugging Face hub does not answer ({silent}); use a local folder or {instead}"
+        hint = expected if Path(name).exists() else away if silent else "it is no folder here, nor at the hub"
+        raise ConfigError(f"{setting}={name!r} cannot be loaded: {hint}. {describe(error)}") from error
 
 
 @contextlib.contextmanager

@@ -146,7 +146,6 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
     old, new = comparable(before), comparable(now)
     if other := ", ".join(name for name in sorted({*old, *new}) if old.get(name) != new.get(name)):
         raise ConfigError(f"{other} cannot change while a cross-validation is resumed: start a new one")
-    storage.check(now.run.storage)
     return Study(now, folder, document, open=held)
 
 
@@ -320,7 +319,6 @@ def work(settings: dict[str, Any], folder: str, fold: int, again: str) -> dict[s
     """Train one fold in a worker's process, and return its entry in the document."""
     whole, place = configure.from_dict(settings), Path(folder)
     recipe = importlib.import_module("hotloop.recipes").load(whole.recipe.name)
-    storage.check(whole.run.storage)
     with folder_held(place / f"fold-{fold}", _PATIENCE_SECONDS):
         found = train_fold(whole, place, fold, 1, again, recipe, None)
     del found["stop"]

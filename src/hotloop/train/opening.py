@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotloop.train import compiling, idle
+from hotloop.train import idle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hotloop.record import RunRecord
-    from hotloop.train.compiling import Compiling
     from hotloop.train.display import Display
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
@@ -34,8 +33,6 @@ def write(start: Start, told: Mapping[str, Sequence[str]], record: RunRecord, di
         display: prints.
     """
     settings, step = start.settings, start.resume["position"]["step"] if start.resume else 0
-    if start.anew:
-        display.say(f"{start.folder} holds no checkpoint, so training begins at step 0")
     gone = record.cut(start.resume["record"] if start.resume else {}, step)
     if steps := gone.get("steps"):
         display.say(f"The record leaves out {steps} steps that were done after step {step}: they are done again")
@@ -43,11 +40,3 @@ def write(start: Start, told: Mapping[str, Sequence[str]], record: RunRecord, di
     remarks = idle.remarks(settings)
     found = {**told, **({"settings": remarks} if remarks else {})}
     record.update("told", **{subject: "\n".join(lines).splitlines() for subject, lines in found.items()})
-
-
-def announce(compiled: Compiling, sizes: int, record: RunRecord, display: Display) -> None:
-    """Say what will run and, where batches have several sizes, what that costs; the latter goes into the record too."""
-    compiled.announce()
-    if word := compiled.on_sizes(sizes):
-        display.say(f"{compiling.PREFIX} {word}")
-        record.update("told", compile=[word])

@@ -72,14 +72,9 @@ def make_optimizer(
     """
     name, options = settings.optimizer, dict(settings.optimizer_options)
     where = "" if isinstance(settings, Training) else "training."  # a program's parameter may have any name
-    kind = getattr(torch.optim, name, None)
-    if kind is None:
-        raise ConfigError(f"{where}optimizer={name}: torch {torch.__version__} has none of this name; take another")
-    takes = inspect.signature(kind).parameters
-    if "weight_decay" not in takes and settings.weight_decay:
-        raise ConfigError(
-            f"{where}weight_decay={settings.weight_decay}: {name} has none; set it to 0, or take another optimizer"
-        )
+    kind = getattr(torch.optim, name)
+    if "weight_decay" not in inspect.signature(kind).parameters and settings.weight_decay:
+        raise ConfigError(f"{where}weight_decay={settings.weight_decay}: {name} has none; set it to 0")
     parameters = (one for group in groups for one in group["params"])
     can = name in _FUSED and all(one.is_floating_point() and one.device.type in ("cpu", "cuda") for one in parameters)
     if fuse and can and not {"fused", "foreach", "differentiable"} & set(options):
@@ -87,10 +82,7 @@ def make_optimizer(
     try:
         found: torch.optim.Optimizer = kind(groups, lr=settings.learning_rate, **options)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"{where}optimizer={name} with {where}optimizer_options={dict(settings.optimizer_options)}: {error}; "
-            f"expected arguments of torch.optim.{name} but lr and weight_decay, which have settings of their own"
-        ) from error
+        raise ConfigError(f"{where}optimizer={name} with {where}optimizer_options={options}: {error}") from error
     return found
 
 

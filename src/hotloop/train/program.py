@@ -23,7 +23,7 @@ from hotloop.errors import ConfigError
 from hotloop.step.workload import checked, load_function
 from hotloop.train import schema, signature
 from hotloop.train.parameters import Search
-from hotloop.train.settings import GROUP
+from hotloop.train.settings import GROUP, RunSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -77,18 +77,10 @@ class Program:
         self.name, self.function = name, function
         self._signature = signature.of(function)
         hints = signature.hints(name, function, also=(FOLD, FABRIC))
-        for special, kind, without in (
-            (FOLD, "hotloop.Fold", "a run that is no part of a cross-validation has no fold"),
-            (FABRIC, "Fabric", "verify, doctor, bench and harness pass none"),
-        ):
-            if special in hints and self._signature.parameters[special].default is inspect.Parameter.empty:
-                raise ConfigError(
-                    f"{name}: {special} has no default: write {special}: {kind} | None = None, since {without}"
-                )
         self.takes_fold, self.takes_fabric = (hints.pop(one, None) is not None for one in (FOLD, FABRIC))
         self.whole = next(iter(hints)) if len(hints) == 1 and schema.is_model(next(iter(hints.values()))) else None
         """The only parameter, where it takes all settings as a dataclass or a pydantic model."""
-        docs = signature.documented(inspect.getdoc(hints[self.whole]) or "" if self.whole else signature.doc(function))
+        docs = signature.documented(inspect.getdoc(hints[self.whole] if self.whole else function) or "")
         try:
             model = hints[self.whole] if self.whole else signature.model(name, function, hints)
             self._made, self._adapter = model, pydantic.TypeAdapter(model)
@@ -135,7 +127,7 @@ class Program:
 
     def about(self) -> list[str]:
         """Return the lines that ``--help`` prints: what the program is, and each of its settings."""
-        said = signature.doc(self.function).split("\n\n", 1)[0].splitlines()
+        said = (inspect.getdoc(self.function) or "").split("\n\n", 1)[0].splitlines()
         return [*said, *([one.line() for one in self.parameters] or ["It has none: its function has no parameters."])]
 
     def of(self, name: str) -> Parameter | None:
@@ -180,17 +172,7 @@ class Program:
         if self.takes_fabric and fabric is not None:
             given[FABRIC] = fabric
         bound = inspect.BoundArguments(self._signature, OrderedDict(given))
-        try:
-            return self.function(*bound.args, **bound.kwargs)
-        except Exception as error:
-            changed = (
-                f"{GROUP}.{one.name}={_shown(value)}"
-                for one, value in self.values(values)
-                if value not in (None, one.default)
-            )
-            with_ = " ".join(changed) or "its defaults"
-            error.add_note(f"{self.name.rpartition(':')[2]} failed with {with_}")
-            raise
+        return self.function(*bound.args, **bound.kwargs)
 
     def problems(self, values: Mapping[str, Any], *, complete: bool = False) -> list[str]:
         """Say all that is wrong with settings, each by its dotted name.
@@ -201,17 +183,12 @@ class Program:
         """
         unknown = list(self._unknown(values))
         wrong = [f"unknown setting {GROUP}.{name}: {self.nearest(name)}" for name in unknown]
-        refused = ((one, text) for one, text in self._refused(values) if one.path not in unknown)
-        return wrong + [text for one, text in refused if complete or one.kind != "missing"]
+        refused = (one for one in self._refused(values) if one.path not in unknown)
+        return wrong + [one.text for one in refused if complete or one.kind != "missing"]
 
     def nearest(self, name: str) -> str:
         """Say which setting may be meant by a name that none has."""
-        if self.parameters:
-            return schema.nearest(name, [one.name for one in self.parameters], prefix=f"{GROUP}.")
-        function = self.name.rpartition(":")[2]
-        return (
-            f"{function}() has no parameters; give it one, such as {function}({name.rpartition('.')[2]}: float = 1.0)"
-        )
+        return schema.nearest(name, [one.name for one in self.parameters], prefix=f"{GROUP}.")
 
     def json_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the settings."""
@@ -241,24 +218,12 @@ class Program:
     def _is_group(self, path: str) -> bool:
         return any(one.name.startswith(f"{path}.") for one in self.parameters)
 
-    def _refused(self, values: Mapping[str, Any]) -> Iterator[tuple[schema.Problem, str]]:
-        """Yield what the model refuses, each with its message."""
-        given = self._merged(self._defaults, values)
+    def _refused(self, values: Mapping[str, Any]) -> Iterator[schema.Problem]:
+        """Yield what the model refuses."""
         try:
-            self._adapter.validate_json(json.dumps(given), strict=True)
+            self._adapter.validate_json(json.dumps(self._merged(self._defaults, values)), strict=True)
         except pydantic.ValidationError as error:
-            for one in schema.problems(error, self._made, given, f"{GROUP}."):
-                yield one, self._said(one, given)
-
-    def _said(self, one: schema.Problem, given: Mapping[str, Any]) -> str:
-        parameter, function = self.of(one.path), self.name.rpartition(":")[2]
-        if one.own is not None:  # what a validator of the program's own raised
-            return f"{GROUP}{'.' if one.path else ''}{one.path}: {one.own}"
-        if one.kind == "missing":
-            return f"{one.text}; {function}() has no default for it. Set {GROUP}.{one.path}=..., or give it a default"
-        value = next((value for each, value in self.values(given) if each is parameter), None)
-        default = parameter is not None and value == parameter.default
-        return one.text + (f", and this is its default in {self.name}" if default else "")
+            yield from schema.problems(error, self._made, f"{GROUP}.")
 
 
 def load(name: str) -> Program:
@@ -309,19 +274,14 @@ def filled(settings: Settings) -> Settings:
     if settings.kfold.n_splits is not None and not program.takes_fold:
         raise ConfigError(
             f"recipe={settings.recipe.name} cannot be cross-validated: its function takes no fold. Give it "
-            "the parameter `*, fold: hotloop.Fold | None = None`, and split its rows by fold.split(n); "
-            "or train it once, by hotloop train without kfold.n_splits"
+            "the parameter `*, fold: hotloop.Fold | None = None`, and split its rows by fold.split(n)"
         )
-    run = settings.run
-    if not program.takes_fabric:
-        usual = type(run).model_fields
-        for name in ("devices", "accelerator", "precision"):
-            if (value := getattr(run, name)) != usual[name].default:
-                raise ConfigError(
-                    f"run.{name}={value}: the function of recipe={settings.recipe.name} takes no fabric, so the "
-                    "program decides that itself. Give it the parameter `*, fabric: Fabric | None = None`, and set up "
-                    f"model, optimizer and loaders by it; or leave run.{name} out"
-                )
+    names = () if program.takes_fabric else ("devices", "accelerator", "precision")
+    for name in (one for one in names if getattr(settings.run, one) != RunSettings.model_fields[one].default):
+        raise ConfigError(
+            f"run.{name}={getattr(settings.run, name)}: the function of recipe={settings.recipe.name} takes no fabric. "
+            f"Give it the parameter `*, fabric: Fabric | None = None`, or leave run.{name} out"
+        )
     return settings.model_copy(update={GROUP: program.filled(settings.program)})
 
 

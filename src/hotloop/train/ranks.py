@@ -12,7 +12,6 @@ import datetime as dt
 import gc
 import importlib
 import os
-import random
 import signal
 import socket
 import sys
@@ -224,38 +223,22 @@ def check(settings: Settings) -> None:
     Raises:
         ConfigError: they cannot.
     """
-    run = settings.run
-    there, cores = torch.cuda.device_count(), os.cpu_count() or 1
-    most = max(cores, _MOST_ON_FEW_CORES)
+    run, precision = settings.run, settings.precision
     if run.device != "auto" and (run.devices > 1 or run.accelerator != "auto"):
         other = f"run.devices={run.devices}" if run.devices > 1 else f"run.accelerator={run.accelerator}"
         raise ConfigError(f"run.device={run.device} with {other}: it names the one device of a run; leave it out")
     kind = kind_of(run.accelerator) if run.device == "auto" else run.device.partition(":")[0]
-    if kind == "cuda" and not there:
-        raise ConfigError(f"run.accelerator={run.accelerator}: torch sees no CUDA device here; set run.accelerator=cpu")
-    if kind == "cuda" and run.devices > there:
-        devices = "1 CUDA device" if there == 1 else f"{there} CUDA devices"
+    there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    most = there.get(kind, max(os.cpu_count() or 1, _MOST_ON_FEW_CORES))
+    if run.devices > most and (kind in there or run.resume is None):
         raise ConfigError(
-            f"run.devices={run.devices}: torch sees {devices} here; set run.devices={there} or lower, or "
-            "run.accelerator=cpu"
+            f"run.devices={run.devices} with run.accelerator={run.accelerator}: at most {most} of {kind} can be used "
+            "here; set run.devices to that or lower, or run.accelerator=cpu"
         )
-    if kind == "mps" and run.devices > 1:
-        raise ConfigError(f"run.devices={run.devices} with run.accelerator=mps: an Apple machine has one; leave it out")
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("run.accelerator=mps: torch sees no Apple GPU here; set run.accelerator=cpu")
-    if kind == "cpu" and run.devices > most and run.resume is None:
+    if precision == "16-mixed" and (kind == "cpu" or run.strategy == "fsdp2"):
         raise ConfigError(
-            f"run.devices={run.devices}: on CPUs each is a process, and this machine has {cores} cores; set "
-            f"run.devices={most} or lower"
-        )
-    if kind == "cpu" and settings.precision == "16-mixed":
-        raise ConfigError(
-            "run.precision=16-mixed: Lightning has no float16 on a CPU; set run.precision=bf16-mixed, or run on a GPU"
-        )
-    if run.strategy == "fsdp2" and settings.precision == "16-mixed":
-        raise ConfigError(
-            "run.precision=16-mixed with run.strategy=fsdp2: Lightning scales no losses of sharded models; set "
-            "run.precision=bf16-mixed, or run.strategy=ddp"
+            f"run.precision=16-mixed: Lightning scales no losses on a CPU, nor of sharded models "
+            f"(run.strategy={run.strategy} on {kind}); set run.precision=bf16-mixed"
         )
 
 
@@ -375,12 +358,10 @@ class _Watch:
 
 
 def _free_port() -> int:
-    """Return a port below those that the system gives to connections, of which any program may get one meanwhile."""
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):  # the program's own stream stays as it is
-        with socket.socket() as free, contextlib.suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
-    raise ConfigError("run.devices: its processes meet at a port from 20000 to 32000, and none of these is free")
+    """Return a port that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def join(settings: dict[str, Any], folder: str, place: str) -> None:

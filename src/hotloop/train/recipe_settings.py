@@ -57,25 +57,16 @@ class PicturesSettings(Group):
         """Refuse values that fit alone and not together."""
         if self.source == "folder" and not self.path:
             raise ConfigError("pictures.path is not set: pictures.source=folder needs it, pictures.path=FOLDER")
-        if self.size < self.step:
-            raise ConfigError(
-                f"pictures.size={self.size} is less than pictures.step={self.step}, of which every side is a multiple: "
-                "raise the one, or lower the other"
-            )
         if self.size % self.step:
-            near = self.size // self.step * self.step
-            raise ConfigError(
-                f"pictures.size={self.size} is no multiple of pictures.step={self.step}, of which every side is one: "
-                f"{near} and {near + self.step} are"
-            )
+            raise ConfigError(f"pictures.size={self.size}: expected a multiple of pictures.step={self.step}")
         return self
 
 
 class DiffusionSettings(Group):
     """The networks of the recipe `diffusion`, how they are trained, and what is sampled of them."""
 
-    model: str
-    width: int = Field(ge=8)
+    model: str = Field(pattern=r"\S")
+    width: int = Field(ge=8, multiple_of=8)
     autoencoder_steps: int = Field(ge=10)
     train_text_encoder: bool
     train_text_encoder_2: bool
@@ -97,15 +88,11 @@ class DiffusionSettings(Group):
     @model_validator(mode="after")
     def check(self) -> Self:
         """Refuse values that fit alone and not together."""
-        if not self.model.strip():
-            raise ConfigError("diffusion.model is empty: expected small, sd15, a folder or a hub name")
         if self.lora_rank is not None and self.model == "small":
             raise ConfigError(
                 f"diffusion.lora_rank={self.lora_rank} with diffusion.model=small: its weights are random, so there is "
                 "nothing to adapt; name the folder of a trained model, or leave diffusion.lora_rank out"
             )
-        if self.width % 8:
-            raise ConfigError(f"diffusion.width={self.width}: expected a multiple of 8, the groups of its norms")
         return self
 
 
@@ -134,9 +121,7 @@ class FocusSettings(_Transformer):
         if shared < 1:
             raise ConfigError(f"focus.protected={self.protected}: expected fewer than focus.blocks={self.blocks}")
         if shared % self.documents:
-            divisors = ", ".join(str(one) for one in range(1, shared + 1) if not shared % one)
             raise ConfigError(
-                f"focus.documents={self.documents} cannot share focus.blocks={self.blocks} less "
-                f"focus.protected={self.protected} in equal pieces: expected one of {divisors}"
+                f"focus.documents={self.documents}: expected a divisor of focus.blocks less focus.protected, {shared}"
             )
         return self

@@ -52,19 +52,20 @@ def _check(folder: Path, held: contextlib.ExitStack, *, on_cluster: bool) -> Non
     """Refuse a folder that must not be deleted; hold the locks of its runs."""
     row = runs.known(folder)
     here = folder.resolve()
-    if folder.is_symlink() or Path.cwd().resolve().is_relative_to(here):
-        what = "a link: name the folder itself" if folder.is_symlink() else "the current folder, or has it inside"
-        raise ConfigError(f"{folder} is not deleted: it is {what}")
-    for above in (here.parent, here.parent.parent):
-        if runs.kind_of(above) in (runs.FOLDS, runs.SEARCH):
-            raise ConfigError(f"{folder} is not deleted: it is part of {above}, which would be torn; delete that whole")
-    if row.status == runs.ON_CLUSTER and not on_cluster:
-        raise ConfigError(
-            f"{folder} is not deleted: it is {row.place}. Stop and fetch it first (`hotloop submit stop`, "
-            f"`hotloop submit fetch`); if the cluster is gone for good: {forgetting(folder)}"
-        )
-    if row.status == "running" and row.kind == runs.SEARCH:
-        raise ConfigError(f"{folder} is not deleted: its search runs now. Stop it first")
+    above = [here.parent, here.parent.parent]
+    reasons = {
+        "it is a link": folder.is_symlink(),
+        "it is the current folder, or has it inside": Path.cwd().resolve().is_relative_to(here),
+        "it is part of a search or a cross-validation": any(
+            runs.kind_of(one) in (runs.FOLDS, runs.SEARCH) for one in above
+        ),
+        f"it is {row.place}. Fetch it first, or if the cluster is gone: {forgetting(folder)}": (
+            row.status == runs.ON_CLUSTER and not on_cluster
+        ),
+        "its search runs now. Stop it first": row.status == "running" and row.kind == runs.SEARCH,
+    }
+    if why := next((why for why, holds in reasons.items() if holds), ""):
+        raise ConfigError(f"{folder} is not deleted: {why}")
     locks = {path.parent for path in folder.rglob(f"{LOCK}*") if path.is_file() and not path.is_symlink()}
     for place in sorted(locks):
         held.enter_context(folder_held(place))

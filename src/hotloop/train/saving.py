@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from hotloop.errors import TrainingFailedError
 from hotloop.train import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hotloop.train.start import Start
-
-RETRY_SECONDS = 10.0
 
 
 class Checkpoints:
@@ -27,8 +24,8 @@ class Checkpoints:
     def __init__(self, start: Start, say: Callable[[str], None]) -> None:
         self._folder, self._say, self._copy = start.folder / checkpoint.FOLDER, say, start.copy
         self._leads, self._keeps = start.leads, start.within.keeps
-        self._strict = start.within.trial is None  # the value of a trial is known, and worth no failure
-        self._missing: dict[str, OSError] = {}
+        self.missing: OSError | None = None
+        """Why the last checkpoint is not on disk."""
         self._tried = time.monotonic()
         training = start.settings.training
         self._every = None if self._keeps else training.checkpoint_every_steps
@@ -40,11 +37,10 @@ class Checkpoints:
         try:
             checkpoint.save(self._folder / name, document)
         except OSError as error:
-            if name not in self._missing:
-                self._say(f"{error}; the run goes on, and the former {name} stays")
-            self._missing[name] = error
+            self._say(f"{error}; the run goes on, and the former {name} stays")
+            self.missing = error
             return
-        self._missing.pop(name, None)
+        self.missing = None
         if self._copy:
             self._copy.push(self._say)
 
@@ -56,22 +52,6 @@ class Checkpoints:
 
     def is_due(self, step: int) -> bool:
         """Return whether the last checkpoint is to be written now; the first process alone knows."""
-        since = time.monotonic() - self._tried
-        by_clock = self._minutes is not None and since >= 60 * self._minutes
+        by_clock = self._minutes is not None and time.monotonic() - self._tried >= 60 * self._minutes
         by_steps = self._every is not None and step % self._every == 0
-        return self._leads and (by_clock or by_steps or (self.lacks_last and since >= RETRY_SECONDS))
-
-    @property
-    def lacks_last(self) -> bool:
-        """Whether the last checkpoint could not be written."""
-        return checkpoint.LAST in self._missing
-
-    def check(self, step: int) -> None:
-        """Check at the end of a run that its checkpoints are on disk.
-
-        Raises:
-            TrainingFailedError: one is missing.
-        """
-        if self._missing and self._strict:
-            name, error = next(iter(self._missing.items()))
-            raise TrainingFailedError(f"the run is at step {step}, and its {name} is not on disk: {error}") from error
+        return self._leads and (by_clock or by_steps)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import enum
 import functools
 import json
 import re
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeVar, Union, cast, get_args, get_origin
 
 from hotloop.errors import ConfigError
 from hotloop.train.optional import require
-from hotloop.train.parameters import Range
+from hotloop.train.parameters import Search
 
 require("pydantic", "Reading settings")
 import pydantic  # noqa: E402 - where it is missing, the line above says how to install it
@@ -43,21 +42,21 @@ class Setting:
     Args:
         name: dotted, from the outermost model on.
         kind: its type, without annotations.
-        limits: its range: ``low`` and ``high``, and ``open_low`` and ``open_high`` where an end is left out.
         annotation: its type as it is checked.
         extras: all that annotations say of it.
     """
 
     name: str
     kind: Any
-    limits: Mapping[str, Any]
     annotation: Any
     extras: tuple[Any, ...] = ()
 
     @property
     def takes(self) -> str:
-        """What it may be, in words: "an integer of at least 1, or null"."""
-        return ", or ".join(_describe(member, self.limits) for member in members(self.kind))
+        """Its type and its range, as Python writes them: ``int | None, Ge(ge=1)``."""
+        name = self.kind.__name__ if isinstance(self.kind, type) else str(self.kind)
+        limits = [str(one) for one in self.extras if not isinstance(one, str | Search)]
+        return ", ".join([re.sub(r"\b[A-Za-z_]\w*\.", "", name), *limits])
 
     @property
     def is_group(self) -> bool:
@@ -65,22 +64,11 @@ class Setting:
         return is_model(self.kind)
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """What is wrong with one setting.
-
-    Args:
-        kind: pydantic's word for it.
-        path: the setting's dotted name.
-        setting: None where there is none of this name.
-        own: what a validator raised.
-        text: the whole of it in a sentence.
-    """
+class Problem(NamedTuple):
+    """What is wrong with the setting of a dotted name: pydantic's word for it, and the whole of it in a sentence."""
 
     kind: str
     path: str
-    setting: Setting | None
-    own: Exception | None
     text: str
 
 
@@ -93,7 +81,7 @@ def build(model: type[M], values: Mapping[str, Any]) -> M:
     try:
         return model.model_validate_json(json.dumps(values, default=str), strict=True)
     except pydantic.ValidationError as error:
-        raise ConfigError("\n".join(one.text for one in problems(error, model, values))) from error
+        raise ConfigError("\n".join(one.text for one in problems(error, model))) from error
 
 
 def problem(model: Any, path: str, value: Any) -> str:
@@ -103,9 +91,9 @@ def problem(model: Any, path: str, value: Any) -> str:
     try:
         _adapter(model, path).validate_json(json.dumps(value, default=str), strict=True)
     except pydantic.ValidationError as error:
-        if not setting.is_group:
-            return _expected(setting, path, value)
-        return "; ".join(one.text for one in problems(error, setting.kind, value, f"{path}."))
+        if setting.is_group:
+            return "; ".join(one.text for one in problems(error, setting.kind, f"{path}."))
+        return f"{path}={shown(value)}: {_words(error.errors())}"
     return ""
 
 
@@ -117,35 +105,37 @@ def _adapter(model: Any, path: str) -> Any:
     return pydantic.TypeAdapter(setting.annotation, config=None if setting.is_group else strict)
 
 
-def problems(error: Any, model: Any, values: Any, prefix: str = "", also: Iterable[str] = ()) -> Iterator[Problem]:
+def problems(error: Any, model: Any, prefix: str = "") -> Iterator[Problem]:
     """Yield what a validation found, one problem a setting.
 
     Args:
         error: pydantic's.
         model: what was to be made.
-        values: what it was to be made of.
         prefix: stands before each name.
-        also: names that may be meant beside the model's.
     """
-    told = set()
+    found: dict[str, list[Any]] = {}
     for one in error.errors():
-        path, setting = _place(model, one["loc"])
-        if path in told:  # each member of a union has something to say
-            continue
-        told.add(path)
-        own, shown = one.get("ctx", {}).get("error"), f"{prefix}{path}"
-        if own is not None:
+        found.setdefault(_place(model, one["loc"]), []).append(one)
+    for path, errors in found.items():
+        first, name = errors[0], f"{prefix}{path}"
+        own = first.get("ctx", {}).get("error")
+        if isinstance(own, ConfigError):
             text = str(own)
-        elif setting is None:
-            text = unknown(model, path, prefix, also) if one["type"] == "extra_forbidden" else f"{shown}: {one['msg']}"
-        elif one["type"] == "missing":
-            text = f"{shown} is not set: expected {setting.takes}"
+        elif first["type"] == "extra_forbidden":
+            text = unknown(model, path, prefix)
+        elif own is not None or first["type"] == "missing":
+            text = f"{name or 'settings'}: {first['msg']}"
         else:
-            text = _expected(setting, shown, functools.reduce(lambda at, part: at[part], path.split("."), values))
-        yield Problem(one["type"], path, setting, own, text)
+            text = f"{name}={shown(first['input'])}: {_words(errors)}"
+        yield Problem(first["type"], path, text)
 
 
-def _place(model: Any, loc: tuple[Any, ...]) -> tuple[str, Setting | None]:
+def _words(errors: Iterable[Any]) -> str:
+    """Join what pydantic says of each member of a union."""
+    return " or ".join(dict.fromkeys(one["msg"] for one in errors))
+
+
+def _place(model: Any, loc: tuple[Any, ...]) -> str:
     """Return the setting that an error is about; its place may go on into a list, or a type of several."""
     path = ""
     for part in loc:
@@ -153,13 +143,7 @@ def _place(model: Any, loc: tuple[Any, ...]) -> tuple[str, Setting | None]:
         if path and (found is None or not (found.is_group or get_origin(found.kind) is Mapping)):
             break
         path = f"{path}.{part}" if path else str(part)
-    return path, at(model, path) if path else None
-
-
-def _expected(setting: Setting, path: str, value: Any) -> str:
-    kind = get_origin(setting.kind) is Mapping
-    wanted = f"settings below it, {path}.NAME=VALUE" if setting.is_group or kind else setting.takes
-    return f"{path}={shown(value)}: expected {wanted}"
+    return path
 
 
 def of_recipe(  # noqa: PLR0913, PLR0917 - what there is, what of it, and how it is described
@@ -271,7 +255,7 @@ def at(model: Any, path: str) -> Setting | None:
         found = setting(path, field) if field else None
     elif get_origin(model) is Mapping or model is Any:
         kind = get_args(model)[1] if get_args(model) else Any
-        found = Setting(name=path, kind=kind, limits={}, annotation=kind)
+        found = Setting(name=path, kind=kind, annotation=kind)
     else:
         found = None
     if not rest or not found:
@@ -284,8 +268,8 @@ def setting(name: str, field: FieldInfo) -> Setting:
     """Describe a field."""
     extras = list(field.metadata)
     kind = _bare(field.annotation, extras)
-    limits = _limits(extras)
-    return Setting(name=name, kind=kind, limits=limits, annotation=field.rebuild_annotation(), extras=tuple(extras))
+    flat = (each for one in extras for each in getattr(one, "metadata", None) or (one,))
+    return Setting(name=name, kind=kind, annotation=field.rebuild_annotation(), extras=tuple(flat))
 
 
 def _bare(kind: Any, extras: list[Any]) -> Any:
@@ -295,54 +279,12 @@ def _bare(kind: Any, extras: list[Any]) -> Any:
         return _bare(kind.__origin__, extras)
     if get_origin(kind) in (Union, types.UnionType):
         return Union[tuple(_bare(one, extras) for one in get_args(kind))]  # noqa: UP007 - made of a tuple
-    if get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
-        return types.GenericAlias(tuple, (_bare(get_args(kind)[0], extras), ...))
     return kind
-
-
-def _limits(extras: list[Any]) -> dict[str, Any]:
-    """Return the range that annotations state, ours or pydantic's."""
-    found: dict[str, Any] = {}
-    for one in extras:
-        for limit in one if isinstance(one, Range) else getattr(one, "metadata", None) or (one,):
-            for name, key in (("ge", "low"), ("gt", "low"), ("le", "high"), ("lt", "high")):
-                if (value := getattr(limit, name, None)) is not None:
-                    found |= {key: value, f"open_{key}": name in ("gt", "lt")}
-    return found
 
 
 def members(kind: Any) -> tuple[Any, ...]:
     """Return the types of a union, or the type alone."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-def _describe(kind: Any, limits: Mapping[str, Any]) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(str(one) for one in get_args(kind))
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return " or ".join(str(one.value) for one in kind)
-    if get_origin(kind) in (tuple, list):
-        return f"a list of items that are each {_describe(get_args(kind)[0], limits)}"
-    if isinstance(get_origin(kind), type) or is_model(kind):
-        return "a mapping"
-    words = {
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        str: "text",
-        types.NoneType: "null",
-        Any: "any value",
-    }
-    return words.get(kind, getattr(kind, "__name__", str(kind))) + (_range(limits) if kind in (int, float) else "")
-
-
-def _range(limits: Mapping[str, Any]) -> str:
-    low, high = limits.get("low"), limits.get("high")
-    if None not in (low, high) and not limits.get("open_low") and not limits.get("open_high"):
-        return f" from {low} to {high}"
-    above = "" if low is None else f" above {low}" if limits.get("open_low") else f" of at least {low}"
-    below = "" if high is None else f" below {high}" if limits.get("open_high") else f" of at most {high}"
-    return " and".join(one for one in (above, below) if one)
 
 
 def shown(value: Any) -> str:

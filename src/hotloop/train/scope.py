@@ -35,15 +35,6 @@ RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """What each recipe has of the settings, or groups of them, that only some have; and what it lacks that all others have.
 A program of the user's own, `workload`, decides itself what it lacks."""
 
-ALONE: Mapping[str, tuple[str, str]] = {
-    "focus": (
-        "run.devices",
-        "its step calls methods of its networks, and DDP averages gradients of their forward alone",
-    ),
-    "diffusion": ("run.strategy", "samples are drawn with whole networks: several devices train it by ddp"),
-}
-"""Recipes that lack a setting of several devices: which, and why."""
-
 
 def has(recipe: str, name: str) -> bool:
     """Say whether a recipe has a setting."""

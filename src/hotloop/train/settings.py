@@ -22,21 +22,13 @@ class RecipeSettings(Group):
     """Which recipe runs, or which program of the user's own, and what a program's best validation is."""
 
     name: str
-    goal: str | None = None
+    goal: str | None = Field(None, pattern=r"^(max|min):\s*\S")
 
     @property
     def wanted(self) -> tuple[str, Literal["maximize", "minimize"]] | None:
         """What a program's best validation is: a metric, and what is done with it."""
         towards, _, metric = (self.goal or "").partition(":")
         return (metric.strip(), "maximize" if towards == "max" else "minimize") if self.goal else None
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse a goal that cannot be read."""
-        towards, _, metric = (self.goal or "").partition(":")
-        if self.goal is not None and (towards not in ("max", "min") or not metric.strip()):
-            raise ConfigError(f"recipe.goal={self.goal!r}: expected max:<metric> or min:<metric>, such as max:accuracy")
-        return self
 
 
 class ColumnSettings(Group):
@@ -54,7 +46,7 @@ class DataSettings(Group):
     source: Literal["icd10cm", "csv"]
     path: str | None
     columns: ColumnSettings
-    delimiter: str
+    delimiter: str = Field(min_length=1, max_length=1)
     on_bad_rows: Literal["error", "skip"]
     sample_size: int | None = Field(ge=4)
     validation_fraction: float = Field(ge=0.01, le=0.5)
@@ -63,32 +55,18 @@ class DataSettings(Group):
     @model_validator(mode="after")
     def check(self) -> Self:
         """Refuse values that fit alone and not together."""
-        if self.source == "csv" and not self.path:
-            raise ConfigError("data.path is not set: data.source=csv needs the file, data.path=pairs.csv")
-        if self.source != "csv" and self.path:
-            raise ConfigError(
-                f"data.path={self.path!r} is set and data.source={self.source} does not read it: "
-                "set data=csv to train on your own file"
-            )
-        if len(self.delimiter) != 1:
-            raise ConfigError(f"data.delimiter={self.delimiter!r}: expected one character, such as ',' or ';'")
+        if (self.source == "csv") != bool(self.path):
+            raise ConfigError(f"data.path={self.path!r} with data.source={self.source}: set data=csv data.path=FILE")
         return self
 
 
 class ModelSettings(Group):
     """Which encoder, and how its inputs are padded."""
 
-    name: str
+    name: str = Field(pattern=r"\S")
     max_length: Annotated[int, Field(ge=4)] | Literal["auto"]
     buckets: tuple[Annotated[int, Field(ge=4)], ...]
     dropout: float | None = Field(ge=0, le=0.9)
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse a model without a name."""
-        if not self.name.strip():
-            raise ConfigError("model.name is empty: expected a folder, a hub name or minilm-l6")
-        return self
 
 
 class OptimizationSettings(Group):
@@ -97,16 +75,6 @@ class OptimizationSettings(Group):
     use_torch_compile: bool | Literal["auto"]
     use_bf16: bool
     use_fp16: bool
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse two precisions at once."""
-        if self.use_bf16 and self.use_fp16:
-            raise ConfigError(
-                "training.optimization.use_bf16=true and training.optimization.use_fp16=true: a run computes in one of "
-                "them; leave one out"
-            )
-        return self
 
 
 class TrainingSettings(Group):
@@ -186,22 +154,13 @@ class KfoldSettings(Group):
         """Refuse a fold that there is none of."""
         for name, whole in (("fold", "n_splits"), ("inner_fold", "fold"), ("inner_trials", "n_splits")):
             if getattr(self, name) is not None and getattr(self, whole) is None:
-                raise ConfigError(
-                    f"kfold.{name}={getattr(self, name)} has no effect while kfold.{whole} is null: set it as well, "
-                    f"such as kfold.{whole}={5 if whole == 'n_splits' else 0}, or leave kfold.{name} out"
-                )
+                raise ConfigError(f"kfold.{name} has no effect while kfold.{whole} is null: set that, or leave it out")
         for name, whole in (("fold", "n_splits"), ("inner_fold", "inner_splits")):
             fold, many = getattr(self, name), getattr(self, whole)
             if fold is not None and fold >= many:
-                raise ConfigError(
-                    f"kfold.{name}={fold}: expected 0 to {many - 1}, since folds are counted from 0 and "
-                    f"kfold.{whole}={many}"
-                )
+                raise ConfigError(f"kfold.{name}={fold}: expected 0 to {many - 1}, as kfold.{whole}={many}")
         if self.inner_trials is not None and self.inner_fold is not None:
-            raise ConfigError(
-                f"kfold.inner_trials={self.inner_trials} and kfold.inner_fold={self.inner_fold}: a run that holds out "
-                "an inner fold is a part of the inner search, and has none of its own; leave one of the two out"
-            )
+            raise ConfigError("kfold.inner_trials and kfold.inner_fold: a run has one of the two; leave the other out")
         return self
 
 
@@ -344,15 +303,4 @@ class Settings(Group):
                     f"run.precision={self.precision} and training.optimization.{name}=true, which is short for "
                     f"{means}: leave one out"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse values that fit alone and not together."""
-        asked = str(self.training.optimization.use_torch_compile).lower()
-        if self.compile.fullgraph and asked != "true":
-            raise ConfigError(
-                f"compile.fullgraph=true has no effect while training.optimization.use_torch_compile={asked}: "
-                "set the latter to true, or leave compile.fullgraph out"
-            )
         return self

@@ -49,17 +49,6 @@ def shard(module: torch.nn.Module, mesh: Any) -> torch.nn.Module:
 
     if any(isinstance(one, FSDPModule) for one in module.modules()):
         return module
-    if scalar := next((name for name, one in module.named_parameters() if not one.ndim), None):
-        raise ConfigError(
-            f"run.strategy=fsdp2: parameter {scalar} of the {type(module).__name__} has no dimension to shard; make it "
-            "torch.nn.Parameter(torch.zeros(1)), or use run.strategy=ddp"
-        )
-    if laid := next((name for name, one in module.named_parameters() if not one.is_contiguous()), None):
-        raise ConfigError(
-            f"run.strategy=fsdp2: parameter {laid} of the {type(module).__name__} is not contiguous, and torch shards "
-            "only those that are; leave model.to(memory_format=torch.channels_last) out and give the model its inputs "
-            "in that layout, call contiguous() on the parameter, or use run.strategy=ddp"
-        )
     names = block_classes(module)
     for block in module.modules():
         if block is not module and f"{type(block).__module__}.{type(block).__qualname__}" in names:
@@ -72,50 +61,27 @@ def check_optimizers(models: Mapping[str, torch.nn.Module], optimizers: Iterable
     """Check that sharded models are trained by optimizers that go with them.
 
     Raises:
-        ConfigError: an optimizer holds parameters from before they were sharded, its state cannot be gathered, or
-            torch does not let it step shares.
+        ConfigError: an optimizer holds parameters from before they were sharded, or its state cannot be gathered.
     """
-    sharded = [name for name, model in models.items() if _is_sharded(model.state_dict())]
-    if not sharded:
+    if not any(_is_sharded(model.state_dict()) for model in models.values()):
         raise ConfigError(
             "run.strategy=fsdp2: the program has sharded none of its models. Set them up by net = fabric.setup(model), "
             "and give the Workload the model itself"
         )
+    known = {id(one) for model in models.values() for one in model.parameters()}
     for optimizer in optimizers:
-        check_steps(optimizer)
         kind = type(optimizer).__name__
         if kind in _OTHER_SHAPES:
             raise ConfigError(
                 f"run.strategy=fsdp2: the state of {kind} has other shapes than its parameters, and no checkpoint can "
                 "gather it. Use another optimizer, such as AdamW, or run.strategy=ddp"
             )
-        known = {id(one) for model in models.values() for one in model.parameters()}
         if any(id(one) not in known for group in optimizer.param_groups for one in group["params"]):
             raise ConfigError(
                 f"run.strategy=fsdp2: the {kind} holds parameters that no model of the Workload has any more, since "
                 "sharding replaced them. Set it up with its model, net, stepping = fabric.setup(model, optimizer), or "
                 "make it after the model was set up"
             )
-
-
-def check_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Check that torch lets an optimizer step shares of parameters: else its first step says it in words of torch's.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    kind = type(optimizer).__name__
-    if isinstance(optimizer, torch.optim.Rprop | torch.optim.Adafactor):
-        raise ConfigError(
-            f"run.strategy=fsdp2: torch's {kind} cannot step shares of parameters. Use another optimizer, such as "
-            "AdamW, or run.strategy=ddp"
-        )
-    fused = any(group.get("fused") for group in optimizer.param_groups)
-    if fused and isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad):  # Adam's takes them
-        raise ConfigError(
-            f"run.strategy=fsdp2: torch's fused kernel of {kind} takes no shares of parameters. Leave fused=True out, "
-            "use AdamW, or run.strategy=ddp"
-        )
 
 
 def state_of(one: Any, *, keep: bool = True) -> Any:
@@ -152,11 +118,6 @@ def load_own(models: Mapping[str, torch.nn.Module], kept: Mapping[str, Any]) -> 
         held = models[name].state_dict()
         for key, value in buffers.items():
             held[key].copy_(value)
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this process's share of a tensor; all of one that is not sharded."""
-    return tensor.to_local() if _is_share(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from hotloop.errors import ConfigError
-from hotloop.train.parameters import Range, Search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,14 +25,6 @@ def of(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function)
     except (TypeError, ValueError):
         return inspect.Signature()
-
-
-def doc(function: Callable[..., Any]) -> str:
-    """Return the docstring of a function; of a class its own, none that it inherits, with that of its ``__init__``."""
-    if not inspect.isclass(function):
-        return inspect.getdoc(function) or ""
-    texts = (vars(function).get("__doc__"), getattr(vars(function).get("__init__"), "__doc__", None))
-    return "\n\n".join(inspect.cleandoc(one) for one in texts if one)
 
 
 def hints(name: str, function: Callable[..., Any], also: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -66,8 +57,6 @@ def hints(name: str, function: Callable[..., Any], also: tuple[str, ...] = ()) -
         if one not in read and default in (None, inspect.Parameter.empty) and one not in also:
             raise cannot(name, f"{one} has neither a type nor a default that tells it: write {one}: float")
         kind = read.get(one, type(default))
-        if isinstance(kind, Range | Search):
-            raise cannot(name, f"{one} has no type: write {one}: Annotated[float, hotloop.{kind}]")
         # `lr: float = None` means a number or nothing.
         found[one] = kind | None if default is None and kind is not type(None) else kind
     return found
@@ -84,9 +73,7 @@ def model(name: str, function: Callable[..., Any], hints: Mapping[str, Any]) -> 
     with warnings.catch_warnings():
         # A parameter may be called `copy` or `schema`, as methods of pydantic's models are.
         warnings.filterwarnings("ignore", message="Field name .* shadows an attribute", category=UserWarning)
-        return pydantic.create_model(
-            name.rpartition(":")[2], __config__=config, __doc__=doc(function) or None, **fields
-        )
+        return pydantic.create_model(name.rpartition(":")[2], __config__=config, __doc__=function.__doc__, **fields)
 
 
 def documented(text: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import logging
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, DataError
-from hotloop.files import check_folders, guard, too_long, whole
+from hotloop.files import check_folders, guard, whole
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds, study
 from hotloop.train import checkpoint, conf_files, configure, idle, program, storage
@@ -24,30 +23,23 @@ from hotloop.train.turn import cannot_write, folder_held
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _log = logging.getLogger("hotloop")
 SETTINGS = "settings.yaml"
 GOAL = "recipe.goal"
-FIXED: Mapping[str, tuple[str, ...]] = {
-    "it would be another run": ("recipe.name",),
-    "a validation was kept as the best by the former": (GOAL,),
-    "it would learn from other data, or from another share of them": ("data", "pictures", "kfold", "run.seed"),
-    "another model would be trained": (
-        "model", "digits", "diffusion", "focus", "training.freeze_embeddings", "program",
-    ),
-    "each device has a share of the batches of its own": ("run.devices",),
-    "the checkpoint has the state of the former": (
-        "training.optimizer", "training.optimizer_options", "training.ema_decay",
-    ),
-}  # fmt: skip
-"""Settings, and groups of them, that a resumed run cannot change, by the reason."""
+FIXED = (
+    "recipe.name", GOAL, "data", "pictures", "kfold", "run.seed", "model", "digits", "diffusion", "focus", "program",
+    "run.devices", "training.freeze_embeddings", "training.optimizer", "training.optimizer_options",
+    "training.ema_decay",
+)  # fmt: skip
+"""Settings, and groups of them, that a resumed run cannot change."""
 COMPARED = ("data.path", "data.on_bad_rows", "pictures.path", "pictures.skip_bad", "pictures.min_size")
 """Of these, the settings that may change as long as the data stay the same, which `Start.check_data` compares."""
 FREE = (
-    *(f"diffusion.{name}" for name in ("output", "sample_every", "sample_steps", "guidance", "prompts", "samples")),
-    "diffusion.gradient_checkpointing",
-)
+    "diffusion.output", "diffusion.sample_every", "diffusion.sample_steps", "diffusion.guidance", "diffusion.prompts",
+    "diffusion.samples", "diffusion.gradient_checkpointing",
+)  # fmt: skip
 """Of these, the settings that may change anyhow."""
 JUDGED = (*COMPARED[:4], *FREE, GOAL, "run.devices", "training.optimizer", "training.optimizer_options")
 """Of `FIXED`, the settings that `hotloop eval` may change."""
@@ -59,7 +51,7 @@ class Start:
 
     ``open`` holds the folder's lock, from the first reading or writing there on; whoever trains closes it. ``dry``: all
     is checked that can be before training, and nothing is trained or written. ``leads``: it is the first of the
-    processes that train together, which alone writes. ``anew``: an earlier start of the run has left no checkpoint.
+    processes that train together, which alone writes.
     """
 
     settings: Settings
@@ -68,7 +60,6 @@ class Start:
     within: Within = dataclasses.field(default_factory=Within)
     dry: bool = False
     leads: bool = True
-    anew: bool = False
     open: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -127,12 +118,6 @@ def new_folder(settings: Settings) -> Path:
     named = conf_files.folder_name(settings.recipe.name)
     folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", named, stamp))
     folder = folder.resolve() if ".." in folder.parts else folder  # what is before it need not be there
-    try:
-        folder.exists()
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        raise ConfigError(f"run.folder: {too_long(error)}") from error
     if (folder / study.DOCUMENT).exists():
         raise ConfigError(f"run.folder={folder} holds a study, whose report would be overwritten: name another folder")
     if any((folder / name).exists() for name in (LINES, DOCUMENT, folds.DOCUMENT, checkpoint.FOLDER)):
@@ -163,8 +148,6 @@ def take_up(settings: Settings, folder: Path, within: Within) -> Start:
     _check_folder_of_checkpoints(folder)
     run = {"folder": str(folder), "resume": str(folder) if last.is_file() else None}
     document = checkpoint.load(last) if last.is_file() else None
-    if document:
-        checkpoint.check_resumable(last, document)
     return Start(_with_run(settings, **run), folder, document, within)
 
 
@@ -179,25 +162,19 @@ def _resume(given: Path, overrides: Sequence[str]) -> Start:
         held.enter_context(folder_held(folder))
         _check_folder_of_checkpoints(folder)
     found = _died_early(given, changed) or _from_checkpoint(given, changed)
-    storage.check(found.settings.run.storage)
     return dataclasses.replace(found, open=held)
 
 
 def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
     path = given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
     folder, document = path.parent.parent, checkpoint.load(path)
-    checkpoint.check_resumable(path, document)
     before = configure.from_dict(document["settings"])
     with program.as_trained(before.recipe.name):
         before = program.filled(before)
     now = program.filled(configure.from_dict(document["settings"], changed))
-    for why, name, what in _changes(before, now, (*COMPARED, *FREE)):
-        if name != GOAL or document["position"]["best"]:  # else nothing was judged by it
-            raise ConfigError(
-                f"{name} cannot change while a run is resumed ({what}): {why}. Start a new run instead "
-                "(the settings page lists the settings that may change)"
-            )
-    _check_end(folder, document["position"], before, now)
+    judged = document["position"]["best"]  # else nothing was judged by the goal
+    if wrong := _changes(before, now, (*COMPARED, *FREE, *([] if judged else [GOAL]))):
+        raise ConfigError(f"{', '.join(wrong)}: cannot change while a run is resumed. Start a new run instead")
     return Start(_with_run(now, folder=str(folder), resume=str(given)), folder, document)
 
 
@@ -216,34 +193,13 @@ def settings_to_judge(document: Mapping[str, Any], changed: Sequence[str]) -> Se
             own = program.known(now.recipe.name)
             before = before.model_copy(update={GROUP: own.filled(before.program)})
         now = now.model_copy(update={GROUP: own.filled(now.program)})
-        # Text may name data, which lie elsewhere now.
-        text = {name: value for name, value in (now.program or {}).items() if isinstance(value, str)}
-        before = before.model_copy(update={GROUP: {**(before.program or {}), **text}})
-    if wrong := ", ".join(what for _, _, what in _changes(before, now, JUDGED)):
+    text = [f"{GROUP}.{name}" for name, value in now.program.items() if isinstance(value, str)]  # it may name data
+    if wrong := _changes(before, now, (*JUDGED, *text)):
         raise ConfigError(
-            f"{wrong}: cannot change, as it would be another model than the run's, or judged on rows that it was "
-            "trained on. Leave it out"
+            f"{', '.join(wrong)}: cannot change, as it would be another model than the run's, or judged on rows that "
+            "it was trained on. Leave it out"
         )
     return now
-
-
-def _check_end(folder: Path, at: Mapping[str, Any], before: Settings, now: Settings) -> None:
-    """Refuse to go on behind an end that the run is newly given.
-
-    A run that is just at its end is no error: it may have been killed before it said that it was finished.
-
-    Raises:
-        ConfigError: the run is past it.
-    """
-    training, old, epoch, step = now.training, before.training, at["epoch"], at["step"]
-    ends = {"num_epochs": (epoch + (at["step_in_epoch"] > 0), epoch + 1), "max_steps": (step, step + 1)}
-    for name, (done, more) in ends.items():
-        value = getattr(training, name)
-        if value is not None and value != getattr(old, name) and done > value:
-            raise ConfigError(
-                f"training.{name}={value}: run {folder} is past that, at {done}. Set training.{name}={more} or "
-                "more to go on with it, or start a new run without run.resume"
-            )
 
 
 def _died_early(folder: Path, changed: Sequence[str]) -> Start | None:
@@ -251,7 +207,7 @@ def _died_early(folder: Path, changed: Sequence[str]) -> Start | None:
     if not (folder / SETTINGS).is_file() or any((folder / checkpoint.FOLDER).glob("*.pt")):
         return None
     settings = program.filled(configure.load(changed, folder / SETTINGS))
-    return Start(_with_run(settings, folder=str(folder)), folder, anew=True)
+    return Start(_with_run(settings, folder=str(folder)), folder)
 
 
 def _check_folder_of_checkpoints(folder: Path) -> None:
@@ -271,13 +227,12 @@ def is_about_folder(override: str) -> bool:
     return override.lstrip("+").startswith(("run.resume=", "run.folder="))
 
 
-def _changes(before: Settings, now: Settings, free: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the settings of `FIXED` that have changed and are not ``free``: the reason, the name, and the change."""
+def _changes(before: Settings, now: Settings, free: Sequence[str]) -> list[str]:
+    """List the settings of `FIXED` that have changed and are not ``free``, each with its change."""
     old, new = (dict(leaves(configure.to_dict(one))) for one in (before, now))
-    for why, groups in FIXED.items():
-        for name in dict.fromkeys([*old, *new]):
-            if within(name, groups) and not within(name, free) and old.get(name) != new.get(name):
-                yield why, name, f"{name}={old.get(name)!r} to {new.get(name)!r}"
+    changed = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    wrong = [name for name in changed if within(name, FIXED) and not within(name, free)]
+    return [f"{name}={old.get(name)!r} to {new.get(name)!r}" for name in wrong]
 
 
 def _unused(folder: Path) -> Path:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-import secrets
-import tempfile
 import time
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hotloop import places
 from hotloop.errors import ConfigError, TrainingFailedError, describe
@@ -65,8 +63,6 @@ class Copy:
                 say(f"{self.url} cannot be written: {describe(error)}; the run goes on, and tries again later")
             self.problem, self._again = describe(error), time.monotonic() + PAUSE_SECONDS
             return False
-        if self.problem:
-            say(f"{self.url} has all again")
         self.problem = ""
         return True
 
@@ -90,7 +86,7 @@ class Copy:
         """
         try:
             there = self.saves()
-            if there > _saves(self.folder):
+            if there > _stored(self.folder)["saves"]:
                 self._pull()
         except Exception as error:  # each protocol has errors of its own
             raise StorageError(f"{self.url} cannot be read: {describe(error)}") from error
@@ -113,7 +109,7 @@ class Copy:
             self._sent[name] = changed[name]
         if changed:
             with whole(self.folder / STORED, durable=False) as file:
-                file.write(json.dumps({"url": self.url, "saves": _saves(self.folder) + 1}).encode())
+                file.write(json.dumps({"url": self.url, "saves": _stored(self.folder)["saves"] + 1}).encode())
             self._place.put(self.folder / STORED, f"{self._place.root}/{STORED}")
 
     def _facts(self, name: str) -> tuple[int, int] | None:
@@ -155,29 +151,19 @@ def bring(copy: Copy | None, say: Callable[[str], None]) -> None:
         say(str(error))
 
 
-def check(url: str | None, folder: Path | None = None) -> None:
-    """Check that a storage can be written and, for a new run, that it has none of the folder's name.
+def check(url: str | None, folder: Path) -> None:
+    """Check that a storage has no run of the name of a new run's folder.
 
     Raises:
-        ConfigError: it cannot be written, or has such a run.
+        ConfigError: it has one, or cannot be read.
     """
-    if url is None:
-        return
+    copy = of(url, folder)
     try:
-        place = places.Place(url)
-        name = f"{place.root}/.{secrets.token_hex(8)}"
-        with tempfile.NamedTemporaryFile(prefix="hotloop-") as empty:
-            place.put(Path(empty.name), name)
-        places.within(places.ANSWER_SECONDS, place.files.rm_file, name)
-        copy = of(url, folder) if folder else None
         taken = copy.saves() if copy else 0
     except Exception as error:  # each protocol has errors of its own
-        raise ConfigError(f"{SETTING}={url} cannot be written: {describe(error)}") from error
+        raise ConfigError(f"{SETTING}={url} cannot be read: {describe(error)}") from error
     if copy and taken:
-        raise ConfigError(
-            f"{SETTING}={url} has a run of this name: go on with it by run.resume={copy.url}, or name another "
-            "run.folder"
-        )
+        raise ConfigError(f"{SETTING}={url} has a run of this name: go on with it by run.resume={copy.url}")
 
 
 def fetched(url: str) -> Path:
@@ -188,7 +174,7 @@ def fetched(url: str) -> Path:
     """
     places.check_url(url, "run.resume", "begins a new run")
     copy = Copy(url, Path("runs", PurePosixPath(url.rstrip("/")).name))
-    if copy.folder.exists() and _url(copy.folder) != copy.url:
+    if copy.folder.exists() and _stored(copy.folder)["url"] != copy.url:
         raise ConfigError(
             f"run.resume={url}: {copy.folder} is another run of that name; go on with it by run.resume={copy.folder}, "
             "or start the command in another folder"
@@ -201,16 +187,10 @@ def fetched(url: str) -> Path:
     return copy.folder
 
 
-def _stored(folder: Path) -> dict[str, object]:
+def _stored(folder: Path) -> dict[str, Any]:
+    """Return what a folder here knows of its copy."""
     try:
-        return dict(json.loads(read(folder / STORED)))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def _saves(folder: Path) -> int:
-    return int(str(_stored(folder).get("saves", 0)))
-
-
-def _url(folder: Path) -> str:
-    return str(_stored(folder).get("url", ""))
+        found: dict[str, Any] = json.loads(read(folder / STORED))
+    except (OSError, ValueError):
+        return {"url": "", "saves": 0}
+    return found

@@ -13,7 +13,7 @@ import torch
 from hotloop.step import Workload
 from hotloop.train import environment, failures, sharding
 from hotloop.train.average import Average
-from hotloop.train.batches import Epochs, shapes
+from hotloop.train.batches import Epochs
 from hotloop.train.evaluate import evaluate, evaluating
 from hotloop.train.optimizing import Rate, make_optimizer, parameter_groups
 from hotloop.train.task import Show, Task
@@ -111,18 +111,15 @@ class Supervised(Task):
             told=told or {},
             show=show and Show(self._shown(show.make), show.every, show.end and self._shown(show.end)),
             compiled={one: parts[one] for one in compiled},
-            sizes=shapes(train, training.batch_size, together * many),
             ranks=devices.ranks,
             wrappers=devices.wrappers,
         )
         self.parts = parts
-        steps = self.steps(training)
         self.rate = Rate(self.optimizer, training)
-        lagging = self.average.lagging(steps) if self.average else None
         if rank:  # what is drawn in steps differs
             environment.seed(seed + rank)
         few = f"training.batch_size={training.batch_size}: batches are of the {size} rows to train on"
-        self.lines = [*([few] if size < training.batch_size else []), *([lagging] if lagging else [])]
+        self.lines = [few] if size < training.batch_size else []
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -223,11 +220,10 @@ class Supervised(Task):
         found: torch.Tensor = self.parts["loss"](self.wrapped(**moved.inputs), moved.labels)
         return found
 
-    def probe(self, batch: Any) -> Any:
-        """Compute the loss of a step's first batch, and return its tensors by name."""
+    def probe(self, batch: Any) -> None:
+        """Compute the loss of a step's first batch."""
         with evaluating(self.wrapped):
             self.loss(batch)
-        return {**batch[0].inputs, "labels": batch[0].labels}
 
     # -- what fit asks for -----------------------------------------------------------------------------------------
 

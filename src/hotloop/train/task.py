@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
-from hotloop.errors import ConfigError, TrainingFailedError
+from hotloop.errors import ConfigError, TrainingFailedError, describe
 from hotloop.presets import Preset
 from hotloop.step.workload import call, check_takes
 from hotloop.train import checkpoint, sharding
@@ -95,7 +95,6 @@ class Task:
         files: texts by the names of the files in the run's folder that they go into.
         show: what is made now and then, and at the end.
         compiled: the models of a hot loop, where they are only parts of the workload's.
-        sizes: how many sizes batches have that were chosen beforehand.
         ranks: the processes that train together.
         wrappers: what averages gradients over them.
     """
@@ -115,7 +114,6 @@ class Task:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     show: Show | None = None
     compiled: Mapping[str, torch.nn.Module] = dataclasses.field(default_factory=dict)
-    sizes: int = 1
     ranks: Ranks = dataclasses.field(default_factory=Ranks)
     wrappers: Sequence[torch.nn.Module] = ()
     generators: Sequence[torch.Generator] = dataclasses.field(default=(), init=False)
@@ -168,8 +166,8 @@ class Task:
         """Return the metrics of the models as they are."""
         return judge(self.workload)
 
-    def probe(self, batch: Any) -> Any:
-        """Try what a dry run can: whether the program takes a batch, and the metrics. Returns the tensors of a batch.
+    def probe(self, batch: Any) -> None:
+        """Try what a dry run can: whether the program takes a batch, and the metrics.
 
         Raises:
             ConfigError: it does not take it, or the goal is none of the metrics.
@@ -177,14 +175,9 @@ class Task:
         first = "before" if self.workload.before else "step"
         check_takes(first, getattr(self.workload, first), batch)
         if self.workload.metrics is not None:
-            try:
-                found = self.judged()
-            except Exception as error:
-                error.add_note("metrics failed before the first step, where a dry run calls it")
-                raise
+            found = self.judged()
             if self.goal is not None:
                 self.goal.check(found, self.name)
-        return batch
 
     def trial(self, names: Sequence[str]) -> Workload:  # noqa: ARG002 - others copy these components
         """Return the program made anew with the weights of this one, on which presets are tried.
@@ -217,8 +210,7 @@ class Task:
             stepped = {id(one) for group in groups for one in group["params"]}
             trained = [one for one in trained if id(one) in stepped]
         if not trained:
-            whose = "its optimizer holds no" if held.optimizers else "there is no"
-            raise ConfigError(f"recipe={self.name}: {whose} parameter of its model that requires gradients")
+            raise ConfigError(f"recipe={self.name}: its optimizer holds no parameter of its model that is trained")
         if self.goal is not None and self.workload.metrics is None:
             raise ConfigError(f"recipe.goal={self.goal}: recipe={self.name} has no metrics: give its Workload metrics=")
         for name, one in [*models.items(), *self.others().items()]:
@@ -317,10 +309,9 @@ class Task:
             for needed, group in zip(keys, one.param_groups if keys else (), strict=True):
                 operator.itemgetter(*needed)(group)  # torch takes the state of another class, which lacks some
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
-            reason = " ".join(str(error).split())[:200]
             raise ConfigError(
                 f"the checkpoint's {name} does not fit the {type(one).__name__} that recipe={self.name} makes "
-                f"({type(error).__name__}: {reason})"
+                f"({describe(error)})"
             ) from error
 
 
@@ -388,10 +379,9 @@ def check_plain(program: str, name: str, state: Any) -> None:
         buffer.seek(0)
         torch.load(buffer, weights_only=True)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"recipe={program}: the state_dict() of its {name} cannot be kept in a checkpoint, which holds tensors and "
-            f"plain values alone ({reason})"
+            f"plain values alone ({describe(error)})"
         ) from error
 
 

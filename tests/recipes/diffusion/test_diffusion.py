@@ -329,7 +329,7 @@ def test_auto_owns_the_step_and_compiles_the_unet_alone(train):
     ("settings", "said"),
     [
         (["diffusion.lora_rank=4"], r"diffusion\.lora_rank=4 with diffusion\.model=small"),
-        (["diffusion.width=20"], r"diffusion\.width=20: expected a multiple of 8"),
+        (["diffusion.width=20"], r"diffusion\.width=20: Input should be a multiple of 8"),
         (["diffusion.prediction=sample"], r"diffusion\.prediction.*epsilon"),
         (["diffusion.min_snr_gamma=0"], r"diffusion\.min_snr_gamma"),
         (["training.ema_decay=1.0"], r"training\.ema_decay"),
@@ -341,7 +341,7 @@ def test_auto_owns_the_step_and_compiles_the_unet_alone(train):
             ["compile.components.unett.training=none"],
             r"compile\.components\.unett: no such component; expected one of unet, text_encoder, text_encoder_2, vae, loss",
         ),
-        (["pictures.size=20"], r"pictures\.size=20 is no multiple of pictures\.step=8.*: 16 and 24 are"),
+        (["pictures.size=20"], r"pictures\.size=20: expected a multiple of pictures\.step=8"),
         (["model.name=x"], r"recipe=diffusion has no model\.name: "),
     ],
 )
@@ -396,7 +396,7 @@ def test_a_hub_that_does_not_answer_is_said(train, monkeypatch):
 
 
 @pytest.mark.campaign
-def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_path, train, capsys):
+def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_path, train):
     """A hot loop is told of the sizes; there are no classes, so captions are sampled and nothing is judged."""
     folder = tmp_path / "pictures"
     folder.mkdir()
@@ -413,9 +413,6 @@ def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_pat
     )  # fmt: skip
     document = record.load(tmp_path / "run")
     assert any("3 declared sizes" in str(one) for one in document["decisions"])
-    assert document["told"]["compile"] == [
-        "3 sizes of batches: what auto prepares, code and recordings, is made 3 times, once for each"
-    ]
     data, left_out, *bad = document["told"]["data"]
     assert data.startswith("36 pictures (colour); width x height: ")
     assert left_out.startswith("left out 1 pictures of ")
@@ -426,8 +423,6 @@ def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_pat
     assert "36 pictures (colour)" in page
     assert "&lt;i&gt;.png: has no caption" in page
     assert "<i>.png" not in page
-    output = capsys.readouterr().out
-    assert output.index("3 sizes of batches") < output.index("step 1/3")
     (sheet,) = (tmp_path / "run" / "samples").iterdir()
     with Image.open(sheet) as image:
         assert image.mode == "RGB"

@@ -221,8 +221,6 @@ def test_an_average_follows_its_parameters_and_takes_their_place_for_a_while():
     expected = 0.9 * begin + 0.1
     torch.testing.assert_close(average.state_dict()["weight"], expected)
     assert list(average.state_dict()) == ["weight"], "what is frozen needs no average"
-    assert "81% will be what they began as: its decay of 0.9 is for more than 2 steps" in str(average.lagging(2))
-    assert average.lagging(30) is None
     with pytest.raises(ZeroDivisionError), average.in_place():
         torch.testing.assert_close(model.weight.detach(), expected)
         raise ZeroDivisionError

@@ -327,10 +327,6 @@ def test_a_captured_step_of_an_sdxl_trains_as_eager_does(folder, texts):
     [
         (["diffusion.train_text_encoder_2=true"], r"train_text_encoder_2=true: diffusion\.model=small has one text"),
         ([*ON, "compile.components.text_encoder_2.inference=aot_eager"], r"text_encoder_2: diffusion\.model=small has one"),
-        (
-            [*ON, "compile.components.text_encoder_2.training=aot_eager"],
-            r"text_encoder_2\.training='aot_eager' has no effect while diffusion\.train_text_encoder_2=false",
-        ),
     ],
 )  # fmt: skip
 def test_what_is_of_a_second_encoder_is_refused_where_there_is_none(train, settings, said):

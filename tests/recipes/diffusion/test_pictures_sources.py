@@ -46,8 +46,8 @@ def test_a_seed_chooses_the_wordings_and_the_fingerprint_follows_what_matters():
     ("overrides", "message"),
     [
         (["pictures=folder"], r"pictures\.path is not set"),
-        (["pictures.size=8", "pictures.step=16"], r"pictures\.size=8 is less than pictures\.step=16"),
-        (["pictures.source=web"], "expected digits or folder"),
+        (["pictures.size=8", "pictures.step=16"], r"pictures\.size=8: expected a multiple of pictures\.step=16"),
+        (["pictures.source=web"], "Input should be 'digits' or 'folder'"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(overrides, message):

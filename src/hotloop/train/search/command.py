@@ -64,7 +64,6 @@ def search(settings: Settings, say: Say, objective: str | None = None) -> Ended:
     """
     settings = with_workers(prepared(settings))
     preparing.check(settings)
-    storage.check(settings.run.storage)
     folder = Path(settings.hpo.folder)
     _check_folder(settings, folder)
     document.write_settings(settings, folder)

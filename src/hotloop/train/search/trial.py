@@ -126,7 +126,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
     hpo, metric = settings.hpo, str(settings.hpo.metric)
     found: list[float] = []
 
-    def validated(step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG001 - as Listener has them
+    def validated(step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG001 - as Within calls it
         if metric not in metrics:
             given = f"{', '.join(metrics) or 'no metrics'}{meant(metric, metrics)}"
             raise SearchStoppedError(
