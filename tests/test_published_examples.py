@@ -15,9 +15,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # the frameworks warn of the
 
 
 def train(tmp_path, name, *settings):
-    function = "make" if name != "lightning_module" else "Autoencoder"
-    data = [f"data={PUBLISHED / name}.py:Digits"] if function != "make" else []
-    given = [f"{PUBLISHED / name}.py:{function}", *data, *settings, f"run.folder={tmp_path / 'run'}"]
+    given = [f"{PUBLISHED / name}.py:make", *settings, f"run.folder={tmp_path / 'run'}"]
     said = CliRunner().invoke(app, ["train", *given])
     assert said.exit_code == 0, said.output
 
@@ -29,7 +27,6 @@ def train(tmp_path, name, *settings):
             "nanogpt",
             ["program.layers=1", "program.eval_interval=3", "program.eval_iters=1", "recipe.goal=min:val_loss"],
         ),
-        ("lightning_module", ["recipe.goal=min:val_loss", "run.device=cpu"]),
         ("diffusers_lora", ["program.rows=64"]),
         pytest.param(
             "transformers_classifier",

@@ -9,7 +9,6 @@ from pathlib import Path
 SCRIPTS = {
     "nanogpt": "nanoGPT's training loop, on characters",
     "timm_finetune": "a timm fine-tune",
-    "lightning_module": "a LightningModule",
     "transformers_classifier": "a transformers classifier",
     "diffusers_lora": "a diffusers LoRA",
 }

@@ -157,7 +157,7 @@ def test_help_fills_the_lines_of_a_narrow_terminal():
 def test_a_name_of_5000_letters_is_a_message(given, capsys):
     assert run(*(one.replace("NAME", "a" * 5000) for one in given)) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert "has 5,000 characters, which is too long for a file" in said
+    assert "characters, which is too long for a file" in said
 
 
 def test_a_device_is_no_file_of_settings_and_a_pipe_is_one_once_somebody_writes(tmp_path, capsys, monkeypatch):
