@@ -1,16 +1,14 @@
 """A server in this process, with runs in a folder, and a person who has its token."""
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from browser import a_person, browser, server
+from browser import browser
 
 pytest.importorskip("starlette", reason="the page needs pip install 'hotloop[ui]'")
 from starlette.testclient import TestClient
 
-from hotloop.ui import app, watching
 from hotloop.ui.app import application
 from hotloop.ui.security import Access
 
@@ -26,28 +24,8 @@ class KnownProbe:
         pass
 
     def answer(self):
-        components = {
-            "diffusion": ["unet", "text_encoder", "text_encoder_2", "vae", "loss"],
-            "digits": ["model", "loss"],
-        }
+        components = {"diffusion": ["unet", "text_encoder", "text_encoder_2", "vae", "loss"], "criteria": ["model"]}
         return {"device": "cpu", "missing": MISSING, "components": components, "error": ""}
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_key(tmp_path_factory):
-    """Keep the key of the queue out of the home of whoever runs the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
-    """Look at a run whenever it has changed, and at the queue only where a test does; tests of that say so."""
-    monkeypatch.setattr(app, "QUEUE_SECONDS", 1e6)
-    monkeypatch.setattr(watching, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(watching, "WHOLE_SECONDS", 0.0)
-    monkeypatch.setattr(watching, "SHARE", float("inf"))
 
 
 @pytest.fixture
@@ -78,26 +56,3 @@ def client(stranger, access):
 def chromium():
     with browser() as opened:
         yield opened
-
-
-@pytest.fixture
-def runs(served):
-    """The folder of the server that all tests share, empty again after each."""
-    yield served[0]
-    for one in served[0].iterdir():
-        shutil.rmtree(one)
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served") / "runs"
-    folder.mkdir()
-    with server(folder) as (_, url):
-        yield folder, url
-
-
-@pytest.fixture
-def person(chromium, served):
-    with a_person(chromium, served[1]) as page:
-        page.base = served[1]
-        yield page

@@ -1,17 +1,24 @@
-"""The list of runs and the page of a run: what they show, as it changes, with many runs and long records."""
+"""The list of runs and the page of a run: what they show as it changes, and what a person does to a run."""
 
+import asyncio
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 from run_folders import a_cross_validation, a_process, a_run, a_study
+from starlette.requests import Request
 
 from hotloop import record
 from hotloop.record import RunRecord
-from hotloop.report.text import number
+from hotloop.train import configure
+from hotloop.train.requests import Requests
 from hotloop.ui import places, processes, watching
 from hotloop.ui.places import Places
+from hotloop.ui.run_pages import RunPages
+from hotloop.ui.site import Site
 
 
 def names_in(text):
@@ -24,12 +31,12 @@ def test_an_empty_folder_says_where_to_begin(client, root):
 
 
 def test_runs_are_listed_with_what_came_of_them(client, root):
-    a_run(root / "digits" / "one", accuracies=(0.5, 0.9))
-    a_run(root / "digits" / "two", status="failed")
+    a_run(root / "criteria" / "one", accuracies=(0.5, 0.9))
+    a_run(root / "criteria" / "two", status="failed")
     a_cross_validation(root / "folds")
     a_study(root / "search")
     text = client.get("/runs").text
-    assert set(names_in(text)) == {"digits/one", "digits/two", "folds", "search"}
+    assert set(names_in(text)) == {"criteria/one", "criteria/two", "folds", "search"}
     for said in (
         "finished",
         "failed",
@@ -41,13 +48,6 @@ def test_runs_are_listed_with_what_came_of_them(client, root):
         "cross-validation",
     ):
         assert said in text, said
-
-
-def test_the_list_has_the_loss_that_the_page_of_a_run_has(client, root):
-    a_run(root / "one", accuracies=(0.5, 0.9))
-    page = client.get("/run?run=one").text
-    own = re.search(r"Final loss\D*?>([\d.]+)<", page)[1]
-    assert f'<td data-label="Loss">{own}</td>' in client.get("/runs").text
 
 
 def test_the_list_is_found_by_name_and_paged_the_last_changed_first(client, root):
@@ -129,17 +129,24 @@ def test_a_run_goes_on_while_it_is_watched(client, root):
         written.append("steps", {"step": step, "seconds": 2.0, "loss": 0.5, "running": "full+graph"})
     then = client.get("/run/charts?run=a").json()
     assert (first[0]["steps"][-1], then[0]["steps"][-1]) == (4, 8)
-    assert "full+graph" in client.get("/run/part?part=charts&run=a").text
+    assert "full+graph" in client.get("/run/frames?run=a").text
     written.finish()
-    assert "finished" in client.get("/run/head?run=a").text
+    assert "finished" in client.get("/run/now?run=a").text
 
 
 def test_a_running_run_says_how_far_it_is(client, root, monkeypatch):
     a_process(root, monkeypatch)
-    head = client.get("/run/head?run=a").text
-    assert "40%" in head
-    assert "12 s left" in head
-    assert "running" in head
+    head = client.get("/run/now?run=a").text
+    for said in ("40%", "12 s left", "running"):
+        assert said in head
+
+
+def test_before_its_first_step_a_run_says_what_it_has_compiled(client, root, monkeypatch):
+    a_process(root, monkeypatch, done=0)
+    with (root / "a" / record.LINES).open("a") as lines:
+        event = {"kind": "compiled", "seconds": 3.0}
+        lines.writelines(json.dumps({"time": 9.0, "append": "events", "entry": event}) + "\n" for _ in range(2))
+    assert "Compiled so far: 2 graphs, 6 s. The first steps take longer" in client.get("/run/now?run=a").text
 
 
 def test_a_run_that_goes_on_does_not_say_how_it_ended_before(client, root, monkeypatch):
@@ -147,11 +154,11 @@ def test_a_run_that_goes_on_does_not_say_how_it_ended_before(client, root, monke
     ended = json.dumps({"time": 9.0, "set": {"pid": 1}})
     with (root / "a" / "record.jsonl").open("a") as lines:
         lines.write(ended + "\n")
-    assert "Interrupted" in client.get("/run/head?run=a").text
+    assert "Interrupted" in client.get("/run/now?run=a").text
     told = record.this_process()
     (root / "a" / "run.lock.json").write_text(json.dumps(told))
     monkeypatch.setattr(processes, "_is_ours", lambda pid: pid == told["pid"])
-    head = client.get("/run/head?run=a").text
+    head = client.get("/run/now?run=a").text
     assert "starting" in head
     assert "goes on with this run" in head
     assert "nterrupted" not in head
@@ -174,7 +181,7 @@ def test_stop_is_sent_once_and_the_second_time_only_where_that_is_meant(client, 
     assert client.post("/run/stop", data={"run": "a"}).status_code == 303
     client.post("/run/stop", data={"run": "a"})
     assert sent == [told["pid"]]
-    head = client.get("/run/head?run=a").text
+    head = client.get("/run/now?run=a").text
     assert "stopping" in head
     assert "Stop at once" in head
     client.post("/run/stop", data={"run": "a", "at_once": "yes"})
@@ -232,29 +239,14 @@ def test_a_run_is_resumed_by_its_folder_and_never_by_what_a_folder_says(client, 
 def test_runs_are_compared(client, root):
     a_run(root / "a", accuracies=(0.5, 0.6))
     a_run(root / "b", accuracies=(0.7,), goal="min:loss")
+    a_study(root / "search")
     text = client.get("/compare?run=a&run=b").text
     assert "recipe.goal" in text
     assert "training.learning_rate" not in text  # which does not differ
     assert "min:loss" in text
-    chart = client.get("/compare/charts?run=a&run=b").json()[0]
-    assert chart["names"] == ["a", "b"]
-
-
-def test_runs_are_compared_over_steps_and_over_the_time_of_training(client, root):
-    for name, seconds in (("a", 2.0), ("b", 0.5)):
-        written = RunRecord(root / name)
-        for step in (1, 2, 3):
-            written.append("steps", {"step": step, "seconds": seconds, "loss": 1 / step, "running": "eager"})
-        written.finish()
-    a_study(root / "search")
-    charts = {one["key"]: one for one in client.get("/compare/charts?run=a&run=b&run=search").json()}
-    assert charts["loss"]["steps"] == [1, 2, 3]
-    assert charts["loss-time"]["axis"] == "time"
-    assert charts["loss-time"]["steps"] == [0.5, 1, 1.5, 2, 4, 6]
-    assert charts["loss-time"]["columns"][0] == [None, None, None, 1.0, 0.5, 0.333333]
-    assert charts["loss-time"]["names"] == ["a", "b"]
-    frames = client.get("/compare/frames?run=a&run=b").text
-    assert frames.count("data-chart=") == len(charts)
+    charts = client.get("/compare/charts?run=a&run=b&run=search").json()
+    assert [one["names"] for one in charts] == [["a", "b"]]
+    assert text.count("data-chart=") == len(charts)
 
 
 @pytest.mark.parametrize(("make", "said"), [(a_study, "Best accuracy"), (a_cross_validation, "What is in each fold")])
@@ -266,9 +258,9 @@ def test_searches_and_folds_have_pages(client, root, make, said):
 
 def test_settings_are_kept_as_a_file(client, root):
     folder = a_run(root / "a")
-    (folder / "settings.yaml").write_text("recipe: {name: digits}\n")
+    (folder / "settings.yaml").write_text("recipe: {name: criteria}\n")
     answer = client.get("/run/settings?run=a")
-    assert answer.text == "recipe: {name: digits}\n"
+    assert answer.text == "recipe: {name: criteria}\n"
     assert answer.headers["content-disposition"].startswith("attachment")
     (folder / "settings.yaml").unlink()
     (folder / "settings.yaml").symlink_to("/etc/hostname")
@@ -283,43 +275,136 @@ def test_links_and_hidden_folders_hold_no_runs(root, tmp_path):
     assert [one.name for one in Places(root).all()] == ["shown"]
 
 
-def test_a_page_is_renewed_the_rarer_the_longer_it_takes(root, monkeypatch):
-    monkeypatch.setattr(watching, "LEAST_SECONDS", 2.0)
-    monkeypatch.setattr(watching, "SHARE", 0.02)
-    shown = watching.Watching().run(a_run(root / "a"))
-    shown.seconds = 0.001
-    assert shown.pause == 2.0
-    shown.seconds = 2.0
-    assert shown.pause == 100.0
+# -- what a page hears of ----------------------------------------------------------------------------------------------
 
 
-def test_ten_viewers_have_a_run_read_and_drawn_once(client, root, monkeypatch):
-    monkeypatch.setattr(watching, "LEAST_SECONDS", 1000.0)
-    built = []
-    monkeypatch.setattr(watching, "build", lambda document, was=watching.build: built.append(1) or was(document))
-    written = RunRecord(root / "a")
-    answers = []
-    for step in range(1, 11):
-        written.append("steps", {"step": step, "seconds": 2.0, "loss": 1.0, "running": "eager"})
-        answers.append((client.get("/run/charts?run=a").text, client.get("/run/part?part=details&run=a").text))
-    written.finish()
-    assert len(built) == 1
-    assert len(set(answers)) == 1
+def looks(root, access, path):
+    """What the stream of a run's page compares, and the list's."""
+    site = Site(root, access, None)
+    site.news = lambda look, seen=None: look
+    pages = RunPages(site)
+    return pages.run_news(Request({"type": "http", "query_string": f"run={path}".encode()})), pages.list_news(None)
 
 
-def test_whoever_acts_on_a_run_sees_it_at_once(client, root, monkeypatch):
-    monkeypatch.setattr(watching, "LEAST_SECONDS", 1000.0)
-    told = a_process(root, monkeypatch)
-    assert "Stop after this step" in client.get("/run?run=a").text
-    monkeypatch.setattr(processes.os, "kill", lambda pid, signal: None)
-    client.post("/run/stop", data={"run": "a"})
-    assert "Stop at once" in client.get("/run?run=a").text
-    monkeypatch.setattr(processes, "_is_ours", lambda pid: pid != told["pid"])
-    assert "Stop" not in client.get("/run?run=a").text
+def test_a_page_that_was_made_before_its_stream_began_hears_of_the_change_between(root, access):
+    site = Site(root, access, None)
+
+    async def first(seen):
+        stream = site.news(lambda: "now", seen).body_iterator
+        said = [await anext(stream) for _ in range(2)]
+        site.stopping = True
+        await stream.aclose()
+        return said[1], [one async for one in site.news(lambda: 1).body_iterator]
+
+    assert asyncio.run(first("before")) == (b"event: changed\ndata: 1\n\n", [b"retry: 2000\n\n"])
 
 
-@pytest.mark.parametrize(
-    ("value", "found"), [(1.5, 1.5), (float("nan"), None), (float("inf"), None), (True, None), (2, 2.0)]
-)
-def test_a_number_of_a_record_is_finite(value, found):
-    assert number(value) == found
+def test_a_record_whose_process_is_gone_is_heard_of_although_no_file_changes(root, access):
+    """A program with a `Loop` of its own holds no lock of the folder: its record alone names its process."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100_000)"])
+    try:
+        folder = a_run(root / "a", status="running")
+        told = {"pid": process.pid, "process_started": record.process.started(process.pid)}
+        with (folder / record.LINES).open("a") as lines:
+            lines.write(json.dumps({"time": 9.0, "set": told}) + "\n")
+        look = looks(root, access, "a")[0]
+        before = look()
+        assert look() == before
+    finally:
+        process.kill()
+        process.wait()
+    assert look() != before
+    watched = watching.Watching()
+    assert watched.row(folder).status == watched.run(folder).status == "killed"
+
+
+def test_the_page_of_a_search_hears_of_its_trials_and_of_its_first_document(client, root, access):
+    folder = root / "search"
+    folder.mkdir(parents=True)
+    (folder / "study.yaml").write_text("recipe: {name: criteria}\n")
+    assert "Best accuracy" not in client.get("/run?run=search").text
+    a_study(root / "other")
+    (root / "other" / "study.json").rename(folder / "study.json")
+    assert "Best accuracy" in client.get("/run/now?run=search").text
+    look = looks(root, access, "search")[0]
+    before = look()
+    a_run(folder / "trials" / "0", status="running")
+    with_trial = look()
+    assert with_trial != before
+    with (folder / "trials" / "0" / record.LINES).open("a") as lines:
+        lines.write(json.dumps({"time": 9.0, "set": {"status": "finished"}}) + "\n")
+    assert look() != with_trial
+    assert "search/trials/0" in client.get("/run/now?run=search").text
+
+
+def test_of_many_trials_the_last_are_listed(client, root, monkeypatch):
+    monkeypatch.setattr(watching, "MEMBERS", 2)
+    a_study(root / "search")
+    for number_ in range(5):
+        a_run(root / "search" / "trials" / str(number_), accuracies=(0.5,))
+    text = client.get("/run?run=search").text
+    assert [one for one in names_in(text) if "trials" in one] == ["search/trials/3", "search/trials/4"]
+    assert "3 earlier ones" in text
+
+
+# -- what a person asks of a run ---------------------------------------------------------------------------------------
+
+
+def test_a_run_that_trains_is_asked_for_a_checkpoint(client, root, monkeypatch):
+    a_run(root / "ended")
+    assert "Save now" not in client.get("/run?run=ended").text
+    assert client.post("/run/save", data={"run": "ended"}).status_code == 409
+    a_process(root, monkeypatch)
+    assert "Save now" in client.get("/run?run=a").text
+    assert client.post("/run/save", data={"run": "a"}).status_code == 303
+    assert "Save now: after this step" in client.get("/run/now?run=a").text
+    assert Requests(root / "a").asked()
+    assert "Save now: after this step" not in client.get("/run/now?run=a").text
+
+
+def test_an_export_is_a_process_of_its_own(client, root, monkeypatch):
+    folder, asked = a_run(root / "a"), []
+    answers = [(0, "", ""), (2, "", "hotloop: no checkpoint <b>"), (0, "", "")]
+    monkeypatch.setattr(processes, "ask", lambda arguments: asked.append(arguments) or answers[len(asked) - 1])
+    text = client.post("/run/export", data={"run": "a", "checkpoint": "best"}).text
+    assert asked[0][:2] == ["export", str(folder)]
+    assert asked[0][2].startswith(f"{folder}/export-best-safetensors-")
+    assert asked[0][2] in text
+    assert asked[0][3:] == ["--checkpoint", "best", "--format", "safetensors"]
+    wrong = client.post("/run/export", data={"run": "a", "checkpoint": "last"})
+    assert (wrong.status_code, "no checkpoint &lt;b&gt;" in wrong.text) == (409, True)
+    for one in ({"checkpoint": "../x"}, {"checkpoint": "best", "format": "onnx", "sure": "yes"}):
+        assert client.post("/run/export", data={"run": "a", **one}).status_code == 409
+    wanted = {"run": "a", "checkpoint": "last", "format": "pretrained"}
+    assert "It runs as you" in client.post("/run/export", data=wanted).text
+    assert len(asked) == 2
+    client.post("/run/export", data={**wanted, "sure": "yes"})
+    assert asked[2][-1] == "pretrained"
+
+
+def test_a_search_goes_on_from_its_page_by_its_folder_and_never_by_what_it_says(client, root, monkeypatch):
+    folder = a_study(root / "a, study")
+    found = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps({**found, "left": 2, "command": "rm -rf /"}))
+    assert "Resume" not in client.get("/run", params={"run": "a, study"}).text  # without its settings
+    (folder / "study.yaml").write_text("recipe: {name: criteria}\n")
+    began = []
+    monkeypatch.setattr(processes, "start", lambda folder, arguments: began.append((folder, arguments)))
+    assert "Resume" in client.get("/run", params={"run": "a, study"}).text
+    assert client.post("/run/resume", data={"run": "a, study"}).status_code == 303
+    assert began == [(folder, ["hpo", "--config", f"{folder}/study.yaml", f"hpo.folder={folder}"])]
+    assert configure.load_search(["recipe=criteria", began[0][1][-1]]).hpo.folder == str(folder)
+
+
+@pytest.mark.campaign
+def test_optunas_plots_are_made_of_the_study_in_the_searchs_own_folder(client, root):
+    optuna = pytest.importorskip("optuna")
+    pytest.importorskip("plotly")
+    folder = a_study(root / "search")
+    assert client.get("/run/plots?run=search").status_code == 404
+    study = optuna.create_study(storage=f"sqlite:///{folder}/study.db", study_name="one")
+    study.optimize(lambda trial: trial.suggest_float("lr<b>", 0, 1), n_trials=4)
+    assert "/run/plots?run=search" in client.get("/run?run=search").text
+    answer = client.get("/run/plots?run=search")
+    assert answer.headers["content-security-policy"].startswith("sandbox allow-scripts;")
+    assert "Plotly.newPlot" in answer.text

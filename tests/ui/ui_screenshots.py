@@ -1,9 +1,6 @@
 """Make the pictures of docs/how-to/ui.md: ``python tests/ui/ui_screenshots.py``. It trains a small model for half a minute."""
 
 import io
-import json
-import math
-import random
 import re
 import sys
 import tempfile
@@ -13,9 +10,6 @@ from pathlib import Path
 from browser import STATES, browser, server
 from PIL import Image
 from playwright.sync_api import expect
-
-sys.path.append(str(Path(__file__).parents[1] / "report"))
-from run_folders import a_study
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SETTINGS = {
@@ -43,64 +37,9 @@ def main():
         expect(page.locator("#head .progress")).to_contain_text(re.compile(r"[3-9]\d%"))
         page.wait_for_timeout(4000)  # the curves come behind the head
         keep("ui-run.png", [taken(page)], (1020, 705))
-        searched(Path(place) / "runs" / "digits" / "search")
-        ranges(chromium, url)
         narrow(chromium, url)
-        page.goto(urllib.parse.urljoin(url, "/run?run=digits/search"))
-        expect(page.locator(".uplot").first).to_be_visible()
-        page.evaluate("document.getElementById('importances').scrollIntoView()")
-        keep("ui-search.png", [taken(page)], (1020, 705))
         page.goto(urllib.parse.urljoin(url, "/run?run=diffusion/tiny"))
         expect(page.locator("#status")).to_have_text("finished")
-
-
-def ranges(chromium, url):
-    """Take the form of a search: its ranges, one of them with a mistake, and on a narrow screen by night."""
-    found = []
-    for size, scheme in ((WIDE, "light"), (NARROW, "dark")):
-        page = person(chromium, url, size, scheme)
-        page.goto(urllib.parse.urljoin(url, "/training?recipe=digits"))
-        page.select_option("#verb", "hpo")
-        page.click("#advanced > summary")
-        page.click("#group-hpo > summary")
-        page.fill("#range-0-low", "0,001")
-        expect(page.locator("[id='note-range.0']")).to_contain_text("with a point")
-        page.evaluate("document.getElementById('ranges').scrollIntoView()")
-        found.append(taken(page))
-        page.context.close()
-    wide, small = found
-    keep("ui-ranges.png", [wide.crop((0, 0, 940, 844)), small], (1020, 647))
-
-
-def searched(folder, many=40):
-    """Write the document of a search, as if it had been made."""
-    rng = random.Random(0)
-    space = {
-        "training.learning_rate": {"kind": "log", "values": [1e-5, 1e-1], "step": None, "when": None},
-        "digits.width": {"kind": "range", "values": [16, 256], "step": None, "when": None},
-        "training.scheduler": {
-            "kind": "choices",
-            "values": ["cosine", "linear", "constant"],
-            "step": None,
-            "when": None,
-        },
-    }
-    trials = []
-    for place in range(many):
-        rate, width = 10 ** rng.uniform(-5, -1), rng.randint(16, 256)
-        scheduler = rng.choice(["cosine", "linear", "constant"])
-        value = 0.93 - 0.08 * abs(math.log10(rate) + 2.7) + width / 5000 + rng.uniform(-0.01, 0.01)
-        chosen = {"training.learning_rate": rate, "digits.width": width, "training.scheduler": scheduler}
-        reports = [[epoch, value * (1 - 0.6**epoch)] for epoch in range(1, 7)]
-        trials.append(
-            {"number": place, "state": "complete", "value": value, "values": chosen, "reports": reports, "seconds": 4.0}
-        )
-    a_study(folder)
-    found = json.loads((folder / "study.json").read_text())
-    best = max(trials, key=lambda one: one["value"])["number"]
-    more = {"space": space, "trials": trials, "best": best, "n_trials": many, "direction": "maximize", "sampler": "tpe"}
-    shares = {"training.learning_rate": 0.81, "digits.width": 0.15, "training.scheduler": 0.04}
-    (folder / "study.json").write_text(json.dumps({**found, **more, "importances": shares}))
 
 
 def narrow(chromium, url):

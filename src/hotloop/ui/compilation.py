@@ -16,7 +16,6 @@ OWN = (COMPILE, "compile.preset", "compile.inference", "compile.components")
 """The settings that have a place here, and none among the other fields."""
 _AUTO = (
     "auto",
-    "times eager steps, prepares what is expected to pay, proves it against eager, and keeps it if it is faster",
     "what is measured in this run", "little: it stays eager where nothing pays", "as what it chooses",
     "whoever does not know yet: most runs",
 )  # fmt: skip
@@ -32,7 +31,6 @@ class Mode:
 
     name: str
     label: str
-    sets: str
     performance: str
     overhead: str
     memory: str
@@ -41,35 +39,15 @@ class Mode:
     missing: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A component of the recipe, as the form has it."""
-
-    name: str
-    on: bool
-    training: str
-    inference: str
-
-
 def modes(missing: Mapping[str, str]) -> list[Mode]:
     """Return all modes, those that a person would try first at the top."""
     found = [Mode(_AUTO[0], _AUTO[0], *_AUTO[1:], measured="", missing="")]
     for name, one in PRESETS.items():
         rows = [row.speedup for row in measured.rows(name)]
         spread = f"{min(rows):.2f}x to {max(rows):.2f}x" if rows else ""
-        words = (one.sets, one.performance, one.overhead, one.memory, one.best_for)
-        found.append(Mode(name, label(name), *words, measured=spread, missing=missing.get(name, "")))
+        words = (one.performance, one.overhead, one.memory, one.best_for)
+        found.append(Mode(name, _SPELLED.get(name, name), *words, measured=spread, missing=missing.get(name, "")))
     return sorted(found, key=lambda mode: mode.name != "none")
-
-
-def label(mode: str) -> str:
-    """Return a mode's name as the form spells it."""
-    return _SPELLED.get(mode, mode)
-
-
-def not_here(device: str) -> dict[str, dict[str, str]]:
-    """Return the choices of settings that a machine's device cannot run, each with the reason."""
-    return {"compile.layout": {"channels_last": "auto tries it on a GPU only"}} if device in ("cpu", "mps") else {}
 
 
 def mode_of(values: Mapping[str, Any]) -> str:
@@ -78,38 +56,37 @@ def mode_of(values: Mapping[str, Any]) -> str:
     return "auto" if asked == "auto" else str(values["compile"]["preset"]) if asked else "none"
 
 
-def parts(values: Mapping[str, Any], components: list[str]) -> list[Part]:
-    """Return the components of a recipe as its settings have them."""
+def form_of(values: Mapping[str, Any], components: list[str]) -> dict[str, str]:
+    """Return the fields of the form that stand for settings; a component that is off has no field ``on``."""
+    found = {"mode": mode_of(values), "inference": str(values["compile"]["inference"])}
     own = values["compile"]["components"]
-    kept = {name: one for name, one in own.items() if isinstance(one, dict)}
-    return [
-        Part(
-            name,
-            one.get("training") != "none",
-            AS_ABOVE if one.get("training") in (None, "none") else one["training"],
-            one.get("inference") or AS_ABOVE,
-        )
-        for name in dict.fromkeys([*components, *own])
-        for one in [kept.get(name, {})]
-    ]
+    for name in dict.fromkeys([*components, *own]):
+        one = own.get(name)
+        lanes = one if isinstance(one, dict) else {}
+        training, key = lanes.get("training"), f"part.{name}"
+        found[f"{key}.mode"] = AS_ABOVE if training in (None, "none") else training
+        found[f"{key}.inference"] = lanes.get("inference") or AS_ABOVE
+        if training != "none":
+            found[f"{key}.on"] = "on"
+    return found
 
 
 def read(form: Mapping[str, str], values: Mapping[str, Any], components: list[str]) -> dict[str, Any]:
     """Return the settings that a person chose here and that differ from the given ones, by their dotted names."""
-    mode = form.get("mode", mode_of(values))
+    usual = form_of(values, components)
+    mode = form.get("mode", usual["mode"])
     chosen: dict[str, Any] = {COMPILE: {"none": False, "auto": "auto"}.get(mode, True)}
     if chosen[COMPILE] is True:
         chosen["compile.preset"] = mode
-    chosen["compile.inference"] = form.get("inference", values["compile"]["inference"])
-    for part in parts(values, components):
-        key = f"part.{part.name}"
+    chosen["compile.inference"] = form.get("inference", usual["inference"])
+    for name in dict.fromkeys([*components, *values["compile"]["components"]]):
+        key = f"part.{name}"
         if f"{key}.mode" not in form:
             continue
-        own = form[f"{key}.mode"]
-        training = "none" if f"{key}.on" not in form else None if own == AS_ABOVE else own
-        inference = form.get(f"{key}.inference", part.inference)
-        chosen[f"compile.components.{part.name}.training"] = training
-        chosen[f"compile.components.{part.name}.inference"] = None if inference == AS_ABOVE else inference
+        own = {AS_ABOVE: None}.get(form[f"{key}.mode"], form[f"{key}.mode"])
+        inference = form.get(f"{key}.inference", usual[f"{key}.inference"])
+        chosen[f"compile.components.{name}.training"] = own if f"{key}.on" in form else "none"
+        chosen[f"compile.components.{name}.inference"] = None if inference == AS_ABOVE else inference
     return {name: value for name, value in chosen.items() if at(values, name) != value}
 
 

@@ -1,13 +1,11 @@
-"""The page of the machine: what `hotloop doctor` finds, what is kept of compiles, memory and load."""
+"""The page of the machine: what `hotloop doctor` finds, and what is kept of compiles."""
 
 from __future__ import annotations
 
 import json
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from hotloop import host
 from hotloop.errors import ConfigError
 from hotloop.ui import processes
 from hotloop.ui.site import form_of
@@ -27,27 +25,18 @@ class MachinePages:
     def __init__(self, site: Site) -> None:
         self.site = site
         self._lock = threading.Lock()
+        self._found: dict[str, Any] | None = None
 
     def machine(self, request: Request) -> Response:
-        """Show the frame of the page, which asks for the rest: some answers take seconds."""
-        return self.site.show(request, "machine.html.j2", **self._now())
-
-    def now(self, request: Request) -> Response:
-        """Show memory, load and GPUs alone, as they are now."""
-        return self.site.show(request, "machine_now.html.j2", **self._now())
-
-    def _now(self) -> dict[str, Any]:
-        total, free = host.memory()
-        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        return {"total": total, "free": free, "load": load, "cpus": os.cpu_count(), "gpus": self.site.gpus.look()}
+        """Show the frame of the page, which asks for the rest: it takes seconds."""
+        return self.site.show(request, "machine.html.j2")
 
     def findings(self, request: Request) -> Response:
         """Show what was found; with ``anew``, look again."""
         with self._lock:
-            found = self.site.machine
-            if found is None or form_of(request).get("anew"):
-                found = self.site.machine = _look()
-        return self.site.show(request, "findings.html.j2", tones=_TONES, **found)
+            if self._found is None or form_of(request).get("anew"):
+                self._found = _look()
+            return self.site.show(request, "findings.html.j2", tones=_TONES, **self._found)
 
 
 def _look() -> dict[str, Any]:
@@ -55,23 +44,19 @@ def _look() -> dict[str, Any]:
     doctor, wrong = _asked(["doctor", "--json", "--quick"])
     cache, no_cache = _asked(["cache", "--json"])
     facts = doctor.get("machine", {})
-    versions = {name: facts.get(name) for name in ("hotloop", "python", "system", "architecture")}
-    torch = facts.get("torch") or {}
-    versions |= {"torch": torch.get("version"), "CUDA": torch.get("cuda"), "Triton": torch.get("triton")}
-    versions |= {one.get("name"): one.get("version") for one in facts.get("packages", ()) if one.get("version")}
+    names = ("hotloop", "python", "system", "architecture", "torch", "cuda", "triton")
     return {
         "found": doctor.get("findings", []), "wrong": wrong, "cache": cache, "no_cache": no_cache,
-        "versions": {name: value for name, value in versions.items() if isinstance(value, str) and value},
+        "versions": {name: value for name in names if isinstance(value := facts.get(name), str)},
     }  # fmt: skip
 
 
 def _asked(arguments: list[str]) -> tuple[dict[str, Any], str]:
     try:
         code, out, err = processes.ask(arguments)
-        found = json.loads(out)
+        return json.loads(out), ""
     except ConfigError as error:
         return {}, str(error)
     except ValueError:
         last = err.strip().splitlines()[-1:]
         return {}, f"hotloop {' '.join(arguments)} ended with exit code {code}: {''.join(last)}"
-    return found, ""

@@ -8,7 +8,7 @@ import os
 import pathlib
 import threading
 import time
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from hotloop import files
 from hotloop.record import DOCUMENT, LINES
@@ -28,11 +28,9 @@ _WATCHED = (
     "run.lock.json", ".",
 )  # fmt: skip
 """Of the folder itself the time tells of what is made in it beside these, such as an export."""
-_DEEPEST = 6
-_FRESH_SECONDS = 1.0
+_DEEPEST, _LONGEST = 6, 1000
+_FRESH_SECONDS = 2.0
 """How old a look at the folder may be."""
-_SHARE = 0.005
-"""Share of a core that looks at the folder may take: one with thousands of runs is looked at more rarely."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +59,8 @@ class Places:
         """Return every run, the last changed first. Links are not followed."""
         with self._lock:
             if time.monotonic() >= self._again:
-                spent = time.thread_time()
                 self._found = sorted(self._below(self.root, _DEEPEST), key=lambda one: one.changed, reverse=True)
-                spent = time.thread_time() - spent
-                self._again = time.monotonic() + max(_FRESH_SECONDS, spent / _SHARE)
+                self._again = time.monotonic() + _FRESH_SECONDS
             return self._found
 
     def forget(self) -> None:
@@ -91,7 +87,7 @@ class Places:
             LookupError: it leads elsewhere.
         """
         parts = name.split("/")
-        if not name or "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):
+        if not name or len(name) > _LONGEST or "\0" in name or any(part in ("", ".", "..") for part in parts):
             raise LookupError(name)
         path = self.root.joinpath(*parts)
         if path.resolve() != path:  # a link anywhere in it leads elsewhere
@@ -123,7 +119,7 @@ def is_run(folder: Path) -> bool:
 def signature(folder: Path) -> tuple[tuple[float, int], ...]:
     """Return when each file that a page shows was last changed, and its size: it differs where there is news."""
     found = []
-    for path in (*(folder / name for name in _WATCHED), *runs.fetched_files(folder)):
+    for path in (folder / name for name in _WATCHED):
         try:
             known = path.lstat()
             found.append((known.st_mtime, known.st_size))
@@ -153,62 +149,6 @@ def picture(folder: Path, name: str) -> tuple[bytes, str]:
         return files.read(folder / SAMPLES / name, _LARGEST_PICTURE), _kind(name)
     except OSError as error:
         raise LookupError(name) from error
-
-
-EXPORTS = "export-"
-"""How the folders begin that the page exports into."""
-_EXPORTED = (".safetensors", ".json", ".pt2", ".txt", ".jinja", ".model")
-"""How the files end that an export writes: weights, configurations, programs, and what a tokenizer needs."""
-
-
-def exported(folder: Path) -> list[tuple[str, int]]:
-    """Return the files of a run's exports, by their names below its folder, and their sizes."""
-    try:
-        places = [one.name for one in os.scandir(folder) if one.is_dir(follow_symlinks=False)]
-        found = [one for place in places if place.startswith(EXPORTS) for one in _kept(folder / place, place, 1)]
-    except OSError:
-        return []
-    return sorted(found)
-
-
-def _kept(folder: Path, name: str, deepest: int) -> Iterator[tuple[str, int]]:
-    """Yield the files of an export's folder; a model of several has a folder of its own in it."""
-    for one in os.scandir(folder):
-        inner = f"{name}/{one.name}"
-        if one.is_dir(follow_symlinks=False) and deepest:
-            yield from _kept(folder / one.name, inner, deepest - 1)
-        elif one.is_file(follow_symlinks=False) and one.name.endswith(_EXPORTED):
-            yield inner, one.stat().st_size
-
-
-def open_exported(folder: Path, name: str) -> BinaryIO:
-    """Open a file of a run's exports.
-
-    Raises:
-        LookupError: the run has no such file.
-    """
-    if name not in dict(exported(folder)):
-        raise LookupError(name)
-    return opened(folder / name)
-
-
-def opened(path: Path) -> BinaryIO:
-    """Open a regular file for reading, however large.
-
-    Raises:
-        LookupError: it cannot be opened, or is no such file.
-    """
-    try:
-        return files.open_regular(path)
-    except OSError as error:
-        raise LookupError(path) from error
-
-
-def chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield a file in parts, and close it."""
-    with file:
-        while part := file.read(2**20):
-            yield part
 
 
 def tail(path: Path, most: int = 30_000) -> str:

@@ -1,16 +1,17 @@
-"""What this machine can run, asked of a process of its own: the server itself loads no torch.
+"""Asks processes of their own what this machine can run and which settings a program has: the server loads no torch.
 
-``python -m hotloop.ui.probe`` prints it as JSON.
+``python -m hotloop.ui.probe`` prints the former as JSON.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
+from pathlib import Path
 from typing import Any
 
-from hotloop import host
+from hotloop.errors import ConfigError
+from hotloop.ui import processes
 
 _SECONDS = 120
 
@@ -40,15 +41,13 @@ class Probe:
 def _ask() -> dict[str, Any]:
     empty: dict[str, Any] = {"device": "", "error": "", "missing": {}, "components": {}}
     try:
-        done = subprocess.run(  # noqa: S603 - our own module, without a shell
-            host.python("-m", "hotloop.ui.probe"),
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False,
-        )  # fmt: skip
-        return {**empty, **json.loads(done.stdout.splitlines()[-1])}
-    except subprocess.TimeoutExpired:
-        return {**empty, "error": f"This machine did not say within {_SECONDS} s what it can run."}
+        _, out, err = processes.ask([], _SECONDS, "hotloop.ui.probe")
+    except ConfigError as error:
+        return {**empty, "error": str(error)}
+    try:
+        return {**empty, **json.loads(out.splitlines()[-1])}
     except (ValueError, IndexError):
-        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        last = err.strip().splitlines()[-1:]
         return {**empty, "error": f"What this machine can run is not known: {''.join(last) or 'no answer'}"}
 
 
@@ -66,6 +65,37 @@ def look() -> dict[str, Any]:
         "missing": {name: missing(preset, device) for name, preset in PRESETS.items()},
         "components": {name: list(recipes.load(name).COMPONENTS) for name in recipes.NAMES},
     }
+
+
+class UnreadError(ConfigError):
+    """A program's settings are not known, and its file may not run to tell them; the message is its name."""
+
+
+_known: dict[tuple[str, int], dict[str, Any]] = {}
+"""Schemas by the program's name and the time of its file: one that was changed is read again."""
+
+
+def program_schema(name: str, *, may_run: bool) -> dict[str, Any]:
+    """Return the JSON Schema of a program's settings.
+
+    Args:
+        name: of the program.
+        may_run: whether its file may run, in a process of its own, where the schema is not known.
+
+    Raises:
+        UnreadError: it is not known, and may not run.
+        ConfigError: it cannot be read, with what it raised.
+    """
+    place = Path(name.rpartition(":")[0])
+    key = (name, place.stat().st_mtime_ns if place.is_file() else 0)
+    if key not in _known:
+        if not may_run:
+            raise UnreadError(name)
+        code, out, err = processes.ask(["settings", "--schema", name], _SECONDS)
+        if code:
+            raise ConfigError(f"{name} cannot be read: {err.strip()[-2000:]}")
+        _known[key] = json.loads(out)
+    return _known[key]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from hotloop import files, host, record
 from hotloop.errors import ConfigError
@@ -24,8 +24,6 @@ from hotloop.ui.places import LOG, START, STOP
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ATTENDING = "hotloop.ui.attending"
-"""The module that submits a run to a cluster and follows it, as a process of its own."""
 _ENDING_SECONDS = 20.0
 """Which a command has to end by itself once it took too long."""
 
@@ -36,81 +34,48 @@ class Process:
 
     pid: int
     started: int | None
-    where: str = ""
-    """The cluster whose run it follows; empty where it runs here itself."""
-
-    @property
-    def here(self) -> bool:
-        """Whether it is the run's own process, which a signal and the run's files reach."""
-        return not self.where
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data, to be recognised by `find`."""
         return {"pid": self.pid, "host": platform.node(), "process_started": self.started}
 
 
-def command(module: Sequence[str]) -> list[str]:
-    """Return the command of a module, with its arguments, in this very Python."""
-    return host.python("-m", *module)
-
-
-def start(folder: Path, arguments: Sequence[str], where: str = "") -> None:
+def start(folder: Path, arguments: Sequence[str]) -> None:
     """Start hotloop for a run's folder, in a session of its own: neither Ctrl-C nor the end of this process ends it.
 
     Args:
         folder: of the run.
         arguments: of hotloop.
-        where: the cluster that they run on: a process is started that submits and follows them.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    module = [ATTENDING, str(folder), where, *arguments] if where else ["hotloop", *arguments]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open_log(folder / LOG) as log:
+        with files.open_append(folder / LOG) as log:
             child = subprocess.Popen(  # noqa: S603 - our own program, without a shell
-                command(module), stdin=subprocess.DEVNULL, stdout=log,
+                host.python("-m", "hotloop", *arguments), stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, start_new_session=True, env=environment,
             )  # fmt: skip
-        note(folder, child.pid, arguments, where)
+        told = Process(child.pid, started(child.pid)).to_dict() | {"created": time.time(), "arguments": [*arguments]}
+        with files.whole(folder / START, durable=False) as file:
+            file.write(record.to_json(told).encode())
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {files.cannot(error)}") from error
     # A process that nobody waits for stays in the system's table, and would seem to run.
     threading.Thread(target=child.wait, daemon=True).start()
 
 
-def open_log(path: Path, mode: int = 0o666) -> BinaryIO:
-    """Open a log of a process at its end.
-
-    Raises:
-        ConfigError: it cannot be opened, or is a link or no regular file.
-    """
-    try:
-        return files.open_append(path, mode)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}. Remove it, or change its permissions") from error
-
-
-def note(folder: Path, pid: int, arguments: Sequence[str], where: str = "") -> None:
-    """Write down which process works in a run's folder, and as what it was started."""
-    told = {**Process(pid, started(pid)).to_dict(), "created": time.time(), "arguments": [*arguments]}
-    told |= {"where": where} if where else {}
-    with files.whole(folder / START, durable=False) as file:
-        file.write(record.to_json(told).encode())
-
-
 def find(folder: Path) -> Process | None:
     """Return the process that works in a folder; None where there is none, or where it is another machine's."""
-    where = where_of(folder)
-    for name in (START,) if where else (HOLDER, START):  # the holder is of another machine
+    for name in (HOLDER, START):
         told = read(folder / name)
         pid, began = told.get("pid"), told.get("process_started")
         if type(pid) is not int or pid <= 1 or told.get("host") != platform.node() or not _is_ours(pid):
             continue
         if started(pid) == began:
-            return Process(pid, began, where)
+            return Process(pid, began)
     return None
 
 
@@ -120,20 +85,15 @@ def _is_ours(pid: int) -> bool:
         os.kill(pid, 0)
     except (OSError, OverflowError):
         return False
-    words = _command_of(pid)
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # the system does not say
+        words = b""
     return pid != os.getpid() and (b"hotloop" in words or (not words and sys.platform != "linux"))
 
 
-def _command_of(pid: int) -> bytes:
-    """Return a process's command; empty where the system does not say, or where the process has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def stop(folder: Path, *, at_once: bool = False) -> str:
-    """Ask a run to stop after its step; with ``at_once``, end one that was asked before. Returns what was done.
+def stop(folder: Path, *, at_once: bool = False) -> None:
+    """Ask a run to stop after its step; with ``at_once``, end one that was asked before.
 
     A second signal ends a run in the middle of its step, so a second press of the button must not send one.
 
@@ -144,16 +104,13 @@ def stop(folder: Path, *, at_once: bool = False) -> str:
     if process is None:
         raise ConfigError(f"{folder.name}: nothing runs there now")
     if asked_to_stop(folder, process) and not at_once:
-        return "It was asked to stop before: it stops after its step."
+        return
     try:
         with files.whole(folder / STOP, durable=False) as file:
             file.write(json.dumps(process.to_dict()).encode())
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error}. Stop process {process.pid} by hand") from error
-    if not process.here:  # it looks for the file: a signal would end it, and the run would go on
-        return "It stops after its step, and can be resumed."
     os.kill(process.pid, signal.SIGTERM)
-    return "It ends at once." if at_once else "It stops after its step, and can be resumed."
 
 
 def asked_to_stop(folder: Path, process: Process | None) -> bool:
@@ -176,20 +133,16 @@ def arguments_of(folder: Path) -> list[str]:
     return [str(one) for one in found] if isinstance(found, list) else []
 
 
-def where_of(folder: Path) -> str:
-    """Return the cluster that a server started a run on, to be shown; empty where that is this machine."""
-    return str(read(folder / START).get("where") or "")
-
-
-def ask(arguments: Sequence[str], seconds: float = 300.0) -> tuple[int, str, str]:
-    """Run hotloop and return its exit code, what it printed, and what it printed on stderr.
+def ask(arguments: Sequence[str], seconds: float = 300.0, module: str = "hotloop") -> tuple[int, str, str]:
+    """Run a module of ours and return its exit code, what it printed, and what it printed on stderr.
 
     Raises:
         ConfigError: it takes longer than that.
     """
     with subprocess.Popen(  # noqa: S603 - our own program, without a shell
-        command(["hotloop", *arguments]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as child:
+        host.python("-m", module, *arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
         try:
             out, err = child.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -197,5 +150,7 @@ def ask(arguments: Sequence[str], seconds: float = 300.0) -> tuple[int, str, str
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.communicate(timeout=_ENDING_SECONDS)
             child.kill()
-            raise ConfigError(f"hotloop {arguments[0]} took longer than {seconds:.0f} s, and was ended") from None
+            raise ConfigError(
+                f"{module} {' '.join(arguments[:1])} took longer than {seconds:.0f} s, and was ended"
+            ) from None
     return child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")

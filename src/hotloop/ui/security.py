@@ -12,7 +12,6 @@ import hmac
 import ipaddress
 import secrets
 import urllib.parse
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
@@ -22,11 +21,9 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from hotloop.train import configure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    Keyless = Callable[[Request, dict[str, str], str], Response]
 
 STATIC = "/static/"
 """Scripts and styles of the package: the same for everybody, so that they need no token."""
@@ -118,11 +115,10 @@ class Guard:
     Args:
         app: answers the rest.
         access: who may ask.
-        keyless: by address, what shows a form again that came without the key; other addresses answer with text.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, keyless: Mapping[str, Keyless] = MappingProxyType({})) -> None:
-        self.app, self.access, self.keyless = app, access, keyless
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self.access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -182,8 +178,7 @@ class Guard:
             return PlainTextResponse("This form cannot be read: expected text in UTF-8.", 400)
         field = form.pop("hotloop-key", "")
         if not _same(request.headers.get("x-hotloop-key", field), self.access.key):
-            show = self.keyless.get(request.url.path)
-            return show(request, form, _NO_KEY) if show else PlainTextResponse(_NO_KEY, 403)
+            return PlainTextResponse(_NO_KEY, 403)
         request.scope[FORM] = form
         return None
 

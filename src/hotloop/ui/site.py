@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,10 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, StreamingResponse
 
 from hotloop.report import page, text
-from hotloop.ui.elsewhere import Elsewhere
 from hotloop.ui.places import Places
-from hotloop.ui.presets import Presets
 from hotloop.ui.probe import Probe
-from hotloop.ui.queue import Queue
 from hotloop.ui.security import FORM
-from hotloop.ui.usage import Gpus
-from hotloop.ui.watching import REQUEST_SECONDS, Watching
+from hotloop.ui.watching import Watching
 from hotloop.version import __version__
 
 if TYPE_CHECKING:
@@ -29,12 +24,13 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hotloop.ui.security import Access
-    from hotloop.ui.watching import Shown
 
+LOOK_SECONDS = 3.0
+"""How often a run is looked at whose page is open."""
 ASSETS = Path(__file__).with_name("assets")
 STATIC = {
     "htmx.js": "htmx.min.js", "sse.js": "sse.min.js", "app.js": "app.js", "busy.js": "busy.js", "key.js": "key.js",
-    "plots.js": "plots.js", "ranges.js": "ranges.js", "app.css": "app.css",
+    "app.css": "app.css",
     "uplot.js": "uplot.min.js", "charts.js": "page.js", "uplot.css": "uplot.min.css", "report.css": "page.css",
 }  # fmt: skip
 """The scripts and styles that are served, by their names there: of this package or, where it has none, the report's."""
@@ -50,9 +46,7 @@ class Site:
     """
 
     def __init__(self, root: Path, access: Access, probe: Probe | None = None) -> None:
-        self.places, self.access, self.watching = Places(root), access, Watching()
-        self.probe, self.queue = probe or Probe(), Queue(self.places)
-        self.presets, self.gpus, self.elsewhere = Presets(self.places.root), Gpus(), Elsewhere()
+        self.places, self.access, self.watching, self.probe = Places(root), access, Watching(), probe or Probe()
         self.machine: dict[str, Any] | None = None
         """What was found out of the machine; None where it is to be looked at anew."""
         self.stopping = False
@@ -63,17 +57,15 @@ class Site:
         html = _environment().get_template(template).render(version=__version__, **common, **values)
         return HTMLResponse(html.encode("utf-8", "replace"), status)
 
-    def part(
-        self, request: Request, shown: Shown, template: str, values: Callable[[], dict[str, Any]], state: str = ""
-    ) -> HTMLResponse:
-        """Return a part of a run's page, rendered once for all who watch the run; anew where its state is another."""
-        key = template + state
-        shown.seconds += REQUEST_SECONDS
-        if key not in shown.parts:
-            spent = time.thread_time()
-            shown.parts[key] = bytes(self.show(request, template, **values()).body)
-            shown.seconds += time.thread_time() - spent
-        return HTMLResponse(shown.parts[key])
+    def said(  # noqa: PLR0913 - what is said, and the way on
+        self, request: Request, words: str, status: int = 409, *, title: str = "Not done", tone: str = "bad",
+        log: str = "", back: str = "/runs", label: str = "All runs", act: Mapping[str, Any] | None = None,
+    ) -> HTMLResponse:  # fmt: skip
+        """Return a page that says one thing, with a way back and perhaps an act that was to be confirmed."""
+        return self.show(
+            request, "said.html.j2", status, words=words, title=title, tone=tone, log=log, back=back, label=label,
+            act=act,
+        )  # fmt: skip
 
     def run_named(self, values: Mapping[str, str]) -> tuple[str, Path]:
         """Return the name and the folder of the run that a request is about.
@@ -84,30 +76,22 @@ class Site:
         name = values.get("run", "")
         return name, self.places.find(name)
 
-    def news(self, look: Callable[[], Any], pause: Callable[[], float], seen: Any = None) -> StreamingResponse:
+    def news(self, look: Callable[[], object], seen: object = None) -> StreamingResponse:
         """Return a stream that says ``changed`` where a look differs from the one before.
 
         Args:
             look: what is compared.
-            pause: how many seconds to wait before the next look.
             seen: the look that the viewer's page was made of, which may be older than the stream.
         """
 
         async def stream() -> AsyncIterator[bytes]:
             known = seen
             yield b"retry: 2000\n\n"
-            waited = 0.0
             while not self.stopping:
-                wait = await asyncio.to_thread(pause)
-                await asyncio.sleep(wait)
-                waited += wait
                 now = await asyncio.to_thread(look)
-                if now != known:
-                    known, waited = now, 0.0
-                    yield b"event: changed\ndata: 1\n\n"
-                elif waited > 15:  # noqa: PLR2004 - seconds, so that a viewer who left is noticed
-                    waited = 0.0
-                    yield b": still here\n\n"
+                yield b"event: changed\ndata: 1\n\n" if now != known else b": still here\n\n"
+                known = now
+                await asyncio.sleep(LOOK_SECONDS)
 
         return StreamingResponse(stream(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 

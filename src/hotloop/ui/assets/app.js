@@ -21,7 +21,7 @@ async function follow() {
 async function show(charts) {
   const fits = frames.querySelectorAll("[data-chart]").length === charts.length;  // frames may be older than the numbers
   if (drawn && fits && window.hotloopCharts.update(charts)) return;
-  if (drawn || !fits) {
+  if (frames.dataset.frames && (drawn || !fits)) {
     const answer = await fetch(frames.dataset.frames);
     if (!answer.ok) return;
     frames.innerHTML = await answer.text();  // escaped by the server, and scripts in it do not run
@@ -73,7 +73,7 @@ const pressed = location.hash;  // a link to a field may have been pressed befor
 /* What was typed into the form of settings stays in this tab, whatever becomes of the server or of the page. */
 const form = document.getElementById("setup");
 if (form) {
-  const key = "hotloop:" + form.dataset.draft, fields = () => [...form.elements].filter((one) => one.name && one.type !== "hidden" && one.id !== "preset" && one.id !== "against");
+  const key = "hotloop:" + form.dataset.draft, fields = () => [...form.elements].filter((one) => one.name && one.type !== "hidden");
   const value = (one) => one.type === "checkbox" ? (one.checked ? "on" : "") : one.value;
   const save = () => {
     const typed = {};
@@ -93,28 +93,10 @@ if (form) {
   };
   const restore = () => {
     const typed = JSON.parse(sessionStorage.getItem(key) || "{}");
-    form.dispatchEvent(new CustomEvent("hotloop:restore", {detail: typed}));
     for (const one of fields()) if (one.name in typed) put(one, typed[one.name]);
     judge();
     if (typed.mode) document.getElementById("advanced").open = true;
   };
-  /* What nothing reads beside the other settings can be reached, has its reason, and is not changed. */
-  const grey = () => {
-    const off = new Set(document.getElementById("grey").dataset.controls.split(" "));
-    for (const one of form.querySelectorAll("input[id], select[id], #range-add")) {
-      if (off.has(one.id)) one.setAttribute("aria-disabled", "true"); else one.removeAttribute("aria-disabled");
-      if (one.type === "text") one.readOnly = off.has(one.id);
-    }
-  };
-  const isGrey = (one) => one.getAttribute?.("aria-disabled") === "true";
-  for (const kind of ["mousedown", "click", "keydown"]) form.addEventListener(kind, (event) => {
-    const leaves = event.type === "keydown" && (event.key === "Tab" || event.key === "Escape" || event.ctrlKey || event.metaKey);
-    if (!isGrey(event.target) || leaves || event.target.type === "text") return;
-    event.preventDefault();
-    event.target.focus();
-  }, true);
-  document.addEventListener("htmx:oobAfterSwap", (event) => { if (event.detail.target.id === "grey") grey(); });
-  grey();
   if (matchMedia("(max-width: 720px)").matches)
     form.querySelectorAll("[data-fold]").forEach((one) => { one.open = Boolean(one.querySelector(".wrong")); });
   form.addEventListener("input", () => document.getElementById("checked").replaceChildren());  // it was about other settings
@@ -139,9 +121,6 @@ if (form) {
     document.getElementById("brought").hidden = false;
     document.getElementById("bring-back").addEventListener("click", () => { sessionStorage.setItem(key, before); location.href = show(); });
   };
-  document.getElementById("presets").addEventListener("click", (event) => {
-    if (event.target.id === "preset-load") location.href = "/training?" + new URLSearchParams({preset: document.getElementById("preset").value});
-  });
   if (form.hasAttribute("data-sent")) { keep(); addEventListener("pageshow", judge); }
   else addEventListener("pageshow", restore);
 }
@@ -166,7 +145,7 @@ document.addEventListener("click", (event) => {
 function mend(hash) {
   const note = document.getElementById(decodeURIComponent(hash.slice(1)));
   for (let one = note.closest("details"); one; one = one.parentElement.closest("details")) one.open = true;
-  note.closest(".range, .field, tr, fieldset").querySelector("input:not([hidden]), select").focus();
+  note.closest(".field, tr, fieldset").querySelector("input:not([hidden]), select").focus();
 }
 if (document.getElementById(decodeURIComponent(pressed.slice(1)))?.id.startsWith("note-")) mend(pressed);
 
