@@ -9,15 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from compiled_files import CONTENT, MODELS, held, put
 from torch import nn
 
 from hotloop._torch.graphs import is_user_file
 from hotloop.cache import compiled, shared_compiles
 from hotloop.cache.keys import fits
-
-LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_global_deps.so"
 
 
 def test_what_torch_writes_in_a_block_is_there_for_the_next_process(home):
@@ -168,27 +165,6 @@ def test_headers_that_another_user_may_write_are_not_compiled_in(home, monkeypat
         assert config.cpp_cache_precompile_headers is not bool(spoiled)
     assert config.cpp_cache_precompile_headers
     assert ("precompiled headers are not used" in caplog.text) is bool(spoiled)
-
-
-@pytest.mark.parametrize(("age", "stays"), [(60.0, True), (3600.0, False)])
-def test_half_a_library_that_a_killed_linker_left_is_removed(home, age, stays):
-    """torch would load it for good; a young one may be on its way."""
-    half = put(compiled.compiled_store(), models={}).torch / "cx" / "library.so"
-    half.write_bytes(LIBRARY.read_bytes()[:1000])
-    os.utime(half, (time.time() - age,) * 2)
-    with shared_compiles() as place:
-        assert (place / "cx" / "library.so").exists() is stays
-        assert (place / "cx" / "code.py").exists()
-
-
-def test_this_systems_own_libraries_are_whole_and_cut_ones_are_not():
-    content = LIBRARY.read_bytes()
-    assert compiled.is_whole_library(content)
-    assert not any(
-        compiled.is_whole_library(content[:cut]) for cut in (0, 10, 100, len(content) // 2, len(content) - 1)
-    )
-    assert not compiled.is_whole_library(bytes(1000))
-    assert compiled.is_whole_library(b"MZ" + b"x" * 100)  # of another system
 
 
 def test_models_are_named_in_the_entry(store):

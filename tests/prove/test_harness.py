@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
 import json
-import re
 from pathlib import Path
 
 import harness_programs as programs
@@ -48,50 +46,13 @@ def test_two_networks_trained_in_batches_and_asked_by_an_allocator_are_safe(make
 
 
 @pytest.mark.campaign
-def test_what_an_allocator_holds_is_listed_with_its_holder_and_the_remedy():
+def test_what_an_allocator_holds_is_listed_with_the_remedy():
     found = hotloop.harness(programs.allocator)
     (held,) = [one for one in found.held if one.component == "model[0]"]
     assert held.file.endswith("two_networks.py")
-    assert "in allocate (" in held.holders[0]
     assert "hotloop.own" in held.remedy
     assert "Held when a later call may overwrite it" in str(found)
     assert "(its outputs that are held are copied)" in found.verdict
-
-
-CACHE = {}
-
-
-def hoarding():
-    """Keeps outputs in a variable of a closure and in a global mapping."""
-    made, best = programs.plain(), {}
-
-    def infer(x):
-        output = made.model.eval()(x)
-        made.model.train()
-        best["y"] = (1, output)
-        CACHE.setdefault("rows", []).append(output[0])
-
-    return dataclasses.replace(made, infer=infer)
-
-
-@pytest.fixture
-def _all_objects_listed():
-    """The suite freezes imported objects, this module's globals among them; the collector then does not list them."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
-
-
-@pytest.mark.campaign
-@pytest.mark.usefixtures("_all_objects_listed")
-def test_holders_are_named_by_the_path_that_leads_to_them():
-    CACHE.clear()
-    (held,) = hotloop.harness(hoarding).held
-    assert any(
-        one.startswith("hoarding.<locals>.infer (") and one.endswith("variable best['y'][1]") for one in held.holders
-    )
-    assert any(re.fullmatch(r"test_harness\.CACHE\['rows'\]\[\d+\]", one) for one in held.holders)
-    CACHE.clear()
 
 
 @pytest.mark.campaign

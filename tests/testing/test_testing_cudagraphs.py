@@ -1,19 +1,16 @@
 """The emulation of CUDA graphs: what it flags, what it passes, and what its messages say."""
 
-import gc
-import re
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 from lifetime_cases import CASES
-from lifetime_programs import HandsOn, Net, World, Writes
+from lifetime_programs import HandsOn, World, Writes
 from torch import nn
 
 import hotloop
 from hotloop._torch import cudagraphs
-from hotloop.compiling.observe import holders
 from hotloop.errors import ConfigError, StaleOutputError
 from hotloop.testing import cudagraph_emulation
 
@@ -101,34 +98,14 @@ def test_what_reads_past_the_dispatcher_finds_nan_and_largest_integers():
         assert two.numpy().tolist() == [2**63 - 1] * 4
 
 
-def test_what_is_still_held_is_listed_whether_or_not_it_is_read_and_who_holds_it():
+def test_what_is_still_held_is_listed_whether_or_not_it_is_read():
     with cudagraph_emulation() as emulation, torch.no_grad():
         scorer = torch.compile(Scorer(), backend=emulation.backend)
-        log = {"scores": scorer(torch.ones(3, 8))}
+        held = scorer(torch.ones(3, 8))
         scorer(torch.ones(3, 8))
         (found,) = emulation.overwritten
-        assert found.output.shape == (3, 2)
+        assert found.output.shape == held.shape == (3, 2)
         assert "overwritten by the call at" in str(found)
-        assert any(
-            re.match(r"log\['scores'\] in test_what_is_still_held", who) for who in holders(found.output.storage)
-        )
-        module = Net()
-        module.kept = log.pop("scores")
-        assert "Net.kept" in holders(found.output.storage)
-        del module.kept
-        gc.collect()
-
-
-def test_gradients_and_saved_tensors_have_their_holders_named():
-    with cudagraph_emulation() as emulation:
-        net = Net()
-        compiled = torch.compile(net, backend=emulation.backend)
-        loss = compiled(torch.ones(3, 8)).sum()
-        saved = [one for one in emulation.alive() if one.kind == "forward"]
-        assert any("a graph of autograd" in who for one in saved for who in holders(one.storage))
-        loss.backward()
-        grads = {one.name: holders(one.storage) for one in emulation.alive() if one.kind == "backward"}
-        assert grads["of layer.weight"] == ["Linear.weight.grad"]
 
 
 def test_a_graph_that_writes_into_an_input_is_skipped_with_its_line_and_one_that_updates_buffers_is_not():

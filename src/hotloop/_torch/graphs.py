@@ -90,17 +90,6 @@ def is_own_file(file: str) -> bool:
     return not any(_is_installed(folder) for folder in folders)
 
 
-def package_of(file: str) -> str:
-    """Return the folder of the installed package that a file is in, or the file of a single module; else empty."""
-    if is_own_file(file) or not is_user_file(file) or file.startswith(_standard_library()):
-        return ""
-    parts = (pathlib.Path(file), *pathlib.Path(file).parents)
-    for part in parts:
-        if part.parent.name in {"site-packages", "dist-packages"} or _is_installed(part):
-            return file if part is parts[0] else os.path.join(part, "")  # noqa: PTH118
-    return ""
-
-
 @functools.lru_cache(maxsize=4096)
 def _is_installed(folder: pathlib.Path) -> bool:
     """Return whether an installer left a record of a package beside its folder (``pip install --target``)."""

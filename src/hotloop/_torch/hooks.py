@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,26 +43,10 @@ def hooks_of_gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[Any, ..
     return [*map(gradient_hooks, parameters)]
 
 
-def gradient_hook_functions(parameter: torch.Tensor) -> list[Callable[..., Any]]:
-    """Return the hooks that run as a parameter's gradient is made."""
-    hooks, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001 - in the ledger
-    return [*map(_of_many, (hooks or {}).values()), *(after or {}).values()]
-
-
 def calls_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer calls torch's hooks; a wrapper that leaves out `Optimizer.__init__` does not."""
     table = getattr(optimizer, "_optimizer_step_pre_hooks", None)
     return hasattr(type(optimizer).step, "hooked") and isinstance(table, collections.OrderedDict)
-
-
-def _of_many(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that `register_multi_grad_hook` wrapped in a hook; any other hook as it is."""
-    if isinstance(hook, types.FunctionType) and hook.__globals__ is vars(torch.autograd.graph):
-        closure = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
-        if "fn" in closure:
-            called: Callable[..., Any] = closure["fn"].cell_contents
-            return called
-    return hook
 
 
 def module_tables(module: torch.nn.Module) -> tuple[_Table, _Table, _Table]:

@@ -99,8 +99,6 @@ torch._dynamo:maybe_mark_dynamic
     batches of further sizes, and lengths that vary, are compiled for any size from the first one on
 torch._C._dynamo.eval_frame:set_eval_frame torch._C._dynamo.eval_frame:set_code_exec_strategy
     what hears the calls of a step is not traced where the step's own compiled code runs
-torch._dynamo.eval_frame:_TorchDynamoContext
-    the code that calls each compiled function: what a step compiles itself is heard, and compared uncompiled
 torch._dynamo.eval_frame:_set_stance torch._dynamo.eval_frame:_stance
     a thread runs a step uncompiled while others run their compiled code
 torch._dynamo.exc:RestartAnalysis torch._dynamo.exc:SkipFrame
@@ -123,8 +121,6 @@ torch:_TorchCompileInductorWrapper
 torch._inductor.compile_fx torch._inductor.compile_fx:compile_fx torch._inductor.compile_fx:compile_fx_inner
 torch.compiler:config
     Inductor with cache entries of our own: its cache mixes up backwards that write over different tensors
-torch._inductor.codecache:_precompile_header torch._inductor:codecache
-    build the precompiled header where a kernel is compiled, and not where its library is there already
 torch._inductor.runtime.cache_dir_utils:default_cache_dir
     where torch keeps precompiled headers for every process: another user may have made that folder first
 torch._inductor:config

@@ -1,4 +1,4 @@
-"""What a program compiles itself (``torch.compile(optimizer.step)``): heard where it is called, and run uncompiled."""
+"""Runs what a program compiles itself (``torch.compile(optimizer.step)``) as plain Python for a while."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import inspect
 import sys
 import threading
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.ledger import CapabilityMissingError, private, private_or
-from hotloop._torch.module import class_forward, root_name
+from hotloop._torch.ledger import CapabilityMissingError, private
 from hotloop._torch.thread_patch import replaced
 
 if TYPE_CHECKING:
@@ -25,69 +23,8 @@ _COMPILES_ITSELF = tuple(str(_TORCH / folder) for folder in ("_higher_order_ops"
 """Code of torch that compiles a part of itself in eager, too: ``torch.cond``, ``flex_attention``."""
 
 
-class OwnCompiles:
-    """The functions that a step calls compiled, heard as they are called.
-
-    Attributes:
-        functions: their names, with file and line.
-        beside_models: one of them is no module, and no method of one.
-        draws: one of them draws random numbers, of which its compiled code may draw others.
-    """
-
-    def __init__(self) -> None:
-        self.functions: list[str] = []
-        self.beside_models = self.draws = False
-        self._wrapper: CodeType | None = None
-
-    def begin(self) -> None:
-        """Listen from now on; where torch calls compiled functions in another way, nothing is heard."""
-        # Nothing is compiled before dynamo was imported.
-        context = private_or("torch._dynamo.eval_frame:_TorchDynamoContext", None) if _has_dynamo() else None
-        call = vars(context).get("__call__") if context is not None else None
-        inner = call.__code__.co_consts if inspect.isfunction(call) else ()
-        codes = (one for one in inner if isinstance(one, CodeType))
-        self._wrapper = next((code for code in codes if code.co_name == "compile_wrapper"), None)
-
-    def began(self, code: CodeType, frame: FrameType) -> bool:
-        """Hear of a function that begins; return whether it calls a compiled function."""
-        if code is not self._wrapper:
-            return False
-        if not _is_torchs_own(frame.f_back) and not _calls_torchs_own(frame):
-            name, is_module = _called_by(frame)
-            self.beside_models |= not is_module
-            if name not in self.functions:
-                self.functions.append(name)
-        return True
-
-    def drew(self) -> None:
-        """Hear that random numbers were drawn."""
-        frame = inspect.currentframe() if self.functions and not self.draws else None
-        while frame is not None:
-            if frame.f_code is self._wrapper and not _is_torchs_own(frame.f_back):
-                self.draws = True
-            frame = frame.f_back
-
-    def __str__(self) -> str:
-        return ", ".join(self.functions)
-
-
 def _has_dynamo() -> bool:
     return "torch._dynamo" in sys.modules
-
-
-def _called_by(wrapper: FrameType) -> tuple[str, bool]:
-    """Name what a frame of the wrapper calls compiled, with its place; return also whether it is a module."""
-    function = inspect.unwrap(wrapper.f_locals["fn"])
-    module = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
-    if isinstance(module, torch.nn.Module):
-        name, function = type(module).__name__, class_forward(type(module))
-    else:
-        name = str(getattr(function, "__qualname__", type(function).__name__))
-    if (root := root_name(getattr(function, "__name__", ""))) is not None:  # `hotloop.compile` compiled it
-        return root, True
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    named = f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else name
-    return named, isinstance(module, torch.nn.Module)
 
 
 @contextlib.contextmanager

@@ -115,10 +115,6 @@ class Sharded:
             for tensor in getattr(one, "all_gather_outputs", ())
         )
 
-    def at_rest(self) -> bool:
-        """Return whether all parameters are sharded: after a forward that no backward followed the root's are whole."""
-        return all(group.is_sharded for group in self._groups)
-
     def rest(self) -> None:
         """Bring the models to rest: after an evaluation, which leaves whole parameters, or a step that ended half-way.
 

@@ -22,7 +22,6 @@ import logging
 import os
 import re
 import shutil
-import struct
 import tempfile
 import time
 from pathlib import Path, PurePosixPath
@@ -46,8 +45,6 @@ _MOST_ABOUT_BYTES = 2**20
 _NOT_KEPT = ("triton", "locks", "tmp")
 """Folders of torch's that no bundle has. Triton's hold absolute paths; torch writes them anew from its entries."""
 _UNUSED_DAYS = 60.0
-_LINKING_SECONDS = 600.0
-"""Seconds after which no linker is at work on a library any more."""
 _log = logging.getLogger("hotloop")
 
 
@@ -266,35 +263,10 @@ def _opened(store: CompiledStore, models: tuple[torch.nn.Module, ...]) -> Path |
         entry = store.make(fits(), {fingerprint(model): type(model).__qualname__ for model in models})
         with open_append(entry.folder / _USES) as uses:
             uses.write(b".")  # which needs no lock
-        _remove_halves(entry.torch)
     except OSError as error:
         _log.warning("compiled code is not kept: %s. The run goes on.", error)
         return None
     return entry.torch
-
-
-def _remove_halves(place: Path) -> None:
-    """Remove the libraries that a killed linker left: torch would load them for good."""
-    for path in place.rglob("*.so"):
-        with contextlib.suppress(FileNotFoundError):  # torch's own temporary files come and go
-            old = time.time() - path.stat().st_mtime > _LINKING_SECONDS
-            if old and not is_whole_library(path.read_bytes()):
-                path.unlink()
-
-
-def is_whole_library(library: bytes) -> bool:
-    """Return whether a library has its table of sections, which linkers write last; a library that was cut has none.
-
-    This is known of ELF files with 64 bits and the lowest byte first. Other formats count as whole.
-    """
-    # The header: magic, class, byte order, then of the table of sections its place, entry size and count.
-    header = struct.Struct("<4sBB34xQ10xHH2x")
-    if len(library) < header.size or not library.strip(b"\0"):
-        return False
-    magic, bits, order, table, size, count = header.unpack_from(library)
-    if magic != b"\x7fELF" or (bits, order) != (2, 1):
-        return True
-    return bool(count > 0 and table > 0 and table + size * count <= len(library))
 
 
 @contextlib.contextmanager

@@ -41,16 +41,6 @@ def read_own(path: Path, limit: int) -> bytes:
         return content(file, limit)
 
 
-def is_own(path: Path, size: int) -> bool:
-    """Return whether a regular file of so many bytes is there that only this user can have written."""
-    try:
-        facts = path.lstat()
-        _refuse_others(facts)
-    except OSError:
-        return False
-    return stat.S_ISREG(facts.st_mode) and facts.st_size == size
-
-
 def replace(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, for this user alone to read: a reader sees the old or the new content."""
     with whole(path, durable=False, shared=True, mode=0o600) as file:

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hotloop._torch.own_compiles import OwnCompiles
 from hotloop.interrupts import interruptible
 from hotloop.measure.limits import compute_dtype
 
@@ -165,7 +164,6 @@ class DecoratedStep:
         ran: the name of the tier that the last call ran in.
         call: shapes and dtypes of the last call's tensors; None where it was not looked at, as in eager.
         not_repeatable: why the step's Python must run exactly once a call, as an audit or a proof found.
-        own_compiles: the functions that audits heard it call compiled.
         recounted: buffers that a forward wrote and a checkpoint's recomputation once more, as audits saw.
     """
 
@@ -175,7 +173,6 @@ class DecoratedStep:
         self.doing, self.ran = "run", context.base_tier.name
         self.call: Hashable = None
         self.not_repeatable: Obstacle | None = None
-        self.own_compiles = OwnCompiles()
         self.recounted: set[str] = set()
 
     def note_not_repeatable(self, obstacles: Iterable[Obstacle]) -> None:

@@ -1,7 +1,6 @@
 """Sees what torch does: its callbacks become events, and each executed graph is counted for its component."""
 
 from hotloop.compiling.observe.collector import collector, compiling_since, watch
-from hotloop.compiling.observe.holders import holders
 from hotloop.compiling.observe.ledger import NOBODY, Call, Cause, GraphInfo, Tally, active
 
 __all__ = [
@@ -13,6 +12,5 @@ __all__ = [
     "active",
     "collector",
     "compiling_since",
-    "holders",
     "watch",
 ]

@@ -127,7 +127,7 @@ def harness(  # noqa: PLR0913 - the public settings
         calls: calls without gradients after each, 2 or more.
         regions: see `hotloop.compile`.
         options: see `hotloop.compile`.
-        look: run a third program to list the outputs that are held, and their holders.
+        look: run a third program to list the outputs that are held.
 
     Raises:
         ConfigError: an argument does not fit, neither preset has CUDA graphs, or a model is compiled already.

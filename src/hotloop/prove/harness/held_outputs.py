@@ -1,4 +1,4 @@
-"""Finds the outputs of CUDA graphs that a program still holds when a step is marked, and their holders."""
+"""Finds the outputs of CUDA graphs that a program still holds when a step is marked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from hotloop._torch.cudagraphs import MemoryReference, memory, storage_key
-from hotloop.compiling.observe.holders import holders
 from hotloop.prove.harness.result import Held
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from hotloop._torch.cudagraphs import GraphOutput
 
 MOST = 50
-"""Different outputs that are followed: finding a holder searches through every object that is alive."""
+"""Different outputs that are listed."""
 
 
 class HeldOutputs:
@@ -48,11 +47,7 @@ class HeldOutputs:
                 self._noted[key] = dataclasses.replace(held, times=held.times + 1)
             elif len(self._noted) < MOST:
                 self._noted[key] = Held(
-                    output=str(output),
-                    component=output.component,
-                    file=output.file,
-                    line=output.line,
-                    holders=tuple(holders(reference.key)),
+                    output=str(output), component=output.component, file=output.file, line=output.line
                 )
 
     def held(self) -> list[Held]:

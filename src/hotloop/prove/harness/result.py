@@ -36,7 +36,6 @@ class Held:
     Args:
         output: its place among the outputs, shape, dtype, and the call and component that made it.
         file, line: the user's operation that made it.
-        holders: the variables, attributes and entries that hold it, each with its place if that is known.
         times: the number of marks at which it was held.
     """
 
@@ -44,7 +43,6 @@ class Held:
     component: str
     file: str | None
     line: int | None
-    holders: tuple[str, ...]
     times: int = 1
 
     @property
@@ -54,7 +52,7 @@ class Held:
 
     def __str__(self) -> str:
         times = f" ({self.times:,} times)" if self.times > 1 else ""
-        return f"{self.output}; held by {', '.join(self.holders)}{times}"
+        return f"{self.output}{times}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
