@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import sys
 import textwrap
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from cache_models import make
-from forked import Forks
 from shared import is_gone, once
 
 import hotloop
@@ -101,15 +99,6 @@ def test_stop_ends_the_child_but_no_compiler_that_writes_into_the_cache(start, t
     assert once(lambda: (tmp_path / "library").exists() and (tmp_path / "library").read_text() == "whole")
 
 
-def test_a_child_that_nobody_holds_any_more_is_ended(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "child_program.py").write_text("import time; time.sleep(1000)")
-    child = BackgroundCompile.start("programs:make", {}, program="child_program")
-    pid = child.pid
-    del child
-    assert gone(pid)
-
-
 def test_the_child_gives_way_has_an_environment_and_its_files_of_its_own(start, monkeypatch, tmp_path):
     """The request is a pickle, which runs code: it has no name, and only its owner may read it."""
     monkeypatch.setenv("HOTLOOP_DISABLE", "1")
@@ -140,13 +129,6 @@ def test_the_child_gives_way_has_an_environment_and_its_files_of_its_own(start, 
     }
 
 
-@pytest.mark.parametrize(("cpus", "workers"), [(1, "1"), (2, "1"), (4, "3"), (16, "12"), (128, "16")])
-def test_the_childs_workers_take_most_of_the_cores(monkeypatch, cpus, workers):
-    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
-    assert child_process._environment()["TORCHINDUCTOR_COMPILE_THREADS"] == workers
-
-
 @pytest.mark.parametrize(
     ("factory", "settings", "change", "reason"),
     [
@@ -175,75 +157,6 @@ def on_gpu(monkeypatch):
 def test_the_childs_share_of_the_gpu_is_bounded(on_gpu, peak, share):
     """Twice what the step needs, but no more than can be spared."""
     assert child_process._memory_share(peak * GIB) == pytest.approx(share)
-
-
-def test_a_step_that_does_not_fit_beside_this_one_is_a_reason(on_gpu):
-    with pytest.raises(BackgroundUnavailableError, match=r"needs 60\.0 GiB, and 59\.0 GiB can be spared"):
-        BackgroundCompile.start("programs:make", {}, peak_bytes=60 * GIB)
-
-
-IMPORTS = """
-import os, signal, sys, time
-import torch, torch._dynamo
-from hotloop.cache import BackgroundCompile
-"""
-PARENT = """
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
-child = BackgroundCompile.start("cache_models:make", {"preset": "aot_eager"})
-if sys.argv[1] == "fork":
-    if os.fork() == 0:
-        time.sleep(1000)  # holds the pipe to the child open
-print(child.pid, flush=True)
-if sys.argv[1] == "forget":
-    sys.exit(0)
-elif sys.argv[1] == "exit in a fork":
-    if os.fork() == 0:
-        sys.exit(0)
-    os.wait()
-    print(child.poll())
-else:
-    time.sleep(1000)
-"""
-
-
-@pytest.fixture(scope="module")
-def parents():
-    forks = Forks(IMPORTS, PARENT, PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1")
-    yield forks
-    forks.close()
-
-
-@pytest.fixture
-def parent(parents):
-    running = []
-
-    def begin(way):
-        process = parents.start(way)
-        running.append(process)
-        return process, int(process.stdout.readline())
-
-    yield begin
-    for process in running:
-        process.end()
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(
-    ("way", "how"), [("sleep", signal.SIGKILL), ("sleep", signal.SIGINT), ("fork", signal.SIGKILL), ("forget", None)]
-)
-def test_the_child_dies_with_its_parent(parent, way, how):
-    process, child = parent(way)
-    if how is not None:
-        time.sleep(0.5)  # somewhere between the child's start and its end
-        process.send_signal(how)
-    assert process.wait() is not None
-    assert gone(child)
-
-
-@pytest.mark.campaign
-def test_a_fork_of_the_parent_that_ends_leaves_the_child_alone(parent):
-    process, _ = parent("exit in a fork")
-    assert re.match("running|Done", process.stdout.read())  # done, where this process was held up in between
 
 
 @pytest.mark.campaign

@@ -116,13 +116,6 @@ def test_a_bundle_that_is_damaged_anywhere_is_refused_or_whole(made, other, tmp_
         assert held(other) == CONTENT  # a date in the zip's own directory, say, changes nothing
 
 
-def test_no_bundle_is_no_bundle(other, tmp_path):
-    (tmp_path / "text").write_text("no zip")
-    for name in ("text", "nowhere", "."):
-        with pytest.raises(DataError):
-            bundle.import_bundle(other, tmp_path / name)
-
-
 # -- the command --------------------------------------------------------------------------------------------------------
 
 

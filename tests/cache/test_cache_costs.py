@@ -7,11 +7,9 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
-from hotloop.cache import CostStore, TierCosts, costs, key_of
+from hotloop.cache import CostStore, TierCosts, key_of
 
 CPU = torch.device("cpu")
 
@@ -69,13 +67,6 @@ def test_a_file_that_makes_no_sense_is_a_miss_said_once_and_replaced(store, chan
     assert store.get("program")
 
 
-@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_any_file_is_read_without_an_error(tmp_path_factory, text):
-    store = CostStore(tmp_path_factory.mktemp("any"))
-    store.path.write_bytes(text)
-    assert store.get("program") == {}
-
-
 @pytest.mark.parametrize(
     "change", [lambda path: path.chmod(0o666), lambda path: path.rename(path.with_name("elsewhere"))]
 )
@@ -92,22 +83,6 @@ def test_a_file_of_another_user_is_not_believed(store, monkeypatch):
     store.put("program", "full", TierCosts(ratio=0.5))
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert store.get("program") == {}
-
-
-def test_a_folder_that_cannot_be_is_said_once_and_the_run_goes_on(tmp_path, caplog):
-    (tmp_path / "file").write_text("in the way")
-    store = CostStore(tmp_path / "file" / "costs")
-    for _ in range(2):
-        store.put("program", "full", TierCosts(ratio=0.5))
-        assert store.get("program") == {}
-    assert len(caplog.records) == 1
-
-
-def test_the_oldest_programs_are_forgotten(store, monkeypatch):
-    monkeypatch.setattr(costs, "MOST_PROGRAMS", 2)
-    for name in "abca":
-        store.put(name, "full", TierCosts(ratio=0.5))
-    assert [bool(store.get(name)) for name in "abc"] == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -130,20 +105,6 @@ def test_the_folder_follows_the_environment(monkeypatch, environment, expected):
 # -- keys ---------------------------------------------------------------------------------------------------------------
 
 
-class Plain(nn.Module):
-    """Keeps a dropout probability as transformers' attention does, and prints an object that has no text of its own."""
-
-    def __init__(self, dropout):
-        super().__init__()
-        self.attention_dropout = dropout
-
-    def forward(self, x):
-        return nn.functional.dropout(x, self.attention_dropout, self.training)
-
-    def extra_repr(self):
-        return f"hook={object()}"
-
-
 class Fails(nn.Linear):
     def extra_repr(self):
         raise ValueError("the user's")
@@ -164,8 +125,6 @@ def sgd(rate):
         ({"models": [nn.Dropout(0.1)]}, {"models": [nn.Dropout(0.3)]}, False),
         ({"models": [nn.Conv2d(4, 4, 3)]}, {"models": [nn.Conv2d(4, 4, 3, stride=4)]}, False),
         ({"models": [nn.LayerNorm(4, eps=1e-5)]}, {"models": [nn.LayerNorm(4, eps=1e-6)]}, False),
-        ({"models": [Plain(0.1)]}, {"models": [Plain(0.2)]}, False),
-        ({"models": [Plain(0.1)]}, {"models": [Plain(0.1)]}, True),
         ({"models": [Fails(2, 2)]}, {"models": [Fails(2, 2)]}, True),
         ({"models": [Net(5)]}, {}, False),
         ({"models": [Net().double()]}, {}, False),
@@ -181,15 +140,6 @@ def sgd(rate):
 )
 def test_what_changes_the_costs_changes_the_key_and_nothing_else(one, other, equal):
     assert (key(**one) == key(**other)) is equal
-
-
-def test_matmul_precision_counts():
-    before, first = torch.get_float32_matmul_precision(), key()
-    try:
-        torch.set_float32_matmul_precision("high")
-        assert key() != first
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def test_a_changed_forward_counts_and_where_it_stands_does_not():

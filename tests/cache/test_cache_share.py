@@ -1,7 +1,6 @@
 """A shared cache: what one machine compiled, others of its kind take from a folder or a URL."""
 
 import json
-import os
 import threading
 import zipfile
 
@@ -48,21 +47,6 @@ def test_what_one_machine_gave_another_takes_once(url, store, other):
     assert share.Share(url).pull(store).bundles == 0
 
 
-def test_two_machines_add_to_one_share(url, store, other):
-    put(store)
-    put(other, MORE, models=OTHER)
-    share.Share(url).push(store)
-    share.Share(url).push(other)
-    assert len(bundles(url)) == 2
-    share.Share(url).pull(other)
-    assert held(other) == {**CONTENT, **MORE}
-
-
-def test_an_empty_share_has_nothing(url, store):
-    assert share.Share(url).pull(store) == share.Moved(0, 0)
-    assert str(share.Moved(0, 0)) == "nothing"
-
-
 def test_a_share_without_code_for_this_machine_names_the_parts_that_differ(url, store, other, monkeypatch):
     here = fits()
     for change in ({"torch": "2.11.0", "gpu": "a card"}, {"torch": "2.12.0"}):
@@ -90,18 +74,6 @@ def test_a_damaged_bundle_is_left_out_and_named(url, store, other):
     assert held(other) == MORE
 
 
-def test_the_oldest_bundles_make_room(tmp_path, store):
-    put(store)
-    url = str(tmp_path / "share")
-    share.Share(url).push(store)
-    (first,) = bundles(url)
-    os.utime(first, (1, 1))
-    put(store, MORE, models=OTHER)
-    share.Share(url, budget=os.path.getsize(first)).push(store)  # noqa: PTH202 - fsspec gives texts
-    assert bundles(url) != [first]
-    assert len(bundles(url)) == 1
-
-
 def test_a_folder_that_anybody_may_write_to_is_refused(tmp_path):
     (tmp_path / "share").mkdir()
     (tmp_path / "share").chmod(0o777)
@@ -109,14 +81,6 @@ def test_a_folder_that_anybody_may_write_to_is_refused(tmp_path):
         share.Share(str(tmp_path / "share"))
     with pytest.raises(ConfigError, match=r"anybody may write to"):  # a dry run looks at the setting alone
         share.check_url(f"file://{tmp_path / 'share'}")
-
-
-def test_a_folder_that_may_not_be_looked_at_is_for_the_reading_to_tell(tmp_path, monkeypatch):
-    def refuse(self, **_):
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(share.Path, "stat", refuse)
-    share.check_url(str(tmp_path / "share"))
 
 
 def test_a_file_is_no_shared_cache(tmp_path):
@@ -132,11 +96,6 @@ def test_a_password_in_a_url_is_refused_and_not_shown(url):
     with pytest.raises(ConfigError, match=r"cache.share=[a-z3]+://\*\*\*@.*: expected no password") as raised:
         share.Share(url)
     assert "secret" not in str(raised.value)
-
-
-@pytest.mark.parametrize("url", ["memory://me@host/cache", "memory://host:22/cache@2"])
-def test_a_url_without_a_password_is_taken(url, store):
-    assert share.Share(url).pull(store).bundles == 0
 
 
 def test_an_empty_url_is_not_the_working_folder():
@@ -161,21 +120,6 @@ def test_a_share_that_cannot_be_reached_costs_a_run_nothing(store, home, monkeyp
     assert len(said) == 2
     assert "cannot be read: NotADirectoryError" in said[0]
     assert all("The run goes on without it" in one for one in said)
-
-
-def test_a_server_that_refuses_the_connection_costs_a_run_nothing(store, monkeypatch):
-    monkeypatch.setattr(share, "compiled_store", lambda: store)
-
-    def refuses(url):
-        raise ConnectionRefusedError("connection refused")
-
-    monkeypatch.setattr(fsspec, "url_to_fs", refuses)
-    said, ran = [], False
-    with share.shared_cache("memory://host", said.append):
-        ran = True
-    assert ran
-    assert len(said) == 1
-    assert "memory://host cannot be reached: ConnectionRefusedError" in said[0]
 
 
 def test_a_place_that_hangs_is_waited_for_no_longer_than_its_time(store, monkeypatch, tmp_path):
@@ -204,29 +148,6 @@ def test_an_upload_that_breaks_off_leaves_no_bundle(store, monkeypatch, tmp_path
     assert fsspec.filesystem("memory").find(f"/{tmp_path.name}") == []
 
 
-def test_a_bundle_that_made_room_meanwhile_is_passed_over(url, store, tmp_path):
-    class Other(CompiledStore):
-        def entries(self):  # asked between the list of the bundles and the first of them
-            if there := bundles(url)[1:]:
-                fsspec.url_to_fs(url)[0].rm(there)
-            return super().entries()
-
-    put(store)
-    put(store, MORE, models=OTHER)
-    share.Share(url).push(store)
-    assert share.Share(url).pull(Other(tmp_path / "other")).bundles == 1
-
-
-def test_a_place_that_does_not_tell_sizes_is_read(store, other, monkeypatch, tmp_path):
-    url, files = f"memory://{tmp_path.name}", type(fsspec.filesystem("memory"))
-    put(store)
-    given = share.Share(url).push(store)
-    its_own = files.ls
-    monkeypatch.setattr(files, "ls", lambda *names, **how: [{**row, "size": None} for row in its_own(*names, **how)])
-    assert share.Share(url).pull(other) == given
-    assert held(other) == CONTENT
-
-
 def test_a_run_gives_nothing_that_other_programs_compiled(store, url, monkeypatch):
     monkeypatch.setattr(share, "compiled_store", lambda: store)
     put(store)
@@ -235,19 +156,6 @@ def test_a_run_gives_nothing_that_other_programs_compiled(store, url, monkeypatc
         put(store, MORE, models=OTHER)
     (given,) = bundles(url)
     assert given[-68:-4] in {entry.name for entry in store.entries()} - others
-
-
-def test_a_bundle_is_given_even_where_the_run_fails(store, url, monkeypatch):
-    monkeypatch.setattr(share, "compiled_store", lambda: store)
-
-    def fails():
-        with share.shared_cache(url, lambda _: None):
-            put(store)
-            raise RuntimeError("no memory")
-
-    with pytest.raises(RuntimeError, match="no memory"):
-        fails()
-    assert len(bundles(url)) == 1
 
 
 def test_the_store_is_given_by_the_command_line_and_taken(home, tmp_path, monkeypatch):
@@ -266,19 +174,3 @@ def test_what_cannot_be_read_is_an_error_of_the_command(tmp_path, home):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="cannot be read"):
         share.Share(str(tmp_path / "file" / "share")).pull(CompiledStore(home / "compiled"))
-
-
-def test_a_push_says_what_is_left_out_and_why(tmp_path, monkeypatch, store):
-    monkeypatch.setattr("hotloop.cli.cache._store", lambda: store)
-    put(store, {"a.py": b"x = 1"}, here={**fits(), "torch": "1.0"})
-    said = CliRunner().invoke(cli.app, ["cache", "push", str(tmp_path / "shared")]).output
-    assert said.startswith("given: nothing; 1 kept for other versions or hardware, such as torch 1.0 (here ")
-
-
-def test_a_share_larger_than_what_a_run_takes_is_not_taken_part_for_part_by_later_runs(url, store, other, monkeypatch):
-    put(store)
-    put(store, MORE, models=OTHER)
-    share.Share(url).push(store)
-    sizes = [fsspec.url_to_fs(url)[0].size(name) for name in bundles(url)]
-    monkeypatch.setattr(share, "MOST_TAKEN_BYTES", max(sizes))  # room for one of the two
-    assert [share.Share(url).pull(other).bundles for _ in range(3)] == [1, 0, 0]

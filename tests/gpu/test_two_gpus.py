@@ -19,7 +19,6 @@ from test_captured_ranks import (
     test_transformers_captures_in_two_processes,
     test_what_a_framework_shards_is_captured_in_two_processes,
 )
-from test_lightning_strategies import test_two_processes_train_as_eager_with_their_steps_compiled
 from test_step_auto_peers import test_a_process_that_hangs_ends_the_others_once_its_collective_is_late
 from test_step_killed import test_a_process_that_is_killed_ends_all
 from test_step_peers import (
@@ -46,7 +45,6 @@ __all__ = [
     "test_processes_that_do_not_keep_pace_go_on_eager",
     "test_shapes_that_vary_train_as_eager_and_groups_made_later_count",
     "test_transformers_captures_in_two_processes",
-    "test_two_processes_train_as_eager_with_their_steps_compiled",
     "test_what_a_framework_shards_is_captured_in_two_processes",
 ]
 NCCL = {"PEERS_BACKEND": "nccl"}

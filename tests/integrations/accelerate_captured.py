@@ -116,9 +116,5 @@ tell(
         "unused": lambda: beside_eager(find_unused_parameters=True),
         "sharded": lambda: beside_eager(made=sharded, by=adamw),
         "sharded, resumed": lambda: beside_eager(made=sharded, by=adamw, resumes=True),
-        "sharded, auto": lambda: beside_eager("auto", made=sharded, by=adamw, total=10_000),
-        "sharded, accumulated": lambda: beside_eager(made=sharded, by=adamw, every=2),
-        "sharded, each reduced": lambda: beside_eager(made=sharded, by=adamw, every=2, each=True),
-        "sharded, momentum": lambda: beside_eager(made=sharded),
     }
 )

@@ -1,8 +1,5 @@
 """Lightning's Trainer in two processes, whose steps a loop captures; see `captured_ranks`."""
 
-import os
-import signal
-
 import lightning.pytorch as pl
 import torch
 from captured_ranks import (
@@ -22,7 +19,6 @@ from captured_ranks import (
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -82,32 +78,23 @@ class Sharded(Task):
         return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)
 
 
-class Hybrid(Sharded):
-    """A module of which one process might have a copy of what others shard."""
-
-    def configure_model(self):
-        fully_shard(self.net, mesh=init_device_mesh(DEVICE, (1, 2), mesh_dim_names=("copies", "shards")))
-
-
 class Watched(pl.Callback):
     """Notes the losses, and what ran."""
 
-    def __init__(self, hot, dies):
-        self.losses, self.ran, self.hot, self.dies = [], [], hot, dies
+    def __init__(self, hot):
+        self.losses, self.ran, self.hot = [], [], hot
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.losses += [float(outputs["loss"]), float(trainer.callback_metrics["train_loss_step"])]
         if self.hot is not None and self.hot.loop is not None:
             self.ran.append(self.hot.loop.last_ran())
-        if trainer.global_step == self.dies:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fit(run, task=Task, strategy=None, resumes=None, dies=None, **settings):
+def fit(run, task=Task, strategy=None, resumes=None, **settings):
     pl.seed_everything(1, verbose=False)
     told = {"total_steps": 10_000} if run == "auto" else {}
     hot = HotLoop(run, sentinel=0, record=f"{FOLDER}/record", **told) if run else None
-    watched, module = Watched(hot, dies), task()
+    watched, module = Watched(hot), task()
     folder = f"{FOLDER}/{run}{'-sharded' if strategy is two else ''}"
     trainer = pl.Trainer(
         accelerator=DEVICE, devices=2, strategy=strategy() if strategy else DDPStrategy(process_group_backend=BACKEND),
@@ -137,13 +124,6 @@ def two():
     return ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, process_group_backend=BACKEND)
 
 
-def killed():
-    """Train eagerly to the end, and with replays until nobody is asked."""
-    fit(None, task=Sharded, strategy=two)
-    with CAPTURES():
-        fit("eager+graph", task=Sharded, strategy=two, dies=STEPS + 8)
-
-
 tell(
     {
         "plain": beside_eager,
@@ -157,13 +137,5 @@ tell(
         ),
         "sharded": lambda: beside_eager(task=Sharded, strategy=two),
         "sharded, resumed": lambda: beside_eager(task=Sharded, strategy=two, resumes=True),
-        "sharded, auto": lambda: beside_eager("auto", task=Sharded, strategy=two),
-        "sharded, precise to 16 bits": lambda: beside_eager(
-            task=Sharded, strategy=two, precision="bf16-mixed", gradient_clip_val=None
-        ),
-        "sharded, compiled": lambda: beside_eager("aot_eager+graph", task=Sharded, strategy=two),
-        "sharded, accumulated": lambda: beside_eager(task=Sharded, strategy=two, accumulate_grad_batches=2),
-        "sharded, killed": killed,
-        "sharded in two ways": lambda: beside_eager(task=Hybrid, strategy=two),
     }
 )

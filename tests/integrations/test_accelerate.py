@@ -156,47 +156,6 @@ def test_what_prepare_does_not_take_is_refused_by_its_name(settings, said):
     assert not accelerator._models
 
 
-def test_prepare_without_an_accelerator_or_without_a_model():
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match=r"prepare\(Net, ...\): expected the Accelerator first"):
-        prepare(model, optimizer)
-    accelerator = Accelerator(cpu=True)
-    with pytest.raises(ConfigError, match=r"prepare\(preset='default'\): no model is among the objects \(SGD\)"):
-        prepare(accelerator, optimizer, preset="default")
-    assert isinstance(prepare(accelerator, optimizer), AcceleratedOptimizer)
-
-
-@pytest.mark.parametrize(
-    ("backend", "settings", "said", "asked"),
-    [
-        ("inductor", {"preset": "aot_eager"}, "preset='aot_eager' goes before the accelerator's dynamo backend INDUCTOR",
-         "aot_eager"),
-        ("aot_eager", {"dynamic": False}, "dynamic=False goes before the accelerator's dynamo", "aot_eager"),
-    ],
-)  # fmt: skip
-def test_which_goes_before_the_other_is_said(backend, settings, said, asked, caplog):
-    accelerator = Accelerator(cpu=True, dynamo_plugin=TorchDynamoPlugin(backend=backend))
-    model = prepare(accelerator, Net(), **settings)
-    assert said in caplog.text
-    assert hotloop.status(model).components["model"].requested == asked
-
-
-def test_what_the_user_compiled_in_place_stays_in_force_with_preset_none(caplog):
-    model = Net()
-    model.compile(backend="aot_eager")
-    model = prepare(Accelerator(cpu=True), model, preset="none")
-    assert hotloop.status(model).components["model"].state == "as-given"
-    assert "module.compile() was called on the model" in caplog.text
-
-
-def test_a_preset_named_by_the_model_that_the_user_wrapped():
-    accelerator, one = Accelerator(cpu=True), Net()
-    wrapped = torch.compile(one, backend="aot_eager")
-    prepare(accelerator, wrapped, Net(), preset={wrapped: "aot_eager"})
-    assert hotloop.status(one).components["model"].requested == "aot_eager"
-
-
 @pytest.mark.parametrize("wrong", [{"preset": "fulll"}, {"dynamic": 3}, {"options": {"no_such_option": 1}}])
 def test_settings_are_refused_before_anything_is_prepared(wrong):
     accelerator = Accelerator(cpu=True)
@@ -205,19 +164,6 @@ def test_settings_are_refused_before_anything_is_prepared(wrong):
     with pytest.raises(ConfigError, match="then what to prepare"):
         prepare(accelerator)
     assert not accelerator._models
-
-
-def test_devices_are_placed_as_accelerate_is_told():
-    accelerator, model, loader = Accelerator(cpu=True), Net(), torch.utils.data.DataLoader(range(4))
-    assert prepare(accelerator, model, loader, device_placement=[False, True], preset="none")[0] is model
-    with pytest.raises(ValueError, match="device_placement"):
-        prepare(accelerator, model, loader, device_placement=[False], preset="none")
-
-
-def test_a_backend_of_others_is_left_to_accelerate():
-    accelerator = Accelerator(cpu=True, dynamo_backend="tvm")
-    with pytest.raises(ConfigError, match="TVM"):
-        prepare(accelerator, Net(), preset="default")
 
 
 def test_models_of_a_class_share_compiled_code_in_mixed_precision():
@@ -233,17 +179,6 @@ def test_models_of_a_class_share_compiled_code_in_mixed_precision():
         assert plain(torch.ones(1, 4)).dtype == torch.float32
         AcceleratorState._reset_state(reset_partial_state=True)
     assert compiles == [1, 0, 0]
-
-
-def test_tf32_that_was_switched_on_by_the_newer_settings_is_said_too(monkeypatch):
-    def mixed():
-        raise RuntimeError("a mix of the legacy and new APIs")
-
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32", raising=False)
-    with hotloop.watch() as events:
-        report_tf32("transformers")
-    assert [event.after for event in events] == ["tf32"]
 
 
 def test_tf32_that_a_framework_switched_on_is_said(caplog):

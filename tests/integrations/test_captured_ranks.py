@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -133,35 +132,3 @@ def test_what_a_framework_shards_is_captured_in_two_processes(tmp_path, program,
     for name, least in zip(names, replays, strict=True):
         replayed(told, name, 16, least)
         assert alike(told, name, "log") == []
-
-
-@pytest.mark.long
-def test_what_else_a_trainer_of_lightning_does_to_shards(tmp_path):
-    ways = "auto", "precise to 16 bits", "compiled", "accumulated"
-    names = *(f"sharded, {way}" for way in ways), "sharded in two ways"
-    told = told_by(tmp_path, "lightning_captured.py", *names)
-    replayed(told, "sharded, auto", 17, 28)
-    replayed(told, "sharded, precise to 16 bits", 16, 31)
-    assert [alike(told, name, "running") for name in names[2:]] == ["aot_eager", "eager", "eager"]
-    for name, reason in zip(names[2:], ("run='eager+graph'", "gradients are accumulated", "(HSDP)"), strict=True):
-        assert alike(told, name) == []
-        assert any(reason in line for line in told[0][name]["log"]), told[0][name]
-
-
-@pytest.mark.long
-def test_killed_processes_of_lightning_go_on_from_the_last_checkpoint(tmp_path):
-    killed, _ = run(tmp_path, "lightning_captured.py", "sharded, killed")
-    assert [one.returncode for one in killed] == [-signal.SIGKILL, -signal.SIGKILL]
-    replayed(told_by(tmp_path, "lightning_captured.py", "sharded, resumed"), "sharded, resumed", 16, 8)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("program", ["accelerate", "trainer"])
-def test_what_else_accelerate_does_to_shards(tmp_path, program):
-    names = "sharded, auto", "sharded, accumulated", "sharded, each reduced"
-    told = told_by(tmp_path, f"{program}_captured.py", *names)
-    replayed(told, "sharded, auto", 17, 21)
-    replayed(told, "sharded, each reduced", 21, 59)
-    reason = "sync_each_batch" if program == "trainer" else "has kept whole gradients of an earlier call"
-    assert alike(told, "sharded, accumulated") == []
-    assert any(reason in line for line in told[0]["sharded, accumulated"]["log"]), told[0]["sharded, accumulated"]

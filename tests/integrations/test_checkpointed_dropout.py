@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
 from peft import LoraConfig, get_peft_model
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from trainer_fits import ARGUMENTS
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-import hotloop
-from hotloop.integrations import lightning as of_lightning
 from hotloop.integrations import transformers as of_transformers
 from hotloop.testing import captured_step_emulation
 
@@ -64,78 +58,6 @@ def test_the_trainers_gradient_checkpointing_with_lora(tmp_path, collator, reent
         ours = fitted(of_transformers.HotTrainer, hot)
     assert hot.status().tier == GRAPH, hot.status()
     same(ours, eager)
-
-
-class Checkpointed(pl.LightningModule):
-    """Lightning leaves checkpointing to the module."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
-
-    def block(self, x):
-        return F.dropout(F.gelu(self.first(x)), 0.3)
-
-    def training_step(self, batch, batch_idx):
-        hidden = checkpoint(self.block, F.dropout(batch[0], 0.1), use_reentrant=False)
-        return F.cross_entropy(self.second(hidden), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=2**-6, fused=True)
-
-
-def test_a_lightning_module_that_checkpoints(tmp_path):
-    draws = torch.Generator().manual_seed(1)
-    data = [(torch.randn(4, 6, generator=draws), torch.randint(3, (4,), generator=draws)) for _ in range(20)]
-
-    def fitted(callbacks):
-        model = Checkpointed()
-        pl.Trainer(
-            accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, callbacks=callbacks,
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-        ).fit(model, torch.utils.data.DataLoader(data, batch_size=None))  # fmt: skip
-        return [], model.state_dict(), torch.get_rng_state()
-
-    eager, hot = fitted([]), of_lightning.HotLoop(run=GRAPH)
-    with captured_step_emulation():
-        ours = fitted([hot])
-    assert hot.status().loop.tier == GRAPH, hot.status()
-    same(ours, eager)
-
-
-def test_diffusers_gradient_checkpointing_with_lora():
-    def trained(run):
-        torch.manual_seed(0)
-        unet = UNet2DConditionModel(
-            sample_size=8, in_channels=2, out_channels=2, layers_per_block=1, block_out_channels=(8, 8),
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), norm_num_groups=2, cross_attention_dim=8,
-            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), attention_head_dim=4, dropout=0.1,
-        )  # fmt: skip
-        unet.enable_gradient_checkpointing()
-        unet = get_peft_model(unet, LoraConfig(r=2, lora_dropout=0.2, target_modules=["to_q", "to_v"])).train()
-        trained = [one for one in unet.parameters() if one.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=2**-8, fused=True)
-
-        def train_step(noisy, times, text, noise):
-            loss = F.mse_loss(unet(noisy, times, text).sample, noise)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        draws = torch.Generator().manual_seed(1)
-        with captured_step_emulation(), hotloop.Loop(unet, optimizer, run=run) as loop:
-            step, losses = loop.step(train_step), []
-            for _ in range(12):
-                shapes = ((2, 2, 8, 8), (2, 3, 8), (2, 2, 8, 8))
-                noisy, text, noise = (torch.randn(shape, generator=draws) for shape in shapes)
-                losses.append(step(noisy, torch.randint(100, (2,), generator=draws), text, noise).item())
-            return loop.status(), (losses, unet.state_dict(), torch.get_rng_state())
-
-    status, ours = trained(GRAPH)
-    assert status.tier == GRAPH, status
-    same(ours, trained("eager")[1])
 
 
 def same(ours, eager):

@@ -54,20 +54,6 @@ def test_a_lightning_trainer_is_copied_after_a_fit_and_its_callback_goes_on(tmp_
     record.finish()
 
 
-class CopiesInTheFit(pl.Callback):
-    copied = None
-
-    def on_train_batch_end(self, trainer, *_):
-        self.copied = copy.deepcopy(trainer.callbacks)
-
-
-def test_a_lightning_callback_is_copied_in_the_fit_that_it_owns():
-    copies, hot = CopiesInTheFit(), lightning.HotLoop(run="eager")
-    torch.testing.assert_close(fit(hot, copies)[1], fit()[1], rtol=0, atol=0)
-    (copied,) = [one for one in copies.copied if isinstance(one, lightning.HotLoop)]
-    assert (copied.loop, copied.status().loop.step) == (None, 3)
-
-
 def hot_trainer(folder, *callbacks):
     torch.manual_seed(1)
     data = [{"input_ids": torch.arange(6) + one, "labels": torch.tensor(1)} for one in range(8)]
@@ -88,11 +74,3 @@ def test_a_hot_trainer_is_copied_and_pickled_before_it_trains(tmp_path):
         copied.train()
         assert copied.hot.status().step == 2, "its own step is the loop's"
         torch.testing.assert_close(dict(copied.model.state_dict()), weights, rtol=0, atol=0)
-
-
-def test_a_hot_trainer_is_copied_after_training_and_its_callback_pickled(tmp_path):
-    trainer = hot_trainer(tmp_path, transformers.HotLoop(run="eager"))
-    trainer.train()
-    for copied in (copy.deepcopy(trainer).hot, unpickled(trainer.hot)):
-        assert copied.status() == trainer.hot.status()
-        assert copied.record is None

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from accelerate import cpu_offload_with_hook
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.hooks import apply_group_offloading
-from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
 from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -41,21 +39,6 @@ def gradients(unet):
     if found.requires_grad:
         F.mse_loss(found, torch.zeros_like(found)).backward()
     return [found.detach(), *(one.grad.clone() for one in unet.parameters() if one.grad is not None)]
-
-
-def as_eager(unet, state="compiled"):
-    """Check that the compiled model computes what eager does, and that the status counts the call."""
-    before = hotloop.status(unet).components["model"].frames_compiled
-    ours = gradients(unet)
-    part = hotloop.status(unet).components["model"]
-    assert part.state == state
-    assert part.frames_compiled > before, "this call ran compiled"
-    with hotloop.compiling.control.paused([unet]):
-        eager = gradients(unet)
-    assert len(ours) == len(eager)
-    for a, b in zip(ours, eager, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    return part
 
 
 def test_of_named_parts_the_denoiser_alone_is_compiled():
@@ -129,46 +112,6 @@ def test_a_real_pipeline_its_denoiser_or_the_parts_that_are_named(tmp_path):
     assert list(again.state_dict()) == list(small_unet().state_dict())
 
 
-@pytest.mark.campaign
-@pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
-def test_adapters_that_come_and_are_switched_and_merged_leave_the_status_true():
-    unet = small_unet(up="UpBlock2D").requires_grad_(requires_grad=False)
-    compile(Parts(unet=unet), "aot_eager")
-    as_eager(unet)
-    for name, rank in (("a", 2), ("b", 4)):
-        config = LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=["to_q", "to_v"])
-        unet.add_adapter(config, adapter_name=name)
-        added = as_eager(unet)
-    unet.set_adapter("a")
-    as_eager(unet)
-    unet.set_adapter("b")
-    assert as_eager(unet).compiles == added.compiles + 1, "what was compiled for b is used again"
-    unet.fuse_lora()
-    merged = as_eager(unet)
-    assert merged.recompiles == merged.compiles - 1
-    assert not merged.causes
-
-
-@pytest.mark.campaign
-def test_peft_around_a_compiled_model_runs_what_was_compiled():
-    unet = small_unet()
-    compile(Parts(unet=unet), "aot_eager")
-    wrapped = get_peft_model(unet, LoraConfig(r=2, target_modules=["to_q"]))
-    wrapped(*BATCH).sample.sum().backward()
-    part = hotloop.status(unet).components["model"]
-    assert (part.state, part.frames_compiled, part.causes) == ("compiled", 1, ())
-
-
-@pytest.mark.campaign
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
-def test_gradient_checkpointing():
-    unet = small_unet()
-    compile(Parts(unet=unet), "aot_eager")
-    unet.enable_gradient_checkpointing()
-    unet.train()
-    assert as_eager(unet).fallbacks == 0
-
-
 def test_a_model_that_is_offloaded_is_left_alone_and_said(caplog):
     unet = small_unet()
     apply_group_offloading(unet, torch.device("cpu"), torch.device("cpu"), offload_type="leaf_level")
@@ -189,14 +132,3 @@ def test_a_model_that_is_offloaded_is_left_alone_and_said(caplog):
     assert hotloop.status(parts).components["unet"].requested == "none"
     with pytest.raises(ConfigError, match=r"inference={'uent': .*did you mean 'unet'"):
         compile(parts, "aot_eager", inference={"uent": "none"})
-
-
-@pytest.mark.campaign
-def test_a_model_that_is_offloaded_as_a_whole_after_its_compile_still_runs_compiled():
-    unet = small_unet()
-    parts = compile(Parts(unet=unet), "aot_eager")
-    gradients(unet)
-    cpu_offload_with_hook(unet, torch.device("cpu"))
-    before = hotloop.status(parts).components["unet"].frames_compiled
-    gradients(unet)
-    assert hotloop.status(parts).components["unet"].frames_compiled > before

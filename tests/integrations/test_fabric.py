@@ -1,10 +1,5 @@
 """Fabric: compile before and after setup, the user's own compile, precision, and the example."""
 
-import runpy
-import subprocess
-import sys
-from pathlib import Path
-
 import lightning
 import pytest
 import torch
@@ -16,8 +11,6 @@ from hotloop.errors import ConfigError
 from hotloop.integrations.fabric import loop as fabric_loop
 from hotloop.integrations.fabric import setup
 from hotloop.testing import captured_step_emulation
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "fabric_transformer.py"
 
 
 def parts():
@@ -69,15 +62,6 @@ def test_a_loop_wants_what_setup_returned():
         fabric_loop(fabric, module, optimizer)
 
 
-def test_models_and_optimizers_by_name():
-    fabric, module, optimizer = parts()
-    model, optimizer = fabric.setup(module, optimizer)
-    with fabric_loop(fabric, {"net": model}, {"sgd": optimizer}, run="eager") as loop:
-        assert loop.status().tier == "eager"
-    with pytest.raises(ConfigError, match="SmallClassifier was not set up"):
-        fabric_loop(fabric, {"net": module}, optimizer)
-
-
 def test_settings_are_refused_before_anything_is_set_up():
     fabric, module, optimizer = parts()
     with pytest.raises(ConfigError, match="fulll"):
@@ -101,26 +85,3 @@ def test_a_captured_step_under_bf16_is_eagers():
     plain, ours = left
     torch.testing.assert_close(dict(ours.model.state_dict()), dict(plain.model.state_dict()), rtol=1e-5, atol=1e-6)
     assert ours.status.tier == "eager+graph", ours.status
-
-
-@pytest.mark.campaign
-def test_the_example_trains_on_one_device(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", [str(EXAMPLE), "--accelerator", "cpu", "--run", "eager", "--steps", "4"])
-    runpy.run_path(str(EXAMPLE), run_name="__main__")
-    loss_falls(capsys.readouterr().out)
-
-
-@pytest.mark.campaign
-@pytest.mark.long
-def test_the_example_trains_by_ddp_on_two_devices():
-    command = [sys.executable, "-W", "ignore", str(EXAMPLE), "--accelerator", "cpu", "--devices", "2"]
-    done = subprocess.run(
-        [*command, "--run", "eager", "--steps", "4"], capture_output=True, text=True, check=False, timeout=900
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    loss_falls(done.stdout)
-
-
-def loss_falls(said):
-    last = said.strip().splitlines()[-1].split()
-    assert float(last[1]) > float(last[-4])

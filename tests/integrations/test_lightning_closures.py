@@ -43,108 +43,6 @@ class Sharp(torch.optim.SGD):
         return loss
 
 
-class MovesFirst(torch.optim.SGD):
-    """Asks for the gradients elsewhere, by one run of its closure."""
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for one in group["params"]:
-                one.data.mul_(0.9)
-        loss = None
-        if closure is not None:
-            loss = closure()
-        super().step()
-        return loss
-
-
-class ByLoss(torch.optim.SGD):
-    """Polyak's step size: the loss that the closure returns sets it."""
-
-    def step(self, closure=None):
-        loss = None
-        if closure is not None:
-            loss = closure()
-        for group in self.param_groups:
-            group["lr"] = 0.05 if loss is None else 0.05 * float(loss)
-        super().step()
-        return loss
-
-
-class HandsOnLate(Sharp):
-    def step(self, *args, **kwargs):
-        return super().step(*args, **kwargs)
-
-
-class Ordinary(torch.optim.SGD):
-    """As published optimizers begin."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Step.
-
-        Args:
-            closure: runs the model.
-        """
-        if not self.param_groups:
-            raise RuntimeError("no parameters")
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        super().step()
-        return loss
-
-
-class Lookahead(torch.optim.Optimizer):
-    """Hands its closure on to the optimizer within."""
-
-    inner = torch.optim.SGD
-
-    def __init__(self, parameters, lr):
-        self.optimizer = self.inner(parameters, lr=lr)
-        super().__init__(self.optimizer.param_groups, {"lr": lr})
-
-    def step(self, closure=None):
-        loss = self.optimizer.step(closure)
-        for group in self.param_groups:
-            for one in group["params"]:
-                one.data.mul_(0.99)
-        return loss
-
-
-class AroundSharp(Lookahead):
-    inner = Sharp
-
-
-class FromTheLastStep(torch.optim.SGD):
-    """Uses the gradients that stand before its closure runs: those of the step before."""
-
-    def step(self, closure=None):
-        before = [one.grad for group in self.param_groups for one in group["params"]]
-        loss = None
-        if closure is not None:
-            loss = closure()
-        for one, last in zip(self.param_groups[0]["params"], before, strict=True):
-            if last is not None:
-                one.data.sub_(last, alpha=0.1)
-        return loss
-
-
-class ByProperty(torch.optim.SGD):
-    def step(self, closure=None):
-        norm = self.norm
-        loss = None
-        if closure is not None:
-            loss = closure()
-        self.last = norm
-        super().step()
-        return loss
-
-    @property
-    def norm(self):
-        return [one.grad.norm() for one in self.param_groups[0]["params"] if one.grad is not None]
-
-
 def hooked(parameters, lr):
     """A hook that the Trainer runs before the step's backward, so that it clips nothing."""
     optimizer = torch.optim.SGD(parameters, lr=lr)
@@ -199,7 +97,7 @@ def trained(optimizer, *callbacks):
     return torch.cat([one.detach().flatten() for one in module.parameters()])
 
 
-USES = [Needs, Sharp, MovesFirst, ByLoss, HandsOnLate, AroundSharp, Lookahead, hooked, partial, wrapped]
+USES = [Needs, Sharp, hooked, partial, wrapped]
 
 
 @pytest.mark.parametrize("optimizer", USES, ids=lambda one: one.__name__)
@@ -212,15 +110,10 @@ def test_a_step_that_uses_its_closure_stays_the_trainers_and_trains_as_without_h
     assert why in str(hot.status())
 
 
-def test_a_step_that_runs_its_closure_first_is_owned():
+def test_the_step_of_an_optimizer_of_torchs_is_owned():
     hot = HotLoop(run="eager")
-    torch.testing.assert_close(trained(Ordinary, hot), trained(Ordinary), rtol=0, atol=0)
+    torch.testing.assert_close(trained(torch.optim.SGD, hot), trained(torch.optim.SGD), rtol=0, atol=0)
     assert hot.status().owned, hot.status()
-
-
-@pytest.mark.parametrize("optimizer", [FromTheLastStep, ByProperty])
-def test_a_step_that_reads_anything_before_its_closure_stays_the_trainers(optimizer):
-    assert "may run its closure late" in closure_obstacle(optimizer([nn.Parameter(torch.zeros(2))], lr=0.1))
 
 
 def test_a_hook_before_the_steps_of_all_optimizers_counts():

@@ -6,14 +6,13 @@ import torch
 from fitting import SmallClassifier, small_batches
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.tuner import Tuner
-from test_lightning import AlsoTested, Manual, Sgd, Watches, fit, same
+from test_lightning import AlsoTested, Manual, Sgd
 from test_lightning_conformance import Losses, loader
 
 import hotloop
 from hotloop import events as ev
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import HotLoop
-from hotloop.testing import captured_step_emulation
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -45,18 +44,6 @@ def short(batches):
     return [*batches, tuple(one[:3] for one in batches[0])]
 
 
-@pytest.mark.parametrize("run", ["aot_eager", "eager+graph"])
-def test_a_short_last_batch_leaves_the_tier_in_force(run):
-    hot = HotLoop(run)
-    with captured_step_emulation():
-        trained(hot, batches=short(small_batches(9)))
-    told = hot.status()
-    assert told.running == told.loop.tier == run
-    assert {one.name: one.state for one in told.loop.tiers}[run] == "in force"
-    assert str(told).splitlines()[0] == f"hotloop in Lightning's Trainer (asked for: {run}), fit: {run}"
-    assert f"hotloop: {run} at step 10" in str(told)
-
-
 @pytest.mark.campaign
 def test_validate_after_a_fit_compiles_nothing_anew_and_keeps_the_fits_status():
     hot = HotLoop("aot_eager")
@@ -80,93 +67,12 @@ def test_validate_after_a_fit_compiles_nothing_anew_and_keeps_the_fits_status():
     assert first[0]["val_loss"] == pytest.approx(again[0]["val_loss"], rel=1e-4)
 
 
-def test_auto_compiles_no_evaluation_that_its_fit_has_not_compiled():
-    hot = HotLoop()
-    trainer, model = trained(hot)
-    with hotloop.watch() as events:
-        trainer.validate(model, loader(small_batches(2)), verbose=False)
-    assert compiles(events) == []
-    told = hot.status().after
-    assert told.running == "eager"
-    assert told.notes[0].startswith("trainer.validate runs eager: run='auto' measures training steps alone")
-    assert 'HotLoop(run="default")' in told.hints[0]
-
-
 def test_before_anything_the_status_says_what_to_do():
     told = HotLoop("full").status()
     assert (told.stage, told.running, told.owned) == ("", "", False)
     assert "(asked for: full), nothing has run yet in this process" in str(told)
     assert "Trainer(callbacks=[HotLoop()])" in told.hints[0]
     assert "ddp_spawn" in told.hints[0], "which runs the fit in processes of its own"
-
-
-class Mine(Exception):
-    pass
-
-
-class Stops(pl.Callback):
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if batch_idx == 6:
-            raise Mine("the disk is full\nand more of it")
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("callbacks", [(), (Watches(),)], ids=["owned", "in place"])
-def test_after_an_exception_the_status_says_what_ended_the_fit_and_what_had_run(callbacks):
-    hot = HotLoop("aot_eager")
-    with pytest.raises(Mine):
-        trained(hot, Stops(), *callbacks)
-    told = hot.status()
-    assert told.ended == "Mine: the disk is full"
-    assert told.running == "aot_eager"
-    assert "fit (ended by Mine: the disk is full): aot_eager" in str(told)
-
-
-class Fails(Sgd):
-    def configure_optimizers(self):
-        raise Mine("no optimizer")
-
-
-def test_a_fit_that_came_to_no_step_says_so():
-    hot = HotLoop("aot_eager")
-    with pytest.raises(Mine):
-        trained(hot, module=Fails)
-    assert "no training step came to it" in hot.status().notes
-    trained(hot, limit_train_batches=0)
-    assert hot.status().ended == ""
-    assert "no training step came to it" in hot.status().notes
-
-
-@pytest.mark.parametrize("run", ["eager", "none"])
-def test_eager_that_was_asked_for_is_said(run):
-    hot = HotLoop(run)
-    trained(hot)
-    assert hot.status().running == "eager"
-    assert hot.status().notes == [f"run={run!r} was asked for: steps run eager, and none is timed"]
-
-
-def test_auto_that_had_no_time_to_decide_says_so():
-    hot = HotLoop()
-    trained(hot, batches=small_batches(3))
-    assert "run='auto' had decided nothing yet when the fit ended at step 3" in hot.status().notes
-
-
-class TakesItOut(pl.Callback):
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if batch_idx == 4:
-            trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, HotLoop)]
-
-
-@pytest.mark.campaign
-def test_a_callback_that_was_taken_out_says_when_and_what_is_left():
-    hot = HotLoop("aot_eager")
-    trained(hot, TakesItOut())
-    assert "taken out of trainer.callbacks at step 5: from there on the step is the Trainer's own" in str(hot.status())
-    assert hot.status().running == "aot_eager", "what ran until then"
-    hot = HotLoop("aot_eager")
-    _, model = trained(hot, TakesItOut(), Watches())
-    assert "the module stays compiled until hotloop.uncompile(module)" in str(hot.status())
-    hotloop.uncompile(model)
 
 
 @pytest.mark.campaign
@@ -178,23 +84,6 @@ def test_two_callbacks_are_refused_before_anything_runs():
     assert losses.seen == []
     trained(hot)
     assert hot.status().running == "aot_eager"
-
-
-class Joins(pl.Callback):
-    """A callback that adds the HotLoop once the fit has begun."""
-
-    def __init__(self, hot):
-        self.hot = hot
-
-    def on_train_start(self, trainer, pl_module):
-        trainer.callbacks.append(self.hot)
-
-
-@pytest.mark.campaign
-def test_a_callback_that_joins_late_owns_the_step_from_there():
-    hot = HotLoop("aot_eager")
-    same(fit(), fit(Sgd, Joins(hot)))
-    assert hot.status().owned
 
 
 class Tuned(AlsoTested):

@@ -1,10 +1,8 @@
 """A user's own compile is recognised, left as it is, and reported."""
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from fitting import inventory
-from test_lightning import Sgd, fit, same
+from test_lightning import Sgd, fit
 from torch.nn import functional as F
 
 import hotloop
@@ -87,64 +85,3 @@ def test_each_way_to_compile_is_recognised_and_left_as_it_is(case, run):
     assert f"compiled already (by {'hotloop' if 'hotloop' in case else 'torch'})" in why
     assert why in str(told)
     assert told.running == ("aot_eager" if "hotloop" in case else "as-given")
-
-
-def test_a_step_that_torch_compiled_on_the_object_runs_compiled():
-    """A loop would call the class's method, so none owns the step."""
-    with hotloop.watch() as events:
-        fit(StepOfTheObject, HotLoop("aot_eager"), batches=2)
-    assert [one for one in events if isinstance(one, hotloop.events.Compiled)]
-
-
-def test_an_evaluation_takes_it_as_it_is_as_well():
-    from fitting import SmallClassifier, small_batches
-    from test_lightning_conformance import loader
-
-    torch.manual_seed(1)
-    hot, model = HotLoop("aot_eager"), Wraps(SmallClassifier())
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    trainer = pl.Trainer(accelerator="cpu", devices=1, callbacks=[hot], logger=False, **quiet)
-    trainer.validate(model, loader(small_batches(2)), verbose=False)
-    before = inventory(model)
-    trainer.validate(model, loader(small_batches(2)), verbose=False)
-    assert inventory(model) == before
-    told = hot.status()
-    assert (told.stage, told.running, told.why) == ("validate", "as-given", [])
-    assert "compiled already (by torch)" in told.notes[0]
-
-
-class Doubles(Sgd):
-    """A module with a step on the object in front of the class's, as a test or a notebook sets it."""
-
-    name = "training_step"
-
-    def __init__(self, net):
-        super().__init__(net)
-        own = getattr(self, self.name)
-        setattr(self, self.name, lambda *args, **settings: self.twice(own, *args, **settings))
-
-    def twice(self, own, batch, batch_idx):
-        return own(batch, batch_idx) * 2
-
-
-class DoublesTheGradients(Doubles):
-    name = "backward"
-
-    def twice(self, own, loss):
-        return own(loss * 2)
-
-
-class DoublesWhatIsLogged(Doubles):
-    name = "log"
-
-    def twice(self, own, name, value, **settings):
-        own(name, value * 2, **settings)
-
-
-@pytest.mark.parametrize("module", [Doubles, DoublesTheGradients, DoublesWhatIsLogged])
-@pytest.mark.parametrize("run", ["eager", "aot_eager"])
-def test_a_method_that_was_set_on_the_object_is_what_runs(module, run):
-    hot = HotLoop(run)
-    same(fit(module, batches=4), fit(module, hot, batches=4))
-    assert not hot.status().owned
-    assert f"{module.name} was set on this one {module.__name__}" in str(hot.status())

@@ -1,6 +1,5 @@
 """What the integrations need of several processes: who speaks, and the stream that a wrapper is made on."""
 
-import contextlib
 import logging
 import types
 
@@ -14,44 +13,6 @@ from torch import distributed as dist
 from hotloop.integrations import several
 from hotloop.integrations.lightning.ownership import obstacles
 from hotloop.step.tiers import tier_of_setting
-
-
-class Stream:
-    """A stream that notes what waits for what."""
-
-    def __init__(self, name, log):
-        self.name, self.log = name, log
-
-    def wait_stream(self, other):
-        self.log.append(f"{self.name} waits for {other.name}")
-
-
-@pytest.fixture
-def streams(monkeypatch):
-    log = []
-
-    @contextlib.contextmanager
-    def on(stream):
-        log.append(f"on {stream.name}")
-        yield
-        log.append(f"off {stream.name}")
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream("default", log))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: Stream("own", log))
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    return log
-
-
-def test_what_is_made_on_a_stream_of_its_own_waits_for_the_one_before_and_the_other_way_round(streams):
-    with several.own_stream(torch.device("cuda")):
-        streams.append("made")
-    assert streams == ["own waits for default", "on own", "made", "off own", "default waits for own"]
-
-
-def test_the_stream_before_waits_also_where_an_exception_ends_the_block(streams):
-    with pytest.raises(ValueError, match="mine"), several.own_stream(torch.device("cuda")):
-        raise ValueError("mine")
-    assert streams[-1] == "default waits for own"
 
 
 def test_a_cpu_has_no_streams(streams):

@@ -1,7 +1,5 @@
 """transformers' Trainer on small real models, beyond the conformance suite."""
 
-import importlib
-
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -19,9 +17,8 @@ from transformers import (
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.module import get_entry
-from hotloop.compiling.control import Status
 from hotloop.errors import ConfigError
-from hotloop.integrations.transformers import HotLoop, HotStep, HotTrainer
+from hotloop.integrations.transformers import HotLoop, HotTrainer
 from hotloop.testing import captured_step_emulation
 
 
@@ -119,22 +116,6 @@ def test_a_captured_step_accumulates_and_clips_as_eager(tmp_path):
 
 
 @pytest.mark.campaign
-def test_a_collator_that_pads_to_the_longest_is_counted_and_compiled_for_any_length(tmp_path):
-    lengths = (4, 5, 6, 7, 8, 9, 10, 11, 12)
-    data = [one for at in range(10) for one in samples(4, (lengths[at % 9],))]
-    eager = trainer_of(Trainer, tmp_path, data=data, num_train_epochs=2)
-    eager.train()
-    hot = HotLoop("aot_eager")
-    ours = trainer_of(HotTrainer, tmp_path, hot, data=data, num_train_epochs=2)
-    with hotloop.watch() as events:
-        ours.train()
-    same(eager, ours)
-    assert "dynamic" in str([one["reason"] for one in hot.record.document["decisions"]]) or "any" in str(hot.status())
-    assert len([one for one in events if isinstance(one, ev.Compiled)]) <= 2
-    assert hot.record.document["measurements"]["shapes"]["training_step"]
-
-
-@pytest.mark.campaign
 def test_torch_compile_of_the_arguments_is_taken_over_and_applied_once(tmp_path):
     hot = HotLoop()
     trainer = trainer_of(Trainer, tmp_path, hot, torch_compile=True, torch_compile_backend="aot_eager")
@@ -144,22 +125,6 @@ def test_torch_compile_of_the_arguments_is_taken_over_and_applied_once(tmp_path)
     assert (part.requested, part.state, part.compiles) == ("aot_eager", "compiled", 1)
     assert trainer.model_wrapped is trainer.model
     assert all("_orig_mod" not in name for name in trainer.model_wrapped.state_dict())
-
-
-@pytest.mark.campaign
-def test_a_compile_that_the_trainer_has_applied_is_recognised(tmp_path):
-    hot = HotLoop("aot_eager")
-    trainer = trainer_of(Trainer, tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
-    trainer.add_callback(hot)
-    with hotloop.watch() as events:
-        trainer.train()
-    assert {one.component for one in events if isinstance(one, ev.Compiled)} == {None}, "the Trainer's, and no other"
-    (decision,) = hot.record.document["decisions"]
-    assert "torch_compile=True" in decision["reason"]
-    part = hot.status().components["model"]
-    assert (part.requested, part.running) == ("aot_eager", "as-given")
-    assert "torch_compile=True" in part.causes[0].reason
-    assert "Trainer(..., callbacks=[HotLoop()])" in decision["reason"]
 
 
 @pytest.mark.campaign
@@ -235,79 +200,6 @@ def plain_trainer(model, folder, hot, arguments=None, *, kind=Trainer, more=(), 
     return kind(model, arguments, train_dataset=samples(16), callbacks=[hot, *more], data_collator=collator)
 
 
-@pytest.mark.campaign
-def test_trainers_that_share_arguments_are_each_given_the_compile_that_these_ask_for(tmp_path):
-    arguments = None
-    for _ in range(2):
-        hot = HotLoop()
-        asked = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-        trainer = plain_trainer(small_bert(), tmp_path, hot, arguments, **asked)
-        arguments = trainer.args
-        trainer.train()
-        assert hot.status().components["model"].running == "aot_eager"
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("run", ["eager", "aot_eager"])
-def test_a_callback_of_two_trainers_trains_the_model_of_each(tmp_path, run):
-    """Folds are made like this: all Trainers first, with the same list of callbacks."""
-    hot = HotLoop(run)
-    trainers = [trainer_of(HotTrainer, tmp_path / str(at), hot) for at in range(2)]
-    for trainer in trainers:
-        trainer.train()
-        assert (hot.status().step, hot.status().tier) == (6, run), hot.status()
-    alone = trainer_of(Trainer, tmp_path / "alone")
-    alone.train()
-    for trainer in trainers:
-        same(alone, trainer)
-
-
-@pytest.mark.campaign
-def test_a_callback_that_a_plain_trainer_shares_compiles_in_place_there(tmp_path):
-    hot = HotLoop("aot_eager")
-    plain = trainer_of(Trainer, tmp_path / "plain", hot)
-    trainer_of(HotTrainer, tmp_path / "hot", hot)
-    plain.train()
-    assert isinstance(hot.status(), Status), "a loop's step was not run by anyone"
-    assert hot.status().components["model"].state == "compiled", hot.status()
-
-
-@pytest.mark.campaign
-def test_a_preset_of_ones_own_is_asked_for_and_runs(tmp_path):
-    hot = HotLoop(hotloop.Preset(name="mine", backend="aot_eager"))
-    trainer_of(HotTrainer, tmp_path, hot).train()
-    assert hot.run == "mine"
-    assert hot.status().tier == "mine"
-    assert hot.record.document["settings"]["run"] == "mine"
-
-
-@pytest.mark.campaign
-def test_a_model_that_was_compiled_before_stays_so_after_training(tmp_path):
-    hot, model = HotLoop("default"), hotloop.compile(small_bert(), "aot_eager")
-    plain_trainer(model, tmp_path, hot).train()
-    assert hotloop.status(model).components["model"].running == "aot_eager"
-    assert "hotloop.compile was called on the model before" in hot.record.document["decisions"][0]["reason"]
-    assert "hotloop.compile was called on the model before" in hot.status().components["model"].causes[0].reason
-
-
-class TakesItOut(TrainerCallback):
-    def on_step_end(self, args, state, control, **parts):
-        if state.global_step == 3:
-            self.trainer.remove_callback(HotLoop)
-
-
-@pytest.mark.campaign
-def test_a_callback_that_is_taken_out_while_training_leaves_the_model_as_it_was_given(tmp_path):
-    trainer = trainer_of(HotTrainer, tmp_path, HotLoop("aot_eager"))
-    out = TakesItOut()
-    out.trainer = trainer
-    trainer.add_callback(out)
-    trainer.train()
-    assert trainer.hot.status().step == 6
-    assert get_entry(trainer.model) is None
-    assert trainer.hot.record.document["status"] == "finished"
-
-
 class Annealed(HotTrainer):
     """A Trainer with a loss of its own, which reads an attribute that changes."""
 
@@ -337,69 +229,6 @@ def test_what_a_loss_of_ones_own_reads_is_never_frozen(tmp_path):
     assert trained[1].hot.status().tier == "eager+graph"
 
 
-class NothingOfItsOwn(HotStep, Seq2SeqTrainer):
-    """A library's Trainer without changes."""
-
-
-class ReadsByItself(HotTrainer):
-    """A Trainer with a loss that reads how far training is."""
-
-    def compute_loss(self, *args, **kwargs):
-        loss = super().compute_loss(*args, **kwargs)
-        return loss * (1.0 + self.state.global_step)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(("kind", "captured"), [(NothingOfItsOwn, True), (ReadsByItself, False)])
-def test_what_a_trainer_counts_for_itself_keeps_no_step_of_a_subclass_from_being_captured(tmp_path, kind, captured):
-    trained = []
-    for run in ("eager", "eager+graph"):
-        trainer = trainer_of(kind, tmp_path / run, HotLoop(run), num_train_epochs=3, logging_steps=1)
-        with captured_step_emulation():
-            trainer.train()
-        trained.append(trainer)
-    same(*trained)
-    told = trained[1].hot.status()
-    assert (told.tier == "eager+graph") is captured, told
-    declined = [one.why for one in told.tiers if one.state == "declined"]
-    assert all("trainer.state." in why for why in declined), declined
-
-
-LIBRARY = """
-from transformers import Trainer
-
-class LibraryTrainer(Trainer):
-    tripled = False
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss, found = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
-        loss = self.weighted(loss)
-        return (loss, found) if return_outputs else loss
-
-    def weighted(self, loss):
-        return loss * 3 if self.state.epoch >= 2 else loss
-"""
-
-
-@pytest.mark.campaign
-def test_what_a_librarys_trainer_reads_is_never_frozen(tmp_path, monkeypatch):
-    folder = tmp_path / "site-packages"  # installed, as trl is
-    folder.mkdir()
-    (folder / "hotloop_test_library.py").write_text(LIBRARY)
-    monkeypatch.syspath_prepend(folder)
-    library = importlib.import_module("hotloop_test_library")
-    kind = type("Hot", (HotStep, library.LibraryTrainer), {})
-    trained = []
-    for run in ("eager", "eager+graph"):
-        trainer = trainer_of(kind, tmp_path / run, HotLoop(run), num_train_epochs=4)
-        with captured_step_emulation():
-            trainer.train()
-        trained.append(trainer)
-    same(*trained)
-    told = {one.name: one.why for one in trained[1].hot.status().tiers}
-    assert "trainer.state.epoch" in told["eager+graph"], told
-
-
 @pytest.mark.campaign
 def test_a_model_that_the_user_wrapped_trains_as_it_was_given(tmp_path):
     torch.manual_seed(0)
@@ -415,17 +244,6 @@ def test_a_model_that_the_user_wrapped_trains_as_it_was_given(tmp_path):
     part = hot.status().components["model"]
     assert (part.requested, part.running) == ("aot_eager", "as-given")
     assert "torch.compile() wrapped the model" in part.causes[0].reason
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("kind", [Trainer, HotTrainer])
-def test_a_part_that_the_user_compiled_is_taken_as_given_and_told(kind, tmp_path):
-    model, hot = small_bert(), HotLoop("aot_eager")
-    model.bert = torch.compile(model.bert, backend="aot_eager")
-    plain_trainer(model, tmp_path, hot, kind=kind).train()
-    assert "torch.compile() wrapped bert" in str(hot.record.document["decisions"])
-    said = hot.status().components["model"].causes[0].reason if kind is Trainer else hot.status().tiers[0].why
-    assert "torch.compile() wrapped bert" in said
 
 
 def test_a_plain_trainer_says_what_runs_and_why_before_and_after(tmp_path, caplog):
@@ -461,19 +279,6 @@ def test_a_second_callback_is_refused_before_training(kind, tmp_path):
         plain_trainer(small_bert(), tmp_path, one, kind=kind, more=[one])
 
 
-def test_a_second_callback_that_is_added_later_is_refused_and_the_model_left(tmp_path):
-    hot = HotLoop("aot_eager")
-    trainer = plain_trainer(small_bert(), tmp_path, hot)
-    trainer.add_callback(HotLoop("eager"))
-    with pytest.raises(hotloop.errors.ConfigError, match="takes one HotLoop"):
-        trainer.train()
-    assert trainer.state.global_step == 0
-    assert get_entry(trainer.model) is None
-    trainer.pop_callback(HotLoop)
-    trainer.train()
-    assert trainer.state.global_step == 2
-
-
 def test_a_run_that_goes_on_counts_the_steps_that_are_to_come(tmp_path):
     """A compile that pays over a whole run may not pay over its last steps."""
     told = []
@@ -507,18 +312,6 @@ def test_arguments_that_there_are_not_are_refused_by_name(tmp_path, make, told):
         make(TrainingArguments(str(tmp_path), **ARGUMENTS))
 
 
-def test_a_trainer_below_that_takes_any_argument_is_handed_what_it_is_given(tmp_path):
-    class Mine(Trainer):
-        def __init__(self, *args, **kwargs):
-            self.run = kwargs.pop("run")
-            super().__init__(*args, **kwargs)
-
-    class Hot(HotStep, Mine):
-        pass
-
-    assert Hot(fresh_bert(), TrainingArguments(str(tmp_path), **ARGUMENTS), run="mine").run == "mine"
-
-
 @pytest.mark.parametrize("run", ["auto", "eager"])
 def test_torch_compile_that_gives_way_to_the_loop_is_in_the_status(tmp_path, run):
     asks = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
@@ -528,9 +321,3 @@ def test_torch_compile_that_gives_way_to_the_loop_is_in_the_status(tmp_path, run
     assert any(one.startswith(told) for one in trainer.hot.status().decisions)
     assert told in str(trainer.hot.status()).replace("\n", "")
     assert "HotLoop(run='aot_eager')" in trainer.hot.status().decisions[0]
-
-
-def test_without_torch_compile_nothing_gives_way(tmp_path):
-    trainer = trainer_of(HotTrainer, tmp_path, HotLoop("auto"))
-    trainer.train()
-    assert "torch_compile" not in str(trainer.hot.status())

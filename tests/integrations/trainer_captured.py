@@ -56,19 +56,18 @@ class Watched(TrainerCallback):
     on_substep_end = on_step_end
 
 
-def sharded(each):
+def sharded():
     """Return settings that shard the model; the Trainer changes what it is given."""
     wrap = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": ["Linear"]}
     shards = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", **wrap}
-    reduced = {"gradient_accumulation_kwargs": {"sync_each_batch": each}}
-    return {"fsdp": True, "fsdp_config": shards, "accelerator_config": reduced}
+    return {"fsdp": True, "fsdp_config": shards}
 
 
-def train(run, *, every=1, told=STEPS, resumes=False, shards=False, each=False, **settings):
+def train(run, *, every=1, told=STEPS, resumes=False, shards=False, **settings):
     """Train; validate, log and save on the way; without a tier by a plain Trainer."""
     torch.manual_seed(1)
     watched = Watched()
-    settings |= sharded(each) if shards else {}
+    settings |= sharded() if shards else {}
     folder = f"{FOLDER}/trainer-{run}-{every}{'-sharded' if shards else ''}"
     args = TrainingArguments(
         folder, max_steps=told, per_device_train_batch_size=6, gradient_accumulation_steps=every, seed=3,
@@ -114,9 +113,5 @@ tell(
         "unused": lambda: beside_eager(ddp_find_unused_parameters=None),
         "sharded": lambda: beside_eager(shards=True),
         "sharded, resumed": lambda: beside_eager(shards=True, resumes=True),
-        "sharded, auto": lambda: beside_eager("auto", shards=True, told=10_000),
-        "sharded, compiled": lambda: beside_eager("aot_eager+graph", shards=True),
-        "sharded, accumulated": lambda: beside_eager(shards=True, every=2),
-        "sharded, each reduced": lambda: beside_eager(shards=True, every=2, each=True),
     }
 )

@@ -143,13 +143,6 @@ def test_signatures_hold_no_tensor():
     assert "float32[3, 3]" in str(kept)
 
 
-def test_new_ones_of_the_last_steps():
-    census = Census()
-    for length in (8, 9, 8, 8, 10, 11, 8):
-        census.note(inputs(length))
-    assert [census.new_in_last(steps) for steps in (1, 2, 3, 5, 6, 7)] == [0, 1, 2, 2, 3, 4]
-
-
 def test_varying_dims_are_named_as_the_author_knows_them():
     census = Census()
     for length in (8, 12, 8, 16):
@@ -157,17 +150,6 @@ def test_varying_dims_are_named_as_the_author_knows_them():
         census.note(signature((batch, torch.zeros(3, length)), {"mask": torch.zeros(1, 2)}))
     found = {(each.name, each.dim): (each.least, each.most, each.distinct) for each in census.varying_dims()}
     assert found == {("args[0].input_ids", 1): (8, 16, 3), ("args[1]", 1): (8, 16, 3)}
-
-
-def test_memory_is_bounded():
-    census = Census(limit=4)
-    for length in (1, 2, 3, 4, 5, 6, 6, 1):
-        census.note(inputs(length))
-    assert [*census.counts.values()] == [2, 1, 1, 1]
-    found = census.to_dict()
-    assert (found["steps"], found["signatures"], found["untracked_steps"]) == (8, 4, 3)
-    (varying,) = census.varying_dims()[:1]
-    assert (varying.name, varying.least, varying.most, varying.distinct) == ("args[0]", 1, 4, 4)
 
 
 def test_the_record_is_json_with_the_most_frequent_first():

@@ -101,16 +101,3 @@ def test_what_finds_no_room_is_left_to_torch(held):
         assert torch.arange(3).to(META).shape == (3,)
         assert torch.tensor(2.0, device=META).device == META
     assert [one is None for one in held] == [False, True, True]
-
-
-def test_memory_of_its_own_is_on_the_host_whatever_the_default_device():
-    with META:
-        made = HostConstants(room_for(8))
-    with made.copied_from():
-        assert torch.tensor([1, 2], device=META).device == META
-
-
-def test_numbers_are_made_within_vmap():
-    with constants():
-        made = torch.vmap(lambda x: x + torch.tensor(2.0, device=META))(torch.ones(3, device=META))
-    assert made.shape == (3,)

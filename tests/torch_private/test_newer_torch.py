@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hotloop import events as ev
 from hotloop._torch import ledger, versions
 
 ROOT = Path(__file__).parents[2]
@@ -100,17 +99,6 @@ def assert_lives_without(paths):
 @pytest.mark.campaign
 def test_training_goes_on_without_the_names_that_it_needs_most():
     assert_lives_without(NEEDED_MOST)
-
-
-def test_nobody_is_told_to_install_a_name_that_torch_lacks(monkeypatch):
-    monkeypatch.delattr("torch._dynamo.callback.callback_handler")
-    _, missing = ledger._look_up.__wrapped__("torch._dynamo.callback:callback_handler")
-    assert "is missing in this torch" in missing
-    assert (
-        "install a torch" in ev.Unavailable(component="model", preset="default", missing=missing, running="none").hint
-    )
-    nowhere = ev.Unavailable(component="model", preset="default", missing="no GPU that torch can use", running="none")
-    assert "install what is missing" in nowhere.hint
 
 
 @pytest.mark.campaign

@@ -71,18 +71,6 @@ def test_a_compiled_function_around_a_condition_keeps_its_gradients():
         assert alike(gradients(compiled, torch.ones(2, WIDTH)), right)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-def test_attention_with_a_score_of_ones_own_is_what_it_is_in_eager():
-    x = torch.randn(1, 1, 8, 16, generator=torch.Generator().manual_seed(0))
-
-    def attended():
-        return flex_attention(x, x, x, score_mod=lambda score, *_: score / 2)
-
-    right = attended()
-    with uncompiled():
-        assert torch.equal(attended(), right)
-
-
 def in_another_thread(run):
     """Run a function in a thread of its own; return what it gave."""
     found = []
@@ -115,49 +103,6 @@ def test_another_thread_goes_on_compiled_and_trains_its_conditions():
         assert alike(in_another_thread(lambda: gradients(model, torch.ones(2, WIDTH))), right)
         assert in_another_thread(runs_compiled)
         assert not runs_compiled()
-
-
-def test_two_threads_that_end_as_they_began_leave_compiled_code_compiled():
-    runs_compiled()  # imports dynamo
-    one, other = uncompiled(), uncompiled()
-    one.__enter__()
-    began, first_ended = threading.Event(), threading.Event()
-    seen = []
-
-    def second():
-        with other:
-            began.set()
-            first_ended.wait(300)
-            seen.append(runs_compiled())
-
-    thread = threading.Thread(target=second)
-    thread.start()
-    began.wait(300)
-    one.__exit__(None, None, None)
-    first_ended.set()
-    thread.join()
-    assert seen == [False]
-    assert runs_compiled()
-
-
-@pytest.mark.parametrize("stance", ["force_eager", "default"])
-def test_what_the_program_has_set_for_all_stays_set(stance):
-    with uncompiled():
-        pass
-    with torch.compiler.set_stance(stance):
-        with uncompiled():
-            assert not runs_compiled()
-        assert runs_compiled() == (stance == "default")
-    assert runs_compiled()
-
-
-def test_a_function_that_must_be_one_graph_runs_uncompiled():
-    @torch.compile(backend="eager", fullgraph=True)
-    def doubled(x):
-        return x * 2
-
-    with uncompiled():
-        assert doubled(torch.ones(2)).tolist() == [2, 2]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from compiling_models import Net, against_eager, one, rows, train
+from compiling_models import one, rows, train
 from torch import nn
 
 import hotloop
@@ -62,37 +62,9 @@ def test_further_sizes_share_one_graph_for_any_size(graphs):
     assert graphs.ran[-2:] == [(0, 32), (1, 7)]
 
 
-def test_lengths_that_vary_go_dynamic_as_torch_does(graphs):
-    model = hotloop.compile(Plain(), "aot_eager")
-    for length in (16, 24, 20, 18):
-        model(torch.randn(4, length, 8))
-    assert graphs.made == [4, None]
-
-
-def test_the_second_trial_finds_the_code_of_both_sizes(graphs):
-    for _ in range(2):
-        model = hotloop.compile(Plain(), "aot_eager")
-        train(model, [rows(size) for size in (32, 7, 32)])
-    assert graphs.made == [32, 7]
-    assert one(model).compiles == 0
-
-
 def test_another_size_is_told_as_the_recompile_that_it_is():
     model = hotloop.compile(Plain(), "aot_eager")
     with hotloop.watch() as events:
         train(model, [rows(size) for size in (32, 7, 9)])
     found = [event.reason for event in events if isinstance(event, ev.Recompiled)]
     assert [reason.partition(". ")[2] for reason in found] == ["expected 32, actual 7", "expected 32 or 7, actual 9"]
-
-
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_who_decided_on_dynamic_shapes_gets_them(graphs, dynamic):
-    model = hotloop.compile(Plain(), "aot_eager", dynamic=dynamic)
-    train(model, [rows(size) for size in (32, 7, 9, 32)])
-    assert graphs.made == ([None] if dynamic else [32, 7, 9])
-
-
-def test_all_sizes_train_as_eager_does():
-    sizes = (8, 3, 8, 5, 6)
-    status = against_eager(Net(), [rows(size, seed=seed) for seed, size in enumerate(sizes)])
-    assert (status.state, status.compiles) == ("compiled", 3)

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compiling_models import (
-    Block,
     Counter,
     Net,
     Stack,
@@ -89,54 +88,6 @@ def test_activation_checkpointing(counter, where):
     assert status.state == "compiled", status
     assert "Part" in status.regions
     assert counter.calls == 3, "equal blocks are compiled once"
-
-
-def test_checkpoint_around_a_compiled_component():
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = Net(p=0.4)
-
-        def forward(self, x):
-            return checkpoint(self.net, x, use_reentrant=False)
-
-    model = Outer()
-    reference = train(copy.deepcopy(model), [rows().requires_grad_()] * 2)
-    hotloop.compile(model.net, "aot_eager")
-    train(model, [rows().requires_grad_()] * 2).assert_equal(reference)
-    assert one(model).state == "compiled"
-
-
-@pytest.mark.campaign
-def test_ambient_autocast():
-    model = Tied(layers=3)
-    reference = copy.deepcopy(model)
-    hotloop.compile(model, "aot_eager", regions="blocks")
-    for enabled in (True, False, True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            mine, its = model(tokens(), tokens()), reference(tokens(), tokens())
-        assert torch.equal(mine, its)
-        mine.backward()
-        its.backward()
-    assert torch.equal(model.embed.weight.grad, reference.embed.weight.grad)
-
-
-@pytest.mark.campaign
-def test_a_graph_break_between_blocks():
-    class Breaks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList([Block(p=0.1), Block(p=0.1), Block(p=0.1), Block(p=0.1)])
-
-        def forward(self, x):
-            x = self.blocks[1](self.blocks[0](x))
-            torch._dynamo.graph_break()
-            return self.blocks[3](self.blocks[2](x))
-
-    status = against_eager(Breaks(), [rows().view(1, 4, 8)] * 3, regions="blocks")
-    assert status.state == "compiled"
-    assert status.graph_breaks == 1
-    assert status.regions == ("Block",)
 
 
 @pytest.mark.campaign

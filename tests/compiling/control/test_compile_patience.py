@@ -49,21 +49,6 @@ def test_a_group_that_is_made_after_the_compile_is_given_it_at_the_first_call(tm
         dist.destroy_process_group()
 
 
-def test_a_timeout_that_its_user_changes_meanwhile_stays(group):
-    with collectives.patience.held("a test"):
-        backend = group._get_backend(torch.device("cpu"))
-        backend.set_timeout(dt.timedelta(seconds=7))
-    assert collectives.timeout_of(group) == dt.timedelta(seconds=7)
-
-
-def test_the_last_holder_gives_the_timeouts_back(group):
-    with collectives.patience.held("one"):
-        with collectives.patience.held("another"):
-            pass
-        assert collectives.timeout_of(group) == HOUR
-    assert collectives.timeout_of(group) == OWN
-
-
 def test_votes_wait_no_longer_than_before(group):
     """A process that is lost would be noticed after an hour."""
     votes = dist.new_group(backend="gloo", timeout=OWN, group_desc=collectives.VOTES)

@@ -1,10 +1,7 @@
 """A model that was compiled in place is used as an eager one is."""
 
 import copy
-import gc
 import io
-import pickle
-import weakref
 
 import pytest
 import torch
@@ -90,22 +87,6 @@ def test_deepcopy_is_an_eager_copy_of_its_own_whose_status_says_why(case):
     copied(batch)
     assert one(copied).state == "compiled"
     assert not one(copied).causes
-
-
-@pytest.mark.parametrize("roundtrip", ["pickle", "torch.save"])
-def test_pickled_models_come_back_eager_and_say_so(case, roundtrip):
-    kind, batch = case
-    model = compiled(kind, batch).eval()
-    if roundtrip == "pickle":
-        back = pickle.loads(pickle.dumps(model))
-    else:
-        buffer = io.BytesIO()
-        torch.save(model, buffer)
-        buffer.seek(0)
-        back = torch.load(buffer, weights_only=False)
-    assert one(back).state == "eager"
-    assert one(back).causes
-    assert_same(back(batch), model(batch))
 
 
 def test_state_dict_saves_and_loads_as_weights_only(case):
@@ -209,18 +190,3 @@ def test_uncompile_restores_every_dict():
     assert_same(model(tokens()), copy.deepcopy(model)(tokens()))
     assert ran == [False, False]
     assert hotloop.uncompile(nn.Linear(1, 1)) is not None
-
-
-@pytest.mark.campaign
-def test_a_deleted_model_is_freed_at_once():
-    model = compiled(Tied, tokens())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    total(model(tokens())).backward()
-    optimizer.step()
-    alive = [weakref.ref(model), weakref.ref(model.blocks[0]), weakref.ref(model.embed.weight)]
-    gc.disable()
-    try:
-        del model, optimizer
-        assert [reference() for reference in alive] == [None] * 3
-    finally:
-        gc.enable()

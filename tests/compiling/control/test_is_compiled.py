@@ -52,33 +52,3 @@ def test_what_is_compiled(case):
 @pytest.mark.parametrize("case", NO)
 def test_what_is_not(case):
     assert not hotloop.is_compiled(NO[case]())
-
-
-def test_a_model_that_was_called_and_its_names():
-    net = hotloop.compile(model(), "aot_eager")
-    net(torch.randn(2, 4))
-    assert hotloop.is_compiled(net)
-    assert not hasattr(net, "_orig_mod")
-    assert list(net.state_dict()) == list(model().state_dict())
-
-
-def test_with_everything_switched_off(monkeypatch):
-    monkeypatch.setenv("HOTLOOP_DISABLE", "1")
-    assert not hotloop.is_compiled(hotloop.compile(model(), "aot_eager"))
-
-
-def test_a_loop_that_compiled_its_model_and_was_closed():
-    net = model()
-    with hotloop.Loop(net, run="aot_eager") as loop:
-
-        @loop.step
-        def train_step(x):
-            loss = net(x).square().mean()
-            loss.backward()
-            return loss.detach()
-
-        for _ in range(8):
-            train_step(torch.randn(2, 4))
-            net.zero_grad()
-        assert hotloop.is_compiled(net), loop.status()
-    assert not hotloop.is_compiled(net)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop.config import component_config
 from hotloop.report import components as shown
 from hotloop.testing import cudagraph_emulation
 
@@ -61,21 +60,3 @@ def test_counts_tell_the_pace_the_shapes_and_the_copies(emulation):
     facts = shown.components(data)[0].facts
     assert "21 outputs of CUDA graphs copied, 0.0 MiB" in facts
     assert "training: 2 calls a step, on 1 shape" in facts
-
-
-def test_hostile_counts_in_a_record_do_no_harm():
-    entry = {
-        "requested": "x",
-        "running": "x",
-        "outputs_copied": "<b>",
-        "modes": {"<i>": {"shapes": {"<s>": 1}, "calls_per_step": 3}},
-    }
-    entry["cudagraphs_skipped"] = ["<script>\n" * 200, 3]
-    facts = shown.components({"model": entry})[0].facts
-    assert all("\n" not in fact and len(fact) < 300 for fact in facts)
-
-
-def test_options_that_turn_cuda_graphs_on_count_as_well_as_modes():
-    config = component_config("default", options={"triton.cudagraphs": True})
-    assert config.training.cudagraphs
-    assert not component_config("triton", options={"triton.cudagraphs": False}).training.cudagraphs

@@ -33,10 +33,6 @@ def same(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def grads(model):
-    return [parameter.grad for parameter in model.parameters()]
-
-
 def test_own_gives_the_same_structure_and_copies_graph_memory_only(emulation):
     net = Net()
     compiled = torch.compile(net, backend=emulation.backend)
@@ -70,23 +66,3 @@ def test_own_keeps_autograd_and_marks_after_the_optimizer_step(emulation):
     assert cudagraphs.marked() < 0
     assert all(torch.isfinite(one).all() for one in losses)
     assert torch.equal(losses[0], twin(x(0)))
-
-
-def test_own_does_not_mark_while_a_backward_is_pending(emulation):
-    net, twin, other = Net(), Net(), Net()
-    trained = torch.compile(net, backend=emulation.backend)
-    asked = torch.compile(other, backend=emulation.backend)
-    out = trained(x(0))
-    with torch.no_grad():
-        hotloop.own(asked(x(1)))
-    assert cudagraphs.marked() == 0
-    out.sum().backward()
-    twin(x(0)).sum().backward()
-    assert same(grads(net), grads(twin))
-
-
-def test_own_copies_nothing_twice(emulation):
-    model = hotloop.compile(Net(), "reduce-overhead")
-    with torch.no_grad():
-        out = model(x(0))
-    assert hotloop.own(out) is out

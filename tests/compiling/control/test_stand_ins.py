@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop.compiling.control import before
 
 
 class Sized(nn.Module):
@@ -161,106 +160,6 @@ def test_a_call_that_changed_what_cannot_be_put_back_is_not_repeated(write):
     (note,) = caught.value.__notes__
     assert "the call cannot be repeated: " in note
     assert "HOTLOOP_DISABLE=1" in note
-
-
-class Cache:
-    """Keys of earlier calls, as a language model's generation keeps them."""
-
-    def __init__(self):
-        self.keys = []
-        self.length = 0
-
-    def add(self, x):
-        self.keys.append(x)
-        self.length += len(x)
-
-
-class Cached(Late):
-    @torch._dynamo.disable
-    def fill(self, cache, x):
-        cache.add(x)
-
-    def forward(self, x, caches, rest=None):
-        self.fill(caches[0], x)
-        next(rest or iter("a"))
-        return super().forward(x)
-
-
-@pytest.mark.parametrize("inference", [False, True])
-def test_what_a_call_changed_in_its_arguments_is_put_back(inference):
-    model, caches = Cached(), (Cache(),)
-    hotloop.compile(model, "aot_eager")
-    with torch.inference_mode(inference):
-        for step in range(4):
-            model.fails = step == 3
-            model(torch.randn(2, 4), caches)
-    assert len(caches[0].keys) == 4
-    assert caches[0].length == 8
-
-
-def test_a_module_whose_buffers_have_no_values_yet_is_called_as_eager():
-    model = nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(4, 2))
-    hotloop.compile(model, "aot_eager")
-    assert model(torch.randn(3, 4)).shape == (3, 2)
-
-
-def test_nothing_is_copied_into_a_capture_whatever_the_step_is_told_of_it(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pytest.fail("the step was seen to ask"))
-    monkeypatch.setattr(before, "is_current_stream_capturing", lambda: False)
-    model = nn.BatchNorm1d(4)
-    before.Before(model)
-    monkeypatch.setattr(before, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(before, "copies", lambda _: pytest.fail("a copy became a part of the capture"))
-    with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
-        before.Before(model)
-
-
-class Meter:
-    """What a module holds that is no module."""
-
-    def __init__(self):
-        self.calls, self.by_name, self.total = 0, {"calls": 0}, torch.zeros(())
-
-
-class Held(nn.Module):
-    """Changes an object, and containers within containers, before it fails on a stand-in."""
-
-    def __init__(self, *, writes):
-        super().__init__()
-        self.net, self.writes, self.meter, self.nested = nn.Linear(4, 4), writes, Meter(), {"a": {"calls": 0}}
-
-    @torch._dynamo.disable
-    def track(self):
-        self.meter.calls += 1
-        self.meter.by_name["calls"] += 1
-        self.nested["a"]["calls"] += 1
-        self.meter.new = True
-        if self.writes:
-            self.meter.total += 1
-
-    def forward(self, x):
-        self.track()
-        size = torch._shape_as_tensor(x)[1:2]
-        torch._dynamo.graph_break()
-        return self.net(x) * torch.prod(size)
-
-
-def test_what_a_module_holds_in_objects_and_nested_containers_is_changed_once():
-    model = Held(writes=False)
-    hotloop.compile(model, preset="aot_eager")
-    model(torch.randn(2, 4))
-    assert (model.meter.calls, model.meter.by_name, model.nested) == (1, {"calls": 1}, {"a": {"calls": 1}})
-
-
-def test_a_call_that_has_written_into_a_tensor_of_such_an_object_is_not_repeated():
-    model = Held(writes=True)
-    hotloop.compile(model, preset="aot_eager")
-    with pytest.raises(TypeError) as caught:
-        model(torch.randn(2, 4))
-    assert "cannot be repeated" in caught.value.__notes__[0]
-    assert model.meter.total == 1
 
 
 def test_a_function_whose_python_has_run_is_not_repeated():

@@ -1,8 +1,6 @@
 """A failing compiler costs speed, never the run: each compile-time failure on aot_eager, against a run eager from the start."""
 
 import copy
-import signal
-import subprocess
 
 import pytest
 import torch
@@ -43,31 +41,6 @@ def failing(request, plant, monkeypatch):
         return plant(counter)
     inner = {"aot forward": aot(forward=refuse), "aot backward": aot(backward=refuse)}.get(request.param)
     return plant(Counter(fail=lambda nth, graph: request.param == "backend", inner=inner))
-
-
-FULL = b"x.cpp:2:65: fatal error: error writing to /tmp/cc.s: No space left on device\ncompilation terminated.\n"
-
-
-@pytest.mark.parametrize(
-    ("code", "output", "said", "hint"),
-    [
-        (-signal.SIGTERM, None, "g++ was ended by SIGTERM", "a signal ended it"),
-        (1, None, "g++ ended with exit code 1", "try another preset"),
-        (1, FULL, "g++ ended with exit code 1: error writing to /tmp/cc.s: No space left on device", "set TMPDIR"),
-    ],
-)
-def test_a_compilers_program_that_ends_is_told_by_its_name_and_error(plant, code, output, said, hint):
-    """Ctrl-C and a job's time limit end a whole group of processes: that is no compiler to be mended."""
-
-    def run(graph, inputs):
-        raise subprocess.CalledProcessError(code, ["/usr/bin/g++", *["-I/a/long/path"] * 99], output)
-
-    plant(run)
-    status = against_eager(Net(), STEPS)
-    cause = next(cause for cause in status.causes if "g++" in cause.reason)
-    assert said in cause.reason
-    assert "/a/long/path" not in cause.reason
-    assert hint in cause.hint
 
 
 @pytest.mark.parametrize("model", [Net, Broken])
@@ -146,32 +119,6 @@ def test_a_failing_backend_under_strict_is_raised_and_under_fullgraph_steps_down
     assert isinstance(caught.value.__cause__, RuntimeError)
     status = against_eager(Net(), STEPS, fullgraph=True)
     assert (status.state, status.fallbacks) == ("eager", 1)
-
-
-@pytest.mark.campaign
-def test_mark_dynamic_violated():
-    class Fixed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = Net()
-
-        def forward(self, x):
-            return self.net(x) * torch.ones(4, 1)
-
-    def batch(seed):
-        x = rows(4, seed=seed)
-        torch._dynamo.mark_dynamic(x, 0)
-        return x
-
-    status = against_eager(Fixed(), [batch(0), batch(1)])
-    assert status.state in ("eager", "partial")
-    assert any("Constraint" in cause.reason for cause in status.causes)
-    model = hotloop.compile(Fixed(), "aot_eager", strict=True)
-    with pytest.raises(hotloop.errors.CompileFailedError):
-        model(batch(0))
-    status = against_eager(Fixed(), [batch(0), batch(1)], fullgraph=True)
-    assert status.state == "eager"
-    assert status.causes
 
 
 class Counting(nn.Module):

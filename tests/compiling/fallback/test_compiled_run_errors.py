@@ -6,8 +6,6 @@ import copy
 import pytest
 import torch
 from compiling_models import Broken, Counter, Net, aot, dies_as_kernel, one, rows, total, train
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import hotloop
 from hotloop import events as ev
@@ -54,47 +52,6 @@ def test_out_of_memory_is_left_as_it_is(plant, phase):
     assert caught.value.__cause__ is None
 
 
-class Doubler(torch.autograd.Function):
-    """A function of the user's own whose backward refuses large gradients."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return own_backward(grad)
-
-
-@torch.library.custom_op("hotloop_tests::own_backward", mutates_args=())
-def own_backward(grad: torch.Tensor) -> torch.Tensor:
-    if grad.abs().max() > 1e6:
-        raise ValueError("gradient too large for me")
-    return grad * 2
-
-
-@own_backward.register_fake
-def _(grad):
-    return torch.empty_like(grad)
-
-
-def test_the_users_own_error_in_the_backward_of_their_own_function():
-    class Uses(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = Net()
-
-        def forward(self, x):
-            return Doubler.apply(self.net(x))
-
-    model = hotloop.compile(Uses(), "aot_eager")
-    total(model(rows())).backward()
-    with pytest.raises(ValueError, match="gradient too large for me") as caught:
-        (total(model(rows())) * 1e12).backward()
-    assert type(caught.value) is ValueError
-    assert one(model).state == "compiled"
-
-
 def test_backward_twice_is_the_users_error_and_says_what_eager_says():
     model = Net()
     eager = copy.deepcopy(model)
@@ -107,29 +64,6 @@ def test_backward_twice_is_the_users_error_and_says_what_eager_says():
             loss.backward()
         messages.append(type(caught.value))
     assert messages == [RuntimeError, RuntimeError]
-
-
-def test_checkpoint_errors_of_the_users_own_are_theirs():
-    """A recomputation that differs from its forward is told as torch tells it."""
-
-    class Flips(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.calls = Net(p=0.0), 0
-
-        def forward(self, x):
-            self.calls += 1
-            return checkpoint(self.part, x, use_reentrant=False)
-
-        def part(self, x):
-            return self.net(x) if self.calls else x
-
-    model = Flips()
-    hotloop.compile(model.net, "aot_eager")
-    loss = total(model(rows().requires_grad_()))
-    model.calls = 0
-    with pytest.raises(torch.utils.checkpoint.CheckpointError):
-        loss.backward()
 
 
 SETTINGS = ("suppress_errors", "skip_nnmodule_hook_guards", "skip_tensor_guards_with_matching_dict_tags")
@@ -173,57 +107,6 @@ def test_torchs_settings_are_as_before(plant, ending):
         total(model(rows())).backward()
     assert settings() == before
     assert torch._dynamo.config.suppress_errors is False
-
-
-def test_settings_that_the_user_changed_stay_theirs():
-    with torch._dynamo.config.patch(suppress_errors=True, skip_nnmodule_hook_guards=False):
-        before = settings()
-        hotloop.compile(Net(), "aot_eager")(rows())
-        assert settings() == before
-
-
-class Many(nn.Module):
-    """Graphs enough to make a component give a preset up: each part ends in a break."""
-
-    def __init__(self, parts=4):
-        super().__init__()
-        self.a, self.b, self.c, self.d = Net(), Net(), Net(), Net()
-        self.parts = parts
-
-    def forward(self, x):
-        x = self.a(x)
-        torch._dynamo.graph_break()
-        x = self.b(x)
-        torch._dynamo.graph_break()
-        x = self.c(x)
-        torch._dynamo.graph_break()
-        return self.d(x)
-
-
-@pytest.mark.campaign
-def test_a_component_steps_down_as_a_whole_at_an_optimizer_step_only(plant, caplog):
-    counter = plant(Counter(fail=lambda *a: True))
-    model = hotloop.compile(Many(), "aot_eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    with hotloop.watch() as events:
-        loss = total(model(rows()))
-        assert counter.calls == 4, "every graph of the first forward tries the preset"
-        moved = [e for e in events if isinstance(e, ev.Fallback) and e.scope == "component"]
-        assert not moved
-        loss.backward()
-        model(rows(5))  # a new shape, before the step: the preset is still tried
-        assert counter.calls > 4
-        before = counter.calls
-        optimizer.step()
-        moved = [e for e in events if isinstance(e, ev.Fallback) and e.scope == "component"]
-        assert [(e.from_preset, e.to_preset) for e in moved] == [("aot_eager", "none")]
-        model.eval()
-        model(rows(5))
-        assert counter.calls == before, "after it, no graph does"
-        other.step()
-    assert caplog.text.count("from the next graph on, all of it") == 1
-    assert one(model).state == "eager"
 
 
 def test_no_compiler_steps_the_whole_component_down_at_once(plant):

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import threading
 
 import pytest
 import torch
@@ -10,10 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hotloop
-from hotloop._torch import cudagraphs
 from hotloop._torch.settings import captures
-from hotloop.compiling.fallback.step_marks import copied_together, steps
-from hotloop.errors import StaleOutputError
+from hotloop.compiling.fallback.step_marks import copied_together
 from hotloop.testing import cudagraph_emulation
 
 PRESET = "reduce-overhead"
@@ -157,48 +154,6 @@ def test_a_gradient_that_is_added_to_an_existing_one_is_not_copied(emulation):
     assert hotloop.status(model).components["model"].outputs_copied == first + 1
 
 
-def test_a_forward_that_waits_in_one_thread_keeps_another_from_marking(emulation):
-    model, twin = both()
-    pending, ready = threading.Event(), threading.Event()
-    found = []
-
-    def train():
-        first = model(x(0))
-        pending.set()
-        ready.wait(300)
-        second = model(x(1))
-        (first.sum() * second.sum()).backward()
-        found.append(grads(model))
-
-    other = threading.Thread(target=train)
-    other.start()
-    pending.wait(300)
-    before = cudagraphs.marked()
-    with torch.no_grad():
-        model(x(2))
-    assert cudagraphs.marked() == before
-    ready.set()
-    other.join()
-    (twin(x(0)).sum() * twin(x(1)).sum()).backward()
-    assert same(found[0], grads(twin))
-
-
-def test_a_forward_without_backward_holds_steps_up_for_a_while_only_and_its_late_backward_raises(emulation):
-    model, _ = both()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    lost = model(x(0)).sum()
-    marks = []
-    for seed in range(12):
-        model(x(seed)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        marks.append(cudagraphs.marked())
-    assert len(set(marks[:8])) == 1
-    assert marks[-1] < marks[0]
-    with pytest.raises(StaleOutputError, match="marked between a forward and its backward"):
-        lost.backward()
-
-
 def test_a_backward_that_keeps_its_graph_runs_outside_of_cuda_graphs_and_is_told(emulation):
     model, twin = both()
     for seed in range(3):
@@ -217,34 +172,3 @@ def test_a_backward_that_keeps_its_graph_runs_outside_of_cuda_graphs_and_is_told
     assert "retain_graph=True" in reason
     assert captures()
     assert emulation.overwritten == []
-
-
-@pytest.mark.parametrize("how", ["a mark of somebody else", "too long"])
-def test_graphs_hand_out_new_tensors_once_a_forward_was_given_up(emulation, monkeypatch, how):
-    renewed = []
-    monkeypatch.setattr(emulation, "renew_outputs", lambda: renewed.append(True))
-    model, _ = both()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    lost = model(x(0))
-    if how == "too long":
-        for _ in range(9):
-            optimizer.step()
-    else:
-        torch.compiler.cudagraph_mark_step_begin()
-    renewed.clear()  # of what an earlier test gave up
-    for seed in range(3):
-        model(x(seed)).sum().backward()
-        optimizer.zero_grad()
-    assert renewed == [True]
-    with pytest.raises(StaleOutputError, match="marked between a forward and its backward"):
-        lost.sum().backward()
-
-
-def test_nothing_is_left_waiting_after_the_emulation():
-    with cudagraph_emulation():
-        model, _ = both()
-        held = model(x(0))
-        assert not steps.enter()
-    assert held.requires_grad
-    with cudagraph_emulation():
-        assert steps.enter()

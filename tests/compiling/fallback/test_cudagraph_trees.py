@@ -6,7 +6,6 @@ import types
 import pytest
 import torch
 
-import hotloop
 from hotloop import presets
 from hotloop._torch import cudagraphs
 from hotloop._torch.cudagraphs import Trees
@@ -47,21 +46,6 @@ def manager(trees, monkeypatch):
     return made
 
 
-def test_without_any_graph_nothing_is_held_and_nothing_waits(manager):
-    assert list(Trees().alive()) == []
-    assert not Trees().forward_waits()
-
-
-def test_what_is_alive_is_described_and_what_is_dead_is_not(manager):
-    tensor = torch.ones(2, 3)
-    manager.current_node = Node(tensor, 1)
-    (found,) = Trees().alive()
-    assert (found.kind, found.index, found.shape, found.dtype) == ("backward", 0, (2, 3), "float32")
-    assert (found.file, found.line) == ("/home/user/train.py", 7)
-    assert found.storage == cudagraphs.storage_key(tensor)
-    assert "made at /home/user/train.py:7" in str(found)
-
-
 def test_a_forward_that_waits_keeps_hotloop_from_marking(manager):
     from hotloop.compiling.fallback.step_marks import MarkedSteps
 
@@ -84,13 +68,6 @@ def test_a_backward_outside_of_the_graphs_is_told_to_torch_and_every_graph_forge
     Trees().backward_ran()
     Trees().renew_outputs()
     assert told == ["backward", "root", "child"]
-
-
-def test_tensors_outside_the_gpu_are_in_no_graph(manager):
-    tensor = torch.ones(2)
-    manager.current_node = Node(tensor, 1)
-    assert not Trees().holds(tensor)
-    assert hotloop.own(tensor) is tensor
 
 
 def test_a_reset_of_torch_frees_the_graphs_of_components_too(trees, monkeypatch):

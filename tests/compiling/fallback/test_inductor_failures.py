@@ -96,13 +96,3 @@ def test_a_compiler_that_is_not_there_is_known_before_the_first_step(monkeypatch
     train(model, STEPS).assert_equal(reference)
     with pytest.raises(hotloop.errors.PresetUnavailableError, match="/nonexistent/g"):
         hotloop.compile(Net(), "default", strict=True)
-
-
-@pytest.mark.campaign
-def test_options_reach_inductor(no_cache):
-    hotloop.compile(Net().eval(), "default", options={"fallback_random": True, "shape-padding": True})(rows())
-    reference = Net()
-    model = copy.deepcopy(reference)
-    hotloop.compile(model, "default", options={"fallback_random": True})
-    mine, its = train(model, STEPS, lr=1e-3), train(reference, STEPS, lr=1e-3)
-    mine.assert_equal(its, rtol=1e-2, atol=1e-3)  # the same dropout masks as eager

@@ -118,19 +118,6 @@ def test_a_backward_may_write_over_what_was_saved_for_it(cache):
     assert node._forward_cls.metadata.bw_donated_idxs
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("donated", [True, False])
-def test_code_from_the_cache_that_writes_over_what_was_saved_is_no_danger(donated, cache):
-    reference = Lone()
-    model = copy.deepcopy(reference)
-    with torch._functorch.config.patch(donated_buffer=not donated):
-        torch.compile(copy.deepcopy(model))(rows()).backward()  # from here on its code is in the cache
-    torch.compiler.reset()
-    with torch._functorch.config.patch(donated_buffer=donated):
-        hotloop.compile(model, "default")
-        assert_trains_as(model, reference, twice)
-
-
 @pytest.mark.parametrize("compiled_before", ["by hotloop", "by torch", "both by torch"])
 def test_a_backward_from_the_cache_writes_over_nothing_that_its_forward_hands_out(compiled_before, cache):
     by = torch.compile if "torch" in compiled_before else hotloop.compile
@@ -142,12 +129,3 @@ def test_a_backward_from_the_cache_writes_over_nothing_that_its_forward_hands_ou
     loss, shown = hotloop.compile(copy.deepcopy(reference), "default")(rows())
     loss.backward()
     torch.testing.assert_close(shown, reference(rows())[1])
-
-
-@pytest.mark.campaign
-def test_a_gradient_of_a_gradient_is_refused_in_torchs_words(cache):
-    model = hotloop.compile(Waves(), "default")
-    x = rows().requires_grad_()
-    (grad,) = torch.autograd.grad(model(x)[0], [x], create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
-        grad.sum().backward()

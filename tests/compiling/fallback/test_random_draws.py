@@ -1,8 +1,6 @@
 """Equal random draws stay apart in compiled code: torch would merge those that its own list of them lacks."""
 
-import pytest
 import torch
-from torch._functorch import compile_utils
 from torch.nn import functional as F
 
 import hotloop
@@ -53,15 +51,6 @@ class Noisy(torch.nn.Module):
         return [[draw(x) * self.scale[:1] for _ in range(2)] for draw in self.draws]
 
 
-class TwoViews(torch.nn.Module):
-    def __init__(self, draw=torch.randn_like):
-        super().__init__()
-        self.linear, self.draw = torch.nn.Linear(8, 4), draw
-
-    def forward(self, x):
-        return self.linear(x + self.draw(x)), self.linear(x + self.draw(x))
-
-
 def trained(model):
     """Return an optimizer and a step that pulls two noisy views of a batch together: trained by the noise alone."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -87,41 +76,3 @@ def test_each_draw_is_one_of_its_own_and_the_numbers_are_eagers():
     assert [name for name, (one, other) in zip(DRAWS, found, strict=True) if torch.equal(one, other)] == []
     torch.testing.assert_close(found, expected)
     assert hotloop.status(model).components["model"].running == "aot_eager"
-
-
-def test_what_draws_nothing_is_merged_as_before_and_torchs_list_comes_back(monkeypatch):
-    known, graphs = compile_utils.rand_ops, []
-    merge = compile_utils.fx_graph_cse
-
-    def noted(graph, **settings):
-        graphs.append(merge(graph, **settings))
-        return graphs[-1]
-
-    monkeypatch.setattr("torch._functorch.partitioners.fx_graph_cse", noted)
-    model = TwiceTheSame(torch.nn.Linear(8, 4))
-    hotloop.compile(model, "aot_eager")
-    model(torch.randn(2, 8)).sum().backward()
-    assert [sum(node.target is torch.ops.aten.exp.default for node in graph.nodes) for graph in graphs] == [1]
-    assert compile_utils.rand_ops is known
-
-
-class TwiceTheSame(torch.nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        made = self.model(x)
-        return made.exp() * (made.exp() + 1)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("draw", ["normal", "normal_", "randn_like"])
-@pytest.mark.parametrize("options", [{}, {"fallback_random": True}], ids=["own numbers", "eager's numbers"])
-def test_inductor_draws_twice_also_after_plain_torch_compile_has_cached_its_code(draw, options):
-    model, x = TwoViews(DRAWS[draw]), torch.randn(16, 8)
-    torch.compile(model, options=options)(x)
-    torch.compiler.reset()
-    hotloop.compile(model, "default", options=options)
-    one, other = model(x)
-    assert not torch.equal(one, other)

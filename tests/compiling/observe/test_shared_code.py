@@ -4,7 +4,7 @@ import gc
 import weakref
 
 import pytest
-from compiling_models import Counter, Net, against_eager, one, real_aot_eager, rows, total
+from compiling_models import Counter, Net, one, real_aot_eager, rows, total
 from torch import nn
 
 import hotloop
@@ -26,15 +26,6 @@ class Drops(nn.Module):
 
     def forward(self, x):
         return self.drop(self.linear(x))
-
-
-class Wide(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.linear = nn.Linear(8, width)
-
-    def forward(self, x):
-        return self.linear(x).tanh()
 
 
 def compiles(events):
@@ -78,21 +69,6 @@ def test_two_components_that_share_code_are_counted_apart(counter):
     assert counter.calls == 1
 
 
-@pytest.mark.campaign
-def test_instances_of_one_class_with_different_widths_share_no_limit():
-    for width in range(4, 16):
-        assert against_eager(Wide(width), [rows()]).state == "compiled"
-
-
-@pytest.mark.campaign
-def test_presets_and_settings_are_kept_apart(counter):
-    for settings in ({}, {"dynamic": True}, {"fullgraph": True}, {"strict": True}, {"ladder": ["none"]}):
-        model = hotloop.compile(Net(), "aot_eager", **settings)
-        model(rows())
-        assert one(model).state == "compiled"
-    assert counter.calls >= 4
-
-
 def test_shared_code_holds_no_model_alive():
     models = [hotloop.compile(Net(), "aot_eager") for _ in range(3)]
     for model in models:
@@ -107,11 +83,3 @@ def test_shared_code_holds_no_model_alive():
     model = hotloop.compile(Net(), "aot_eager")
     model(rows())
     assert one(model).state == "compiled"
-
-
-def test_many_different_models_do_not_pile_up():
-    from hotloop.compiling.apply import roots
-
-    for width in range(300):
-        roots.roots_for(nn.Linear(1, width + 1), backend="eager", mode="training", dynamic=None, fullgraph=False)
-    assert len(roots._shared) <= 256

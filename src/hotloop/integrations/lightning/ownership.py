@@ -7,10 +7,6 @@ once a batch. Then the step stays the Trainer's, and the model is compiled in pl
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -32,13 +28,6 @@ if TYPE_CHECKING:
     from hotloop.step.tiers import Tier
 
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-_CLOSURE_FIRST = re.compile(
-    r"(?:self\.\w+_health_check\(\)\n"
-    r"|loss(?:: [^\n]*)? = None\n"
-    r"|if (?![^\n]*closure)[^\n]*:\n {4}raise [^\n]*\n)*"
-    r"if closure is not None:\n {4}(?:with torch\.enable_grad\(\):\n {8})?loss = closure\(\)\n"
-)
-"""How a published ``step`` begins: checks, then the closure, if there is one."""
 
 
 def obstacles(trainer: pl.Trainer, module: pl.LightningModule, tier: Tier | None) -> list[str]:
@@ -112,8 +101,6 @@ def optimizer_obstacles(trainer: pl.Trainer) -> list[str]:
     optimizers = trainer.optimizers
     if len(optimizers) != 1:
         return [f"there are {len(optimizers)} optimizers"]
-    if isinstance(optimizers[0], torch.optim.LBFGS):
-        return ["LBFGS runs forward and backward several times a step, by a closure"]
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         return []  # the Trainer itself runs the closure first then, and calls step() without one
     return [why] if (why := closure_obstacle(optimizers[0])) else []
@@ -121,36 +108,24 @@ def optimizer_obstacles(trainer: pl.Trainer) -> list[str]:
 
 def closure_obstacle(optimizer: torch.optim.Optimizer) -> str:
     """Say why a step without the Trainer's closure, which runs forward and backward, may train otherwise."""
-    kind = type(optimizer).__name__
+    kind = type(optimizer)
     try:
         hooked = bool(optimizer_hooks(optimizer)[0] or every_optimizers_pre_hooks())
     except AttributeError:  # a wrapper around another optimizer that never called torch's __init__ has no hooks
         hooked = False
     if hooked:
-        return f"{kind} has a step pre-hook, which the Trainer runs before its closure, so before forward and backward"
-    if _runs_closure_first(optimizer):
-        return ""
-    return f"{kind}.step may run its closure late or several times, or compute with its loss (as SAM does)"
-
-
-def _runs_closure_first(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether ``step`` runs its closure before all else, if it has one, and only returns its loss."""
-    step = _without_torch(type(optimizer).step)
-    if _without_torch(vars(optimizer).get("step", step)) is not step:
-        return False
-    try:
-        (function,) = ast.parse(textwrap.dedent(inspect.getsource(step))).body
-    except (OSError, TypeError, SyntaxError):
-        return False
-    if not isinstance(function, ast.FunctionDef):
-        return False
-    body = function.body[ast.get_docstring(function) is not None :]
-    text = "".join(f"{ast.unparse(statement)}\n" for statement in body)
-    begin = _CLOSURE_FIRST.match(text)
-    if begin is None:
-        return False
-    rest = text[begin.end() :].replace("return loss\n", "")
-    return re.search(r"\b(closure|loss)\b", rest) is None
+        return (
+            f"{kind.__name__} has a step pre-hook, which the Trainer runs before its closure, so before forward and "
+            "backward"
+        )
+    step = _without_torch(kind.step)
+    replaced = _without_torch(vars(optimizer).get("step", step)) is not step
+    if replaced or not step.__module__.startswith("torch.optim.") or issubclass(kind, torch.optim.LBFGS):
+        return (
+            f"{kind.__name__}.step may run its closure late or several times, or compute with its loss (as SAM does): "
+            "torch's own optimizers run it first, and once"
+        )
+    return ""
 
 
 def _without_torch(function: Any) -> Any:
