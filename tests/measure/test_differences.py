@@ -54,11 +54,12 @@ def test_tensors_measured_together_come_out_as_each_alone(dtype, monkeypatch):
     candidate["2"] = reference["2"].clone()
     reference["4"][0, 0], candidate["4"][0, 0] = math.nan, math.nan
     candidate["5"][3] = math.inf
-    monkeypatch.setattr(sums_of, "_TOGETHER", 100)  # several bunches
+    monkeypatch.setattr(sums_of, "CHUNK", 100)  # several bunches
+    monkeypatch.setattr(sums_of, "SEGMENT", 7)
     together, _ = differences(reference, candidate)
-    monkeypatch.setattr(sums_of, "_SMALL", 0)
-    alone, _ = differences(reference, candidate)
-    assert list(together) == list(alone) == list(reference)
+    monkeypatch.undo()
+    alone = {name: differences({name: r}, {name: candidate[name]})[0][name] for name, r in reference.items()}
+    assert list(together) == list(reference)
     for name, one in alone.items():
         found, expected = together[name].to_dict(), one.to_dict()
         exact = {key for key, value in expected.items() if not isinstance(value, float)}
@@ -106,7 +107,6 @@ def test_chunks_give_what_the_whole_gives_and_hold_no_more_than_they_may(shape, 
     whole, held = difference(r, c), []
     original = sums_of._float64
     monkeypatch.setattr(sums_of, "CHUNK", 64)
-    monkeypatch.setattr(sums_of, "_SMALL", 0)
     monkeypatch.setattr(sums_of, "_float64", lambda part: held.append(part.numel()) or original(part))
     parts = difference(r, c)
     assert (parts.tilt, parts.residual, parts.max_abs) == pytest.approx((whole.tilt, whole.residual, whole.max_abs))

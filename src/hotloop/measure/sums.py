@@ -1,21 +1,22 @@
-"""Computes the sums that a difference between tensors is made of: few passes, few launches, one read per device."""
+"""Computes the sums that a difference between tensors is made of: few launches, and one read a bunch."""
 
 from __future__ import annotations
 
-import itertools
-from typing import TYPE_CHECKING
+import collections
+import operator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     Pair = tuple[torch.Tensor, torch.Tensor]
 
-CHUNK = 1 << 22
-"""Elements held in float64 at a time: four temporaries of 32 MB, little beside what a training step holds."""
-_SMALL, _TOGETHER = 1 << 18, 1 << 21
-"""Elements up to which tensors are measured together in few launches, and of all that are measured so at a time."""
+CHUNK = 1 << 21
+"""Elements held in float64 at a time, a dozen times over."""
+SEGMENT = 1 << 16
+"""Elements that are summed up by one block of a GPU."""
 _WIDTH = 7
 """Length of a row of sums; the first is of r^2, the fourth of r^4, the last is the largest difference."""
 
@@ -30,17 +31,14 @@ def sums_of(pairs: Sequence[Pair], *, sized: bool) -> list[list[float]]:
         pairs: reference and candidate, of one shape and dtype.
         sized: whether the sums are wanted where all pairs are equal. Else they are 0 then.
     """
+    rows = [[0.0] * _WIDTH for _ in pairs]
     if not sized and all(_equal(*pair) for pair in pairs):
-        return [[0.0] * _WIDTH for _ in pairs]
-    small = [place for place, pair in enumerate(pairs) if _joins(*pair)]
-    large = sorted({*range(len(pairs))} - {*small})
-    owners, tables = list[int](), list[torch.Tensor]()
-    for bunch in _bunches(pairs, small):
-        tables.append(_measure_many([pairs[place] for place in bunch]))
-        owners += bunch
-    tables += [_measure(*pairs[place]) for place in large]
-    rows = dict(zip([*owners, *large], _read(tables), strict=True))
-    return [rows[place] for place in range(len(pairs))]
+        return rows
+    for bunch in _bunches(pairs):
+        for place, found in _measure(bunch):
+            row = rows[place]
+            rows[place] = [*map(operator.add, row[:-1], found[:-1]), max(row[-1], found[-1])]
+    return rows
 
 
 def _equal(r: torch.Tensor, c: torch.Tensor) -> bool:
@@ -51,24 +49,20 @@ def _equal(r: torch.Tensor, c: torch.Tensor) -> bool:
     return all(torch.equal(*chunk) for chunk in _chunks(r, c))
 
 
-def _joins(r: torch.Tensor, c: torch.Tensor) -> bool:
-    """Return whether a pair can be measured together with others."""
-    plain = {type(r), type(c)} <= {torch.Tensor, torch.nn.Parameter} and r.layout == torch.strided
-    return plain and r.is_floating_point() and r.itemsize > 1 and r.device == c.device and 0 < r.numel() <= _SMALL
-
-
-def _bunches(pairs: Sequence[Pair], places: Iterable[int]) -> Iterator[list[int]]:
-    """Group pairs by device, with as many elements as may be held in float64 a dozen times over."""
-    bunches: dict[torch.device, tuple[list[int], int]] = {}
-    for place in places:
-        r = pairs[place][0]
-        bunch, held = bunches.get(r.device, ([], 0))
-        if held + r.numel() > _TOGETHER:
-            yield bunch
-            bunch, held = [], 0
-        bunches[r.device] = [*bunch, place], held + r.numel()
-    for bunch, _ in bunches.values():
-        yield bunch
+def _bunches(pairs: Sequence[Pair]) -> Iterator[list[tuple[int, Pair]]]:
+    """Group parts of pairs that are measured together, each part with the place of its pair."""
+    waiting: dict[Any, list[tuple[int, Pair]]] = {}
+    held: collections.Counter[Any] = collections.Counter()
+    for place, (r, c) in enumerate(pairs):
+        kind = r.device, c.device, is_numeric(r), type(r), type(c)
+        for chunk in _chunks(r, c) if r.numel() else ():
+            size = chunk[0].numel()
+            if kind in waiting and held[kind] + size > CHUNK:
+                yield waiting.pop(kind)
+                held[kind] = 0
+            waiting.setdefault(kind, []).append((place, chunk))
+            held[kind] += size
+    yield from waiting.values()
 
 
 def _chunks(r: torch.Tensor, c: torch.Tensor) -> Iterator[Pair]:
@@ -83,39 +77,31 @@ def _chunks(r: torch.Tensor, c: torch.Tensor) -> Iterator[Pair]:
         yield from _chunks(r.narrow(dim, start, length), c.narrow(dim, start, length))
 
 
-def _measure(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Return the sums of a pair, float64 of shape [1, 7], on the device that they were computed on."""
+def _measure(bunch: Sequence[tuple[int, Pair]]) -> Iterator[tuple[int, list[float]]]:
+    """Yield the sums of the parts of a bunch, a row for each segment, with the place of its pair."""
+    r, c = bunch[0][1]
     device = c.device if r.device.type == "cpu" else r.device
-    row = torch.zeros(_WIDTH, dtype=torch.float64, device=device)
-    for chunk_r, chunk_c in _chunks(r, c):
-        part_r, part_c = chunk_r.to(device), chunk_c.to(device)
-        # Integers are compared as they are: float64 holds 53 bits of an int64.
-        same = None if is_numeric(r) else part_r == part_c
-        terms = _terms(_float64(part_r), _float64(part_c), same)
-        row[:-1] += torch.stack([term.sum() for term in terms[:-1]])
-        if r.numel():
-            row[-1] = torch.maximum(row[-1], terms[-1].amax())
-    return row[None]
-
-
-def _measure_many(pairs: Sequence[Pair]) -> torch.Tensor:
-    """Return the sums of `_measure` of many pairs, float64 of shape [pairs, 7], in a few launches for all."""
-    r, c = (torch.cat([_float64(tensor) for tensor in side]) for side in zip(*pairs, strict=True))
-    lengths = torch.tensor([tensor.numel() for tensor, _ in pairs], device=r.device)
-    *terms, far = _terms(r, c)
-    sums = [torch.segment_reduce(term, "sum", lengths=lengths, unsafe=True) for term in terms]
-    return torch.stack([*sums, torch.segment_reduce(far, "max", lengths=lengths, unsafe=True)], dim=1)
-
-
-def _terms(r: torch.Tensor, c: torch.Tensor, same: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """Return the elements that a row of sums is made of, in float64; the last one's are for a maximum."""
-    same = (r == c) | (r.isnan() & c.isnan()) if same is None else same.reshape(-1)
+    moved = [(r.to(device), c.to(device)) for _, (r, c) in bunch]
+    r, c = (torch.cat([_float64(one) for one in side]) for side in zip(*moved, strict=True))
+    same = (r == c) | (r.isnan() & c.isnan())
+    if not is_numeric(moved[0][0]):  # integers are compared as they are: float64 holds 53 bits of an int64
+        same = torch.cat([(one == other).reshape(-1) for one, other in moved])
     finite = r.isfinite() & c.isfinite()
     d = torch.where(finite, c - r, 0.0)
     first = torch.where(finite, r, 0.0)
     squares = first * first
     unlike = (finite | same).logical_not()
-    return [squares, first * d, d * d, squares * squares, same.logical_not().double(), unlike.double(), d.abs()]
+    terms = [squares, first * d, d * d, squares * squares, same.logical_not().double(), unlike.double()]
+    owners, pieces = list[int](), list[int]()
+    for place, (one, _) in bunch:
+        size = one.numel() * (2 if one.is_complex() else 1)
+        cut = [min(SEGMENT, size - start) for start in range(0, size, SEGMENT)]
+        owners += [place] * len(cut)
+        pieces += cut
+    lengths = torch.tensor(pieces, device=device)
+    sums = [torch.segment_reduce(term, "sum", lengths=lengths, unsafe=True) for term in terms]
+    farthest = torch.segment_reduce(d.abs(), "max", lengths=lengths, unsafe=True)
+    yield from zip(owners, torch.stack([*sums, farthest], dim=1).tolist(), strict=True)
 
 
 def _float64(part: torch.Tensor) -> torch.Tensor:
@@ -127,15 +113,3 @@ def _float64(part: torch.Tensor) -> torch.Tensor:
 def is_numeric(tensor: torch.Tensor) -> bool:
     """Return whether a tensor holds numbers that rounding may change."""
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _read(tables: Sequence[torch.Tensor]) -> list[list[float]]:
-    """Copy the rows of tables of one width to the host, with one transfer per device."""
-    places: dict[torch.device, list[int]] = {}
-    for place, table in enumerate(tables):
-        places.setdefault(table.device, []).append(place)
-    read: dict[int, list[list[float]]] = {}
-    for indices in places.values():
-        rows = iter(torch.cat([tables[place] for place in indices]).tolist())
-        read.update((place, list(itertools.islice(rows, len(tables[place])))) for place in indices)
-    return [row for place in range(len(tables)) for row in read[place]]

@@ -42,16 +42,6 @@ def _take_apart(value: Any, leaves: list[Any]) -> Structure:
     return cls, keys, tuple([_take_apart(child, leaves) for child in children])
 
 
-def containers(value: Any) -> Iterator[Any]:
-    """Yield the containers that `flatten` takes apart, the value itself first if it is one."""
-    cls: type = type(value)
-    kind = _kind(cls)
-    if kind is not None:
-        yield value
-        for child in kind.split(value)[1]:
-            yield from containers(child)
-
-
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
     """Put leaves back where ``flatten`` found them; containers are new, and of the types that they had.
 
