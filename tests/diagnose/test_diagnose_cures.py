@@ -49,7 +49,6 @@ CURES = {
     "recompile_limit": [("self.step = 1", 'self.register_buffer("step", torch.tensor(1))'), ("model.step = step", "model.step.fill_(step)")],
     "no_effect-bypassed": [("self.forward(x)", "self(x)")],
     "no_effect-transform": [('model = hotloop.compile(loss, "aot_eager")\ntorch.func.grad(model)(torch.ones(4))', 'model = hotloop.compile(torch.func.grad(loss), "aot_eager")\nmodel(torch.ones(4))')],
-    "no_effect-copy": [('copy.deepcopy(hotloop.compile(torch.nn.Linear(8, 8), "aot_eager"))', 'hotloop.compile(copy.deepcopy(torch.nn.Linear(8, 8)), "aot_eager")')],
     "container": [
         ('hotloop.compile(model, "aot_eager")', 'whole = hotloop.compile(torch.nn.Sequential(*model), "aot_eager")'),
         ("    x = torch.randn(4, 8)\n    for layer in model:\n        x = layer(x)\n    x.sum()", "    whole(torch.randn(4, 8)).sum()"),

@@ -28,11 +28,11 @@ def test_what_the_user_compiled_is_recognised_and_reapplied_as_fabric_does(reapp
     fabric, module, optimizer = parts()
     with caplog.at_level("WARNING", "hotloop"):
         model, optimizer = setup(fabric, torch.compile(module, backend="eager"), optimizer, reapply=reapply)
-    assert "preset='default' is not applied: the model runs as it was given: torch.compile() wrapped" in caplog.text
+    assert "preset='default' is not applied: the model runs as it was given: torch compiled the model" in caplog.text
     call(model)
     (part,) = hotloop.status(model).components.values()
     assert (part.requested, part.running, part.state) == ("none", "as-given", "as-given")
-    assert part.causes[0].reason.startswith("torch.compile() wrapped the model")
+    assert part.causes[0].reason.startswith("torch compiled the model")
     original = model.get_submodule("_original_module")
     assert ("_orig_mod" in dict(original.named_children())) == (reapply is False)  # Fabric's own _reapply_compile
     loop = fabric_loop(fabric, model, optimizer, run="full")
@@ -49,7 +49,7 @@ def test_a_part_that_the_user_compiled_and_a_compile_in_place_are_recognised_too
         module.compile(backend="eager")
     model, optimizer = setup(fabric, module, optimizer)
     (part,) = hotloop.status(model).components.values()
-    where = "wrapped widen" if how == "a part" else "called on the model"
+    where = "compiled widen" if how == "a part" else "compiled the model"
     assert part.state == "as-given"
     assert where in part.causes[0].reason
     with fabric_loop(fabric, model, optimizer) as loop:

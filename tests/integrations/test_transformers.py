@@ -243,7 +243,7 @@ def test_a_model_that_the_user_wrapped_trains_as_it_was_given(tmp_path):
     assert trainer.state.global_step == 2
     part = hot.status().components["model"]
     assert (part.requested, part.running) == ("aot_eager", "as-given")
-    assert "torch.compile() wrapped the model" in part.causes[0].reason
+    assert "torch compiled the model" in part.causes[0].reason
 
 
 def test_a_plain_trainer_says_what_runs_and_why_before_and_after(tmp_path, caplog):

@@ -46,12 +46,6 @@ class NoEffect(Rule):
             change="move what it computes beside its modules into a module, or read the changing values outside of "
             "the method",
         ),
-        _no_effect(
-            kind="copy",
-            symptom="a copy of a compiled model is eager",
-            cause="deepcopy and pickling drop the compile, in torch as well",
-            change="call hotloop.compile on the copy",
-        ),
     )
 
     def find(self, case: Case) -> Found:
@@ -61,10 +55,6 @@ class NoEffect(Rule):
         for group in grouped(events, lambda event: (event.component, event.problem)):
             event = next((event for event in group if event.file), group[0])
             yield self.problem(event.problem).advice(event.reason, **case.place(event), times=len(group))
-        for component, cause in case.causes():
-            if cause.get("stage") == "copy":
-                copy = self.problem("copy")
-                yield copy.advice(copy.symptom, component=component)
 
 
 def container_of(reason: str) -> str | None:

@@ -70,14 +70,12 @@ def test_compile_gives_back_the_same_object(case):
     assert hotloop.compile(model, "aot_eager") is model
 
 
-def test_deepcopy_is_an_eager_copy_of_its_own_whose_status_says_why(case):
+def test_deepcopy_is_an_eager_copy_of_its_own(case):
     kind, batch = case
     model = compiled(kind, batch)
     copied = copy.deepcopy(model)
     status = one(copied)
-    assert (status.state, status.running, status.requested) == ("eager", "none", "aot_eager")
-    assert "copy of a module that was compiled with preset aot_eager" in status.causes[0].reason
-    assert "hotloop.compile" in status.causes[0].hint
+    assert (status.state, status.running) == ("eager", "none")
     with torch.no_grad():
         for parameter in copied.parameters():
             parameter.zero_()

@@ -123,22 +123,6 @@ class ComponentStatus:
                 lines.append(f"{name}: {words.count(count, what)}: {'; '.join([*places[:_MOST_PLACES], *more])}")
         return lines
 
-    def graph_lines(self, name: str) -> list[str]:
-        """Return lines for people on the CUDA graphs of the component ``name``; none where it has none."""
-        lines = []
-        if self.outputs_copied:
-            size = self.bytes_copied / 2**20
-            lines.append(f"{name}: {self.outputs_copied:,} outputs of CUDA graphs copied, {size:,.1f} MiB")
-        for mode, counts in self.modes.items():
-            if (shapes := counts.get("shapes")) and (calls := counts["calls"]):
-                most = max(shapes, key=shapes.__getitem__)
-                others = f" and {len(shapes) - 1} other shapes" if len(shapes) > 1 else ""
-                paces = ", ".join(f"{times:,} steps of {many}" for many, times in counts["calls_per_step"].items())
-                pace = f" ({paces} calls)" if paces else ""
-                again = f"; {counts['calls_in_backward']:,} inside a backward" if counts["calls_in_backward"] else ""
-                lines.append(f"{name}, {mode}: {calls:,} calls on {most}{others}{pace}{again}")
-        return [*lines, *(f"{name}: no CUDA graph was captured: {reason}" for reason in self.cudagraphs_skipped)]
-
     def cells(self, name: str) -> tuple[str, ...]:
         """Return the component's row of the table."""
         why = []
@@ -217,7 +201,6 @@ class Status(Shown):
             table.add_row(*map(Text, status.cells(name)))
         notes = [f"left out: {', '.join(self.skipped)}"] if self.skipped else []
         notes += self.compile_lines()
-        notes += [line for name, status in self.components.items() for line in status.graph_lines(name)]
         notes += [self.hint] if self.hint else []
         table.caption_justify = "left"
         table.caption = Text("\n".join(notes), style="table.caption") if notes else None

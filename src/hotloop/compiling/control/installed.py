@@ -11,7 +11,7 @@ from hotloop._torch.module import Method, get_entry, set_entry
 from hotloop.compiling.apply.targets import entry_points, is_lightning
 from hotloop.compiling.control.component import Component, Entry, RedirectableEntry
 from hotloop.compiling.control.methods import make_entries
-from hotloop.compiling.control.precompiled import compiled_over
+from hotloop.compiling.control.precompiled import compiled_by_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger("hotloop")
-MARKER = "_hotloop_compiled"
-"""A plain string on a compiled module: it survives deepcopy and pickling, which drop the compile, so status says so."""
 components: weakref.WeakKeyDictionary[torch.nn.Module, Component] = weakref.WeakKeyDictionary()
 """Every module that was compiled in place, and its component."""
 
@@ -30,12 +28,10 @@ def attach(part: torch.nn.Module, component: Component) -> None:
     take_off(part)
     points = entry_points(part)
     component.targets = tuple(weakref.ref(point) for point in points)
-    if over := compiled_over(part):
-        _log.warning("%s: %s", component.name, over)
+    if (over := compiled_by_user(part)) is not None:
+        _log.warning("%s: hotloop.compile compiles over it: %s (%s)", component.name, over.reason, over.hint)
     _nest(part, component)
     components[part] = component
-    if any(lane.preset.backend != "eager" for lane in component.lanes):
-        vars(part)[MARKER] = component.config.training.name
     eager = component.disabled or all(lane.eager for lane in component.lanes)
     for point in points:
         entry = get_entry(point)
@@ -50,7 +46,6 @@ def attach(part: torch.nn.Module, component: Component) -> None:
 def take_off(module: torch.nn.Module) -> None:
     """Leave a module as it was before hotloop compiled it; components inside of it stay as they are."""
     component = components.pop(module, None)
-    vars(module).pop(MARKER, None)
     if component is None:
         return
     component.drop_methods(module)
@@ -80,19 +75,17 @@ class Installed:
 
     def __init__(self, model: torch.nn.Module) -> None:
         modules = list(model.modules())
-        self._components = [(part, components[part], vars(part).get(MARKER)) for part in modules if part in components]
+        self._components = [(part, components[part]) for part in modules if part in components]
         self._entries = [(part, entry) for part in modules if isinstance(entry := get_entry(part), Entry)]
-        for module, _, _ in self._components:
+        for module, _ in self._components:
             take_off(module)
 
     def put_back(self) -> None:
         """Compile the model again as it was, which costs nothing; a later compile of it is taken off."""
-        for module, component, marker in self._components:
+        for module, component in self._components:
             take_off(module)
             components[module] = component
             component.put_methods(module)
-            if marker is not None:
-                vars(module)[MARKER] = marker
         for module, entry in self._entries:
             set_entry(module, entry)
 

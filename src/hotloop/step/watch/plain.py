@@ -25,7 +25,6 @@ import torch
 from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import global_hooks, module_tables, optimizer_hooks
 from hotloop._torch.module import is_scripted
-from hotloop.compiling.control.installed import MARKER
 from hotloop.step.state.holdings import Views, view_of
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 def _size(table: Any) -> int:
     """Count attributes, without those that a tier puts on a model and takes off."""
-    return len(table) - (MARKER in table) - ("_compiled_call_impl" in table)
+    return len(table) - ("_compiled_call_impl" in table)
 
 
 def _slot(owner: Any, name: str) -> Any:
@@ -379,11 +378,7 @@ class PlainWatch:
             if is_scripted(one):
                 self.refused.append((f"{here}, scripted or traced by torch.jit", _OF_PYTHON, False))
                 continue
-            held = {
-                name: value
-                for name, value in vars(one).items()
-                if name not in (*_TABLES, MARKER, "_compiled_call_impl")
-            }
+            held = {name: value for name, value in vars(one).items() if name not in (*_TABLES, "_compiled_call_impl")}
             self._hold(one, here, weakref.ref(one), _attribute, ("", *held))
             self._hold(type(one), type(one).__name__, _reference(type(one)), _attribute, ["forward"])
             for name in _TABLES:
