@@ -6,7 +6,7 @@ becomes a wide number.
 
 Random numbers are drawn in the dtype of the step itself, since torch draws other numbers in another dtype. The dtype of
 each draw is recorded in an ordinary step. Attention is computed operation by operation, since fused kernels know no
-float64, with the masks that the step's own kernel draws.
+float64: a step whose fused attention drops weights, and never shows which, cannot be repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hotloop._torch.attention import FusedDropout, drops_inside, run_recorded, takes_position
 from hotloop._torch.dispatch import (
     argument_names,
     draws_random,
@@ -41,14 +40,10 @@ class NotRepeatableError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """An operation of a step that drew random numbers, and the dtype that it drew in; None for whole numbers.
-
-    ``fused`` draws its mask again, where the operation is attention with a dropout inside.
-    """
+    """An operation of a step that drew random numbers, and the dtype that it drew in; None for whole numbers."""
 
     operation: str
     dtype: torch.dtype | None
-    fused: FusedDropout | None = None
 
 
 def recording_draws(found: list[Draw]) -> contextlib.AbstractContextManager[Any]:
@@ -57,13 +52,9 @@ def recording_draws(found: list[Draw]) -> contextlib.AbstractContextManager[Any]
     def handle(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not _draws(operation, args, kwargs):
             return operation(*args, **kwargs)
-        fused = None
-        if drops_inside(operation):
-            result, fused = run_recorded(operation, args, kwargs)
-        else:
-            result = operation(*args, **kwargs)
+        result = operation(*args, **kwargs)
         tensors = tensors_in(result, *args, *kwargs.values())
-        found.append(Draw(name_of(operation), next((t.dtype for t in tensors if t.is_floating_point()), None), fused))
+        found.append(Draw(name_of(operation), next((t.dtype for t in tensors if t.is_floating_point()), None)))
         return result
 
     return observing(handle)
@@ -177,9 +168,6 @@ class _Wide:
         name = name_of(operation)
         draw = self._draws[self._drawn] if self.left else None
         is_dropout = name == "aten.native_dropout"
-        if draw is not None and draw.fused is not None and is_dropout:
-            self._drawn += 1
-            return self._dropped(args[0], self._mask_of(draw.fused, args[0], args[1]), args[1])
         if draw is None or draw.operation != name:
             found = draw.operation if draw is not None else "nothing"
             raise NotRepeatableError(f"in {self.name} the step draws by {name}, as it is by {found}")
@@ -199,13 +187,6 @@ class _Wide:
             if narrow[key] is not tensor:
                 tensor.copy_(narrow[key])
         return self._widened_result(result, {id(narrow[key]): tensor for key, tensor in written.items()})
-
-    def _mask_of(self, fused: FusedDropout, weights: torch.Tensor, share: float) -> torch.Tensor:
-        """Draw the mask that the step's own kernel draws for these weights of attention."""
-        why = fused.why or ("" if share == fused.share else f"{share} is dropped, not {fused.share}")
-        if why:
-            raise NotRepeatableError(f"the dropout of {name_of(fused.operation)} cannot be repeated: {why}")
-        return fused.mask(weights.shape, weights.device)
 
     def _widened_result(self, result: Any, live: dict[int, torch.Tensor]) -> Any:
         if isinstance(result, list | tuple):
@@ -232,5 +213,8 @@ class _Wide:
 
 
 def _draws(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether an operation draws random numbers in this call; attention's backward does not."""
-    return not takes_position(operation) and draws_random(operation, args, kwargs)
+    """Return whether an operation draws random numbers in this call.
+
+    Attention's backward does not, which torch calls random all the same: it gets a random position as an argument.
+    """
+    return "philox_seed" not in argument_names(operation) and draws_random(operation, args, kwargs)
