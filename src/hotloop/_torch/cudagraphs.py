@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,7 @@ from hotloop._torch.graphs import last_user_frame
 from hotloop._torch.ledger import CapabilityMissingError, private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,29 +42,6 @@ class GraphOutput:
         made = f", made at {self.file}:{self.line}" if self.file else ""
         what = "gradient" if self.kind == "backward" else "output"
         return f"{what} {self.index} ({self.name}, {list(self.shape)}, {self.dtype}) of the {self.kind}{whose}{made}"
-
-
-class Memory(Protocol):
-    """The memory of CUDA graphs: of torch's own trees, or of a stand-in without a GPU."""
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies in the memory of the graphs that ran in this thread's generation."""
-
-    def alive(self) -> Iterable[GraphOutput]:
-        """Yield the outputs of the graphs of this thread's generation that somebody still holds."""
-
-    def forward_waits(self) -> bool:
-        """Return whether torch believes that a forward of this thread waits for its backward."""
-
-    def backward_ran(self) -> None:
-        """Mark that a backward of this thread ran outside of the graphs, so that torch lets no forward wait."""
-
-    def renew_outputs(self) -> None:
-        """Make each graph of this thread return new tensors.
-
-        torch returns the same tensors from replay to replay. So an object that holds the outputs of a forward which was
-        given up would hold the outputs of the next forward.
-        """
 
 
 def mark() -> None:
@@ -151,16 +128,16 @@ def is_fake(value: Any) -> bool:
 
 
 class Trees:
-    """The memory of torch's own graphs on the GPU."""
+    """The memory of torch's own graphs on the GPU; a stand-in without a GPU has the same methods."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """See `Memory`."""
+        """Return whether a tensor lies in the memory of the graphs that ran in this thread's generation."""
         if not tensor.is_cuda or tensor.layout != torch.strided:
             return False
         return any(node._is_cuda_graph_recorded_tensor(tensor) for _, node in self._nodes())  # noqa: SLF001 - ledger
 
     def alive(self) -> Iterator[GraphOutput]:
-        """See `Memory`."""
+        """Yield the outputs of the graphs of this thread's generation that somebody still holds."""
         for manager, last in self._nodes():
             for node in last._path_from_root:  # noqa: SLF001 - in the ledger
                 kind = manager.id_to_mode[node.wrapped_function.id].name.lower()
@@ -185,16 +162,20 @@ class Trees:
                     )
 
     def forward_waits(self) -> bool:
-        """See `Memory`."""
+        """Return whether torch believes that a forward of this thread waits for its backward."""
         return any(manager.running_forwards_with_pending_backwards for manager in self._managers())
 
     def backward_ran(self) -> None:
-        """See `Memory`."""
+        """Mark that a backward of this thread ran outside of the graphs, so that torch lets no forward wait."""
         for manager in self._managers():
             manager.set_to_running_backward()
 
     def renew_outputs(self) -> None:
-        """See `Memory`."""
+        """Make each graph of this thread return new tensors.
+
+        torch returns the same tensors from replay to replay. So an object that holds the outputs of a forward which was
+        given up would hold the outputs of the next forward.
+        """
         for manager in self._managers():
             nodes = list(manager.get_roots())
             while nodes:
@@ -217,17 +198,17 @@ class Trees:
                 yield container.tree_manager
 
 
-_in_use: list[Memory] = [Trees()]
+_in_use: list[Any] = [Trees()]
 """torch's trees, and the stand-ins that were put in their place."""
 
 
-def memory() -> Memory:
+def memory() -> Any:
     """Return the memory of CUDA graphs that is in use: torch's, or a stand-in."""
     return _in_use[-1]
 
 
 @contextlib.contextmanager
-def stand_in(memory: Memory) -> Iterator[None]:
+def stand_in(memory: Any) -> Iterator[None]:
     """Put a stand-in in the place of torch's trees while the block runs, with no step marked yet."""
     box = private("torch._inductor.cudagraph_trees:MarkStepBox")
     before, box.mark_step_counter = box.mark_step_counter, 0

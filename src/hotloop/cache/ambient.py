@@ -1,9 +1,7 @@
-"""The modes that a compile depends on besides the code: of a call (autocast, gradients), and of the process."""
+"""The settings of a process that a compile depends on besides the code."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import operator
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ import torch
 from hotloop._torch.ledger import private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 
 def _unless_mixed(get: Callable[[], Any]) -> Callable[[], Any]:
@@ -63,48 +61,6 @@ _ATTRIBUTES = (
     "utils.deterministic.fill_uninitialized_memory",
 )
 _COMPILERS = ("torch._dynamo:config", "torch._functorch:config", "torch._inductor:config")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Modes:
-    """The modes of one call.
-
-    ``training`` holds each submodule's flag, in the order of ``modules()``; ``autocast`` a dtype by device type.
-    """
-
-    grad: bool
-    inference: bool
-    autocast: Mapping[str, torch.dtype]
-    autocast_cache: bool
-    training: tuple[bool, ...]
-
-    @classmethod
-    def of(cls, module: torch.nn.Module) -> Modes:
-        """Read the modes that are in force in this thread, and the module's training flags."""
-        return cls(
-            grad=torch.is_grad_enabled(),
-            inference=torch.is_inference_mode_enabled(),
-            autocast={
-                kind: torch.get_autocast_dtype(kind)
-                for kind in ("cpu", "cuda")
-                if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-            },
-            autocast_cache=torch.is_autocast_cache_enabled(),
-            training=tuple(part.training for part in module.modules()),
-        )
-
-    @contextlib.contextmanager
-    def on(self, module: torch.nn.Module) -> Iterator[None]:
-        """Put the modes in force while the block runs; the training flags stay set."""
-        for part, training in zip(module.modules(), self.training, strict=True):
-            part.training = training
-        with contextlib.ExitStack() as stack:
-            if self.inference:
-                stack.enter_context(torch.inference_mode())
-            stack.enter_context(torch.set_grad_enabled(self.grad))
-            for kind, dtype in self.autocast.items():
-                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=self.autocast_cache))
-            yield
 
 
 def torch_settings() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import statistics
 import time
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,22 +18,6 @@ from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-
-class Event(Protocol):
-    """The methods of ``torch.cuda.Event`` that the clock uses; times between two events are in milliseconds."""
-
-    def record(self) -> None:
-        """Record the moment at which the current stream gets here."""
-
-    def query(self) -> bool:
-        """Return, without waiting, whether the stream got here."""
-
-    def synchronize(self) -> None:
-        """Wait until the stream got here."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Return the milliseconds from this event to a later event; both must have passed."""
 
 
 class _CudaEvent:
@@ -71,10 +55,10 @@ class Timing:
 class Mark:
     """A step being timed, from ``StepClock.start`` to ``StepClock.stop``."""
 
-    __slots__ = ("begin", "end", "host")
+    __slots__ = ("begin", "host")
 
-    def __init__(self, host: float, begin: Event | None) -> None:
-        self.host, self.begin, self.end = host, begin, cast("Event | None", None)
+    def __init__(self, host: float, begin: Any) -> None:
+        self.host, self.begin = host, begin
 
 
 class StepClock:
@@ -92,17 +76,17 @@ class StepClock:
     """
 
     def __init__(
-        self, device: torch.device | str, *, pending: int = 256, event: Callable[[], Event] | None = None
+        self, device: torch.device | str, *, pending: int = 256, event: Callable[[], Any] | None = None
     ) -> None:
         if pending < 1:
             raise ConfigError(f"pending={pending}: a clock needs room for at least 1 step")
         self.device = torch.device(device)
         self.dropped = 0
-        self._pending: collections.deque[tuple[Event, Event, float]] = collections.deque()
+        self._pending: collections.deque[tuple[Any, Any, float]] = collections.deque()
         self._known: collections.deque[Timing] = collections.deque(maxlen=pending)
         self._limit = pending
-        self._spare: list[Event] = []
-        make: Callable[[], Event] = event or (lambda: _CudaEvent(self.device))
+        self._spare: list[Any] = []
+        make: Callable[[], Any] = event or (lambda: _CudaEvent(self.device))
         self._make = make if self.device.type == "cuda" else None
 
     def start(self, *, alone: bool = False) -> Mark:

@@ -124,24 +124,24 @@ class Emulation:
         return observing(self._operation)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """See `hotloop._torch.cudagraphs.Memory`."""
+        """See `hotloop._torch.cudagraphs.Trees`."""
         key = cudagraphs.storage_key(tensor)
         return any(live.output.storage == key and live.alive() for live in self._of_thread.live)
 
     def alive(self) -> Iterator[GraphOutput]:
-        """See `hotloop._torch.cudagraphs.Memory`."""
+        """See `hotloop._torch.cudagraphs.Trees`."""
         yield from (live.output for live in self._of_thread.live if live.alive())
 
     def forward_waits(self) -> bool:
-        """See `hotloop._torch.cudagraphs.Memory`."""
+        """See `hotloop._torch.cudagraphs.Trees`."""
         return self._of_thread.forward_waits
 
     def backward_ran(self) -> None:
-        """See `hotloop._torch.cudagraphs.Memory`."""
+        """See `hotloop._torch.cudagraphs.Trees`."""
         self._of_thread.forward_waits = False
 
     def renew_outputs(self) -> None:
-        """See `hotloop._torch.cudagraphs.Memory`: here each run hands out new tensors."""
+        """See `hotloop._torch.cudagraphs.Trees`: here each run hands out new tensors."""
 
     def close(self) -> None:
         """Stop overwriting; code that was compiled here runs on, unwatched."""

@@ -164,11 +164,11 @@ class _Around:
         return noted
 
     def before(self, node: Any) -> None:
-        """See `hotloop._torch.autograd.Around`."""
+        """See `hotloop._torch.autograd.guard_backward`."""
         step_marks.steps.runs_backward(node, self._tally.component)
 
     def after(self, node: Any, gradients: tuple[Any, ...], *, kept: bool) -> tuple[Any, ...]:
-        """See `hotloop._torch.autograd.Around`."""
+        """See `hotloop._torch.autograd.guard_backward`."""
         step_marks.steps.ran_backward(node, kept=kept)
         if kept:
             cudagraphs.memory().backward_ran()

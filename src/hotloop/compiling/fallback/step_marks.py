@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,16 +33,6 @@ Until then torch records new graphs instead of using old ones again. A backward 
 """
 
 
-class Lookout(Protocol):
-    """Is told of copies and marks, to know which outputs of CUDA graphs are held."""
-
-    def copied(self, outputs: list[torch.Tensor], copies: list[torch.Tensor]) -> None:
-        """Outputs of a graph were copied at the boundary: the program gets the copies."""
-
-    def marked(self) -> None:
-        """A step was marked: outputs of graphs from before may be overwritten from here on."""
-
-
 class _OfThread(threading.local):
     """How many of the forwards that were given up this thread's graphs know of."""
 
@@ -59,12 +49,12 @@ class MarkedSteps:
         self._marks_after_optimizer = False
         self._given_up = 0
         self._of_thread = _OfThread()
-        self.lookout: Lookout | None = None
+        self.lookout: Any = None
         """Is told of each copy at the boundary, and of each mark; see `looking`."""
 
     @contextlib.contextmanager
-    def looking(self, lookout: Lookout) -> Iterator[None]:
-        """Notify a lookout of copies and marks while the block runs."""
+    def looking(self, lookout: Any) -> Iterator[None]:
+        """Call ``copied(outputs, copies)`` and ``marked()`` of a lookout while the block runs."""
         before, self.lookout = self.lookout, lookout
         try:
             yield

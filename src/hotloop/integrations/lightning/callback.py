@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
@@ -10,15 +9,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from hotloop.compiling.control import Status, paused, status
+from hotloop.compiling.control import Status, status
 from hotloop.errors import ConfigError
 from hotloop.integrations.in_place import InPlace
 from hotloop.integrations.lightning.owned_step import OwnedStep
 from hotloop.integrations.lightning.ownership import compiled_already, obstacles, optimizer_obstacles
-from hotloop.integrations.lightning.shadows import Shadows, own_method
 from hotloop.integrations.lightning.status import TrainerStatus
 from hotloop.integrations.setting_names import check_names
 from hotloop.integrations.several import level_of
@@ -39,10 +36,6 @@ _READS_INDEX = (
     "training_step reads batch_idx, or a decorator or *args hides whether it does: the number differs in each step, "
     "which a captured step cannot follow and compiled code can; use it in on_train_batch_start or on_train_batch_end "
     "instead"
-)
-_STATISTICS = (
-    "the last pass over the data, in which weight averaging has BatchNorm compute its statistics anew, runs eager: it "
-    "counts batches in Python, so that each would be compiled anew"
 )
 _log = logging.getLogger("hotloop")
 
@@ -81,21 +74,14 @@ class HotLoop(pl.Callback):
         self._owned: OwnedStep | None = None
         self._compiled: pl.LightningModule | None = None
         self._batches = 0
-        self._undo = contextlib.ExitStack()
-        """What the end of the stage puts back of the Trainer and the module."""
-        self._eager = contextlib.ExitStack()
-        """Open while a pass over the data runs eager."""
-        self._last_fit: tuple[weakref.ref[pl.LightningModule], dict[str, Any], bool] | None = None
-        """A module whose step a loop owned, what it was compiled with, and whether its validation was as well."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return settings and status, for a copy or a pickle; loop, record and Trainer are of this process."""
-        here = dict.fromkeys(("_trainer", "_in_place", "_owned", "_compiled", "_last_fit", "_record"))
-        closed = {"_undo": contextlib.ExitStack(), "_eager": contextlib.ExitStack()}
+        here = dict.fromkeys(("_trainer", "_in_place", "_owned", "_compiled", "_record"))
         record = self._settings.get("record")
         named = {"record": record.folder} if isinstance(record, RunRecord) else {}
         stages = {"_fit": self._shown(self._fit), "_evaluation": self._shown(self._evaluation)}
-        return {**vars(self), **here, **closed, **stages, "_settings": {**self._settings, **named}}
+        return {**vars(self), **here, **stages, "_settings": {**self._settings, **named}}
 
     # -- what people ask -------------------------------------------------------------------------------------------
 
@@ -125,27 +111,13 @@ class HotLoop(pl.Callback):
         """Return the status of a call, with what runs now if it is the current one."""
         if stage is None or stage is not self._current or (self._owned is None and self._in_place is None):
             return stage
-        shown = stage.now(*self._running())
-        shown.notes += self._removal_notes()
-        return shown
+        return stage.now(*self._running())
 
     def _running(self) -> tuple[LoopStatus | None, Status | None]:
         """Return the status of the loop and of the compiled model."""
         if self._owned is not None:
             return self._owned.statuses()
         return None, status(self._compiled) if self._compiled is not None else None
-
-    def _removal_notes(self) -> list[str]:
-        """Say that the callback was taken out of the Trainer's in the fit, so no hook tells it when the fit ends."""
-        if self._owned is not None:
-            step = self._owned.left_at
-            gone = f"taken out of trainer.callbacks at step {step}: from there on the step is the Trainer's own"
-            return [] if step is None else [gone]
-        trainer = self._trainer() if self._trainer is not None else None
-        if trainer is None or self in vars(trainer)["callbacks"]:
-            return []
-        stays = "; the module stays compiled until hotloop.uncompile(module)" if self._compiled is not None else ""
-        return [f"taken out of trainer.callbacks{stays}"]
 
     # -- what the Trainer calls ------------------------------------------------------------------------------------
 
@@ -159,7 +131,7 @@ class HotLoop(pl.Callback):
         self._trainer = weakref.ref(trainer)
         begun = TrainerStatus(asked=self.run, stage=getattr(stage, "value", stage))
         if begun.stage == "fit":
-            self._fit, self._evaluation, self._last_fit, self._record = begun, None, None, None
+            self._fit, self._evaluation, self._record = begun, None, None
         else:
             self._evaluation = begun
         ours = [callback for callback in vars(trainer)["callbacks"] if isinstance(callback, HotLoop)]
@@ -169,11 +141,6 @@ class HotLoop(pl.Callback):
                 f"Trainer(callbacks=[{runs}]): expected one HotLoop, since a training step has one owner: leave the "
                 "others out; run= of the one that stays says what is wanted"
             )
-        if begun.stage != "fit" and self._evaluation_settings(begun, pl_module) and not compiled_already(pl_module):
-            # Validation in a fit runs under ``no_grad``, and torch compiles anew for inference mode.
-            loop = getattr(trainer, f"{begun.stage}_loop")
-            self._undo.callback(setattr, loop, "inference_mode", loop.inference_mode)
-            loop.inference_mode = False
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Decide who owns the step, and compile the module in place where no loop will.
@@ -181,7 +148,8 @@ class HotLoop(pl.Callback):
         By now the program has set everything up: its `setup` and `configure_model` have run, and the strategy has
         wrapped and sharded the module.
         """
-        assert self._fit is not None
+        if self._fit is None:  # it was added to the callbacks when the fit had begun
+            return
         self._note_user_compiles(pl_module, self._fit)
         if not self._fit.given:
             self._fit.why += obstacles(trainer, pl_module, self._tier)
@@ -203,11 +171,7 @@ class HotLoop(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Hand the step to a loop, now that optimizer and checkpoint are there."""
-        if self._fit is None:  # it was added to the callbacks when the fit had begun
-            self.setup(trainer, pl_module, "fit")
-            self.on_fit_start(trainer, pl_module)
-        assert self._fit is not None
-        if self._fit.why:
+        if self._fit is None or self._fit.why:
             return
         self._fit.why += optimizer_obstacles(trainer)
         if self._fit.why:
@@ -227,8 +191,6 @@ class HotLoop(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Set the batch of the coming step."""
-        if batch_idx == 0:
-            self._pause_for_statistics(trainer, pl_module)
         if self._owned is not None:
             self._owned.begin(batch, batch_idx)
         elif self._in_place is not None:
@@ -241,10 +203,6 @@ class HotLoop(pl.Callback):
         if self._in_place is not None:
             self._batches += 1
             self._in_place.step_ends(self._batches)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on after a pass that ran eager."""
-        self._eager.close()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the module as it was."""
@@ -265,13 +223,6 @@ class HotLoop(pl.Callback):
         """Return the arguments for `hotloop.compile` that ``run=`` asks for; empty with auto, which must measure."""
         return self._tier.settings if self._tier is not None and self._tier.compiles else {}
 
-    def _evaluation_settings(self, stage: TrainerStatus, module: pl.LightningModule) -> dict[str, Any]:
-        """Return the arguments for an evaluation: after a fit those of its loop, so that nothing is compiled again."""
-        if self._last_fit is None or self._last_fit[0]() is not module:
-            return self._compile_settings()
-        _, settings, validated = self._last_fit
-        return settings if self._tier is not None or (validated and stage.stage == "validate") else {}
-
     def _note_user_compiles(self, module: pl.LightningModule, stage: TrainerStatus) -> None:
         """Note what the user compiled, which stays as it is."""
         stage.given = compiled_already(module)
@@ -280,13 +231,6 @@ class HotLoop(pl.Callback):
         reasons = stage.why if stage.stage == "fit" else stage.notes
         reasons.append(f"the module, or a part of it, is compiled already (by {stage.given}): taken as it is")
         stage.hints.append("hand fit() the plain module: HotLoop compiles its *_step methods, with self.log")
-        if stage.given == "torch":
-            # torch 2.13 cannot trace self.log: a graph break there keeps the user's own compile going.
-            shadows = Shadows(module)
-            self._undo.callback(shadows.take_off)
-            for name in ("log", "log_dict"):
-                untraced = torch.compiler.disable(own_method(module, name))  # type: ignore[no-untyped-call]
-                shadows.put(name, untraced)
 
     def _leave_step(self, module: pl.LightningModule, fit: TrainerStatus) -> None:
         """Leave the step of a fit to the Trainer, say why, and compile the module in place as far as asked for."""
@@ -302,19 +246,15 @@ class HotLoop(pl.Callback):
 
     def _evaluate(self, module: pl.LightningModule) -> None:
         """Compile the module in place for an evaluation, and note where it stays eager."""
-        assert self._evaluation is not None
         stage = self._evaluation
-        self._note_user_compiles(module, stage)
-        settings = {} if stage.given else self._evaluation_settings(stage, module)
-        self._compile_in_place(module, stage, settings, None)
-        if settings or stage.given:
+        if stage is None:  # it was added to the callbacks meanwhile
             return
-        if self._tier is None:
-            of_fit = "" if self._last_fit is None else ", and the fit before it compiled none of it"
-            why = f"run='auto' measures training steps alone{of_fit}"
-        else:
-            why = f"run={self.run!r} compiles nothing, or the fit before it ended eager"
-        stage.notes.append(f"trainer.{stage.stage} runs eager: {why}")
+        self._note_user_compiles(module, stage)
+        settings = {} if stage.given else self._compile_settings()
+        self._compile_in_place(module, stage, settings, None)
+        if not settings and not stage.given:
+            why = "measures training steps alone" if self._tier is None else "compiles nothing"
+            stage.notes.append(f"trainer.{stage.stage} runs eager: run={self.run!r} {why}")
 
     def _compile_in_place(
         self, module: pl.LightningModule, stage: TrainerStatus, settings: dict[str, Any], folder: Any
@@ -330,17 +270,8 @@ class HotLoop(pl.Callback):
             stage.hints.append('HotLoop(run="default") compiles in place, without measuring whether that pays')
         return kept
 
-    def _pause_for_statistics(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Run an epoch eager that computes BatchNorm's statistics anew and trains nothing."""
-        compiled = self._compiled is not None or (self._owned is not None and bool(self._owned.compiled_with()))
-        if getattr(trainer.fit_loop, "_skip_backward", False) and compiled and self._fit is not None:
-            self._eager.enter_context(paused([module]))
-            self._fit.notes.append(_STATISTICS)
-
     def _end_stage(self, error: BaseException | None = None) -> None:
         """Take the loop or the compile off, and keep what the status says of it."""
-        self._eager.close()
-        self._undo.close()
         stage = self._current
         if stage is None:
             return
@@ -356,13 +287,9 @@ class HotLoop(pl.Callback):
             self._evaluation = ended
         owned, kept, self._owned, self._in_place, self._compiled = self._owned, self._in_place, None, None, None
         if owned is not None:
-            loop, model = ended.loop, ended.model
+            loop = ended.loop
             if self._tier is None and loop is not None and not loop.decisions:
                 ended.notes.append(f"run='auto' had decided nothing yet when the fit ended at step {loop.step}")
-            # An evaluation after the fit reuses code that is compiled already.
-            parts = model.components.values() if model is not None else ()
-            validated = any(part.modes.get("inference", {}).get("frames_compiled") for part in parts)
-            self._last_fit = weakref.ref(owned.module), owned.compiled_with(), validated
             owned.close()
         if kept is not None:
             kept.close(error)

@@ -82,8 +82,6 @@ class OwnedStep:
         """Whether the loop runs the step at this moment."""
         self._has_batch = False
         """Whether `begin` has named the batch of the coming step."""
-        self.left_at: int | None = None
-        """The step from which on the Trainer runs the steps itself, since the callback was taken out in the fit."""
         self._final: tuple[LoopStatus, Status] | None = None
         self._batch: Any = None
         self._result: Any = None
@@ -118,11 +116,6 @@ class OwnedStep:
     def statuses(self) -> tuple[LoopStatus, Status]:
         """Return the status of the loop and of the compiled model; of a closed step, the last ones."""
         return self._final or (self.loop.status(), self.loop.context.compiled.status())
-
-    def compiled_with(self) -> dict[str, Any]:
-        """Return the arguments for `hotloop.compile` that are in force; empty where nothing is compiled."""
-        tier, compiled = self.loop.tier, self.loop.context.compiled
-        return compiled.settings(tier) if tier.compiles and compiled.base == tier.base else {}
 
     def close(self) -> None:
         """Leave the module as it was, and release what the loop holds."""
@@ -211,7 +204,6 @@ class OwnedStep:
                 "Trainer's own from here on",
                 batch_idx,
             )
-            self.left_at = self.loop.steps
             self.close()
             own_method(self.module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 from accelerate.utils import DistributedType  # type: ignore[import-untyped]
@@ -45,18 +45,6 @@ _live: weakref.WeakSet[HotLoop] = weakref.WeakSet()
 """Every HotLoop that a Trainer has called: a callback is not told of the other callbacks of its Trainer."""
 
 
-class StepOwner(Protocol):
-    """A Trainer that hands its training step over: what `HotLoop` uses of it."""
-
-    accelerator: Any
-    args: Any
-    state: Any
-    model_wrapped: Any
-
-    def own_training_step(self) -> Callable[..., Any]:
-        """Return the Trainer's own step as a function of everything that differs from step to step."""
-
-
 class HotLoop(TrainerCallback):
     """A callback that compiles the model of a Trainer in place during a training run, and reports what ran.
 
@@ -91,7 +79,7 @@ class HotLoop(TrainerCallback):
         self.loop: Loop | None = None
         self.step: Callable[..., Any] | None = None
         """Runs a training step of the Trainer that handed its own over; None where the Trainer keeps it."""
-        self._owner: weakref.ref[StepOwner] | None = None
+        self._owner: weakref.ref[Any] | None = None
         self._requested: dict[str, Any] = {}
         """The settings of the compile that ``TrainingArguments`` asks for."""
         self._state: weakref.ref[Any] | None = None
@@ -201,7 +189,7 @@ class HotLoop(TrainerCallback):
 
     # -- what `HotStep` calls --------------------------------------------------------------------------------------
 
-    def owned_by(self, trainer: StepOwner) -> None:
+    def owned_by(self, trainer: Any) -> None:
         """Register the Trainer that hands its steps over from now on."""
         self._owner = weakref.ref(trainer)
 
@@ -227,7 +215,7 @@ class HotLoop(TrainerCallback):
         agreed = not self._requested if self.tier is None else self.tier.graph
         return agreed and _has_several_processes()
 
-    def _why_the_trainers(self, owner: StepOwner | None) -> tuple[str, str] | None:
+    def _why_the_trainers(self, owner: Any) -> tuple[str, str] | None:
         """Return why the Trainer keeps its step, and what to change; None where a loop takes it.
 
         Args:
@@ -265,7 +253,7 @@ class HotLoop(TrainerCallback):
         self._open.push(lambda _, error, __: kept.close(error))
         return kept
 
-    def _take_step(self, owner: StepOwner, model: torch.nn.Module, parts: Mapping[str, Any], steps: int) -> None:
+    def _take_step(self, owner: Any, model: torch.nn.Module, parts: Mapping[str, Any], steps: int) -> None:
         """Hand the Trainer's step to a loop."""
         scaler = getattr(owner.accelerator, "scaler", None)
         with first_speaks():
@@ -310,7 +298,7 @@ def _has_several_processes() -> bool:
     return bool(AcceleratorState().distributed_type != DistributedType.NO)
 
 
-def _why_not_together(trainer: StepOwner, tier: Tier | None) -> tuple[str, str] | None:
+def _why_not_together(trainer: Any, tier: Tier | None) -> tuple[str, str] | None:
     """Return why several processes cannot capture a Trainer's steps, and what to change; None where they can.
 
     Args:
@@ -331,7 +319,7 @@ def _why_not_together(trainer: StepOwner, tier: Tier | None) -> tuple[str, str] 
     return why, "without that, the processes capture the step together"
 
 
-def _why_not_sharded(trainer: StepOwner, tier: Tier | None) -> tuple[str, str] | None:
+def _why_not_sharded(trainer: Any, tier: Tier | None) -> tuple[str, str] | None:
     """Return why steps of a model that FSDP2 has sharded are not captured, and what to change; None where they are."""
     if tier is not None and tier.compiles:
         return UNCOMPILED, "HotLoop(run='eager+graph') captures them"

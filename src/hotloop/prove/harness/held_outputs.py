@@ -20,9 +20,9 @@ MOST = 50
 class HeldOutputs:
     """Notes the outputs that are alive at the next mark, and counts equal ones of later steps.
 
-    It is a lookout (`hotloop.compiling.fallback.step_marks.Lookout`). The program gets copies, so it runs as it always
-    does. A copy that is alive at the mark stands for an output that would have been overwritten; a program that
-    consumes its outputs earlier needs no copy.
+    It is a lookout (`MarkedSteps.looking`). The program gets copies, so it runs as it always does. A copy that is alive
+    at the mark stands for an output that would have been overwritten; a program that consumes its outputs earlier needs
+    no copy.
     """
 
     def __init__(self) -> None:
