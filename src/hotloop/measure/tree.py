@@ -9,8 +9,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -19,6 +19,8 @@ Structure = Hashable
 
 # A container is (type, keys, structures of its children); a leaf is this.
 _LEAF = "leaf"
+_PLAIN = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+"""Types of leaves that an attribute beside a container's items may hold, to count as leaves themselves."""
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
@@ -52,7 +54,7 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
         ValueError: the structure has more or fewer places than there are leaves.
     """
     given = list(leaves)
-    places = count(structure)
+    places = _count(structure)
     if places != len(given):
         raise ValueError(f"the structure has {places} places for leaves, {len(given)} were given")
     return _put_together(structure, iter(given))
@@ -61,22 +63,23 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
 def _put_together(structure: Structure, leaves: Iterator[Any]) -> Any:
     if structure == _LEAF:
         return next(leaves)
-    cls, keys, parts = cast("tuple[type, Any, tuple[Structure, ...]]", structure)
-    return _container(cls).join(cls, keys, [_put_together(part, leaves) for part in parts])
+    cls, keys, parts = _container(structure)
+    return cast("_Kind", _kind(cls)).join(cls, keys, [_put_together(part, leaves) for part in parts])
 
 
-def count(structure: Structure) -> int:
-    """Return the number of leaves that a structure holds."""
-    return 1 if structure == _LEAF else sum(count(part) for part in cast("tuple[Any, ...]", structure)[2])
+def _count(structure: Structure) -> int:
+    return 1 if structure == _LEAF else sum(map(_count, _container(structure)[2]))
+
+
+def _container(structure: Structure) -> tuple[type, Any, tuple[Structure, ...]]:
+    return cast("tuple[type, Any, tuple[Structure, ...]]", structure)
 
 
 def names(structure: Structure, prefix: str = "") -> list[str]:
     """Return each leaf's path, for people: ``[0].input_ids`` is the item ``input_ids`` of the first entry."""
     if structure == _LEAF:
         return [prefix]
-    cls, keys, parts = cast("tuple[type, Any, tuple[Structure, ...]]", structure)
-    steps = zip(_container(cls).steps(keys, len(parts)), parts, strict=True)
-    return [name for step, part in steps for name in names(part, prefix + step)]
+    return [name for step, part in _children(structure) for name in names(part, prefix + step)]
 
 
 def untracked_attributes(structure: Structure, prefix: str = "") -> list[tuple[str, Any]]:
@@ -86,28 +89,28 @@ def untracked_attributes(structure: Structure, prefix: str = "") -> list[tuple[s
     """
     if structure == _LEAF:
         return []
-    cls, keys, parts = cast("tuple[type, Any, tuple[Structure, ...]]", structure)
-    found: list[tuple[str, Any]] = []
-    if isinstance(keys, _Keys):
-        found += ((f"{prefix}.{name}", value) for name, value in keys.untracked.attributes.items())
-    for step, part in zip(_container(cls).steps(keys, len(parts)), parts, strict=True):
+    keys = _container(structure)[1]
+    own = keys.untracked.items() if isinstance(keys, _Keys) else ()
+    found = [(f"{prefix}.{name}", value) for name, value in own]
+    for step, part in _children(structure):
         found += untracked_attributes(part, prefix + step)
     return found
 
 
-class _Untracked:
-    """Attributes that travel with a structure without counting when it is compared."""
+def _children(structure: Structure) -> Iterator[tuple[str, Structure]]:
+    """Yield the children of a container, each with the step of the path that leads to it."""
+    cls, keys, parts = _container(structure)
+    if isinstance(keys, _Keys):
+        steps = [*map(_item, keys.items), *(f".{name}" for name in keys.attributes)]
+    elif keys is None:
+        steps = [f"[{place}]" for place in range(len(parts))]
+    else:
+        steps = [_item(key) if cls is dict else f".{key}" for key in keys]
+    return zip(steps, parts, strict=True)
 
-    __slots__ = ("attributes",)
 
-    def __init__(self, attributes: dict[str, Any]) -> None:
-        self.attributes = attributes
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Untracked)
-
-    def __hash__(self) -> int:
-        return 0
+def _item(key: Any) -> str:
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
 
 
 class _TypedKeys(tuple[Any, ...]):
@@ -132,155 +135,98 @@ class _Keys:
     items: tuple[Any, ...]
     attributes: tuple[str, ...]
     mirrored: tuple[str, ...]
-    untracked: _Untracked
+    untracked: dict[str, Any] = dataclasses.field(compare=False)
     factory: Any = None
 
 
-class _Container:
-    """The way that containers of a type come apart, are put together, and name their children; here a plain tuple."""
+class _Kind(NamedTuple):
+    """How containers of a type come apart, into keys and children, and are put together."""
 
-    def split(self, value: Any) -> tuple[Hashable, Iterable[Any]]:
-        """Return what tells the container from others of its type, and its children."""
-        return None, value
-
-    def join(self, _cls: Any, _keys: Any, children: list[Any]) -> Any:
-        """Make a container of a type from what `split` returned."""
-        return tuple(children)
-
-    def steps(self, _keys: Any, length: int) -> Iterable[str]:
-        """Name the path from the container to each child."""
-        return (f"[{place}]" for place in range(length))
+    split: Callable[[Any], tuple[Hashable, Iterable[Any]]]
+    join: Callable[[Any, Any, list[Any]], Any]
 
 
-class _TupleSubclass(_Container):
-    def split(self, value: Any) -> tuple[Hashable, Iterable[Any]]:
-        return getattr(value, "_fields", None) or tuple(f"{place}" for place in range(len(value))), value
-
-    def join(self, cls: Any, _keys: Any, children: list[Any]) -> Any:
-        # A structseq (torch.return_types.max) allows only its own constructor, which takes a sequence; a named tuple's
-        # takes its fields one by one.
-        return (
-            tuple.__new__(cls, children) if hasattr(cls, "_fields") or not hasattr(cls, "n_fields") else cls(children)
-        )
-
-    def steps(self, keys: Any, _length: int) -> Iterable[str]:
-        return (f".{key}" for key in keys)
+def _split_named(value: Any) -> tuple[Hashable, Iterable[Any]]:
+    return getattr(value, "_fields", None) or tuple(map(str, range(len(value)))), value
 
 
-class _List(_Container):
-    def join(self, cls: Any, _keys: Any, children: list[Any]) -> Any:
-        if cls is list:
-            return children
-        made = cls.__new__(cls)
-        list.extend(made, children)
-        return made
+def _join_named(cls: Any, _keys: Any, children: list[Any]) -> Any:
+    # A structseq (torch.return_types.max) allows only its own constructor, which takes a sequence; a named tuple's
+    # takes its fields one by one.
+    structseq = hasattr(cls, "n_fields") and not hasattr(cls, "_fields")
+    return cls(children) if structseq else tuple.__new__(cls, children)
 
 
-class _Dict(_Container):
-    def split(self, value: Any) -> tuple[Hashable, Iterable[Any]]:
-        return _comparable(tuple(value)), value.values()
-
-    def join(self, _cls: Any, keys: Any, children: list[Any]) -> Any:
-        return dict(zip(keys, children, strict=True))
-
-    def steps(self, keys: Any, _length: int) -> Iterable[str]:
-        return (f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]" for key in keys)
+def _join_list(cls: Any, _keys: Any, children: list[Any]) -> Any:
+    made = cls.__new__(cls)
+    list.extend(made, children)
+    return made
 
 
-class _Dataclass(_Container):
-    """Children are the fields, those without init and unset ones too as far as they are there, then attributes."""
-
-    def split(self, value: Any) -> tuple[Hashable, Iterable[Any]]:
+def _split_instance(value: Any) -> tuple[Hashable, Iterable[Any]]:
+    """Take apart a mapping with attributes, or a dataclass, whose fields are attributes that always count."""
+    held = getattr(value, "__dict__", {})
+    items: dict[Any, Any] = {}
+    fields: list[str] = []
+    # Past keys() and [] of the class itself, which may hide or convert: UserDict's data, dict's own items.
+    if isinstance(value, collections.UserDict):
+        items = dict(value.data)
+    elif isinstance(value, dict):
+        items = dict(dict.items(value))
+    else:
         fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-        others, untracked = self.attributes(value, set(fields))
-        names = (*fields, *others)
-        return _Keys((), names, (), untracked), [getattr(value, name) for name in names]
-
-    def join(self, cls: Any, keys: _Keys, children: list[Any]) -> Any:
-        made = cls.__new__(cls)
-        self.set(made, {**keys.untracked.attributes, **dict(zip(keys.attributes, children, strict=True))})
-        return made
-
-    def steps(self, keys: _Keys, _length: int) -> Iterable[str]:
-        return (*_DICT.steps(keys.items, 0), *(f".{name}" for name in keys.attributes))
-
-    @staticmethod
-    def attributes(value: Any, known: set[str]) -> tuple[tuple[str, ...], _Untracked]:
-        """Return the names of further attributes that hold tensors or plain values, and all others."""
-        plain = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-        counted, untracked = [], {}
-        for name, held in getattr(value, "__dict__", {}).items():
-            if name in known:
-                continue
-            if all(isinstance(leaf, plain) for leaf in flatten(held)[0]):
-                counted.append(name)
-            else:
-                untracked[name] = held
-        return tuple(counted), _Untracked(untracked)
-
-    @staticmethod
-    def set(made: Any, attributes: dict[str, Any]) -> None:
-        """Set attributes past the class's own setattr: a frozen dataclass refuses it, and ModelOutput reacts to it."""
-        for name, value in attributes.items():
-            object.__setattr__(made, name, value)
+    mirrored = tuple(name for name in held if name in items and held[name] is items[name])
+    passed = {*mirrored, *fields, *(["data"] if isinstance(value, collections.UserDict) else [])}
+    others = {name: one for name, one in held.items() if name not in passed}
+    counted = [name for name, one in others.items() if all(isinstance(leaf, _PLAIN) for leaf in flatten(one)[0])]
+    attributes = (*fields, *counted)
+    untracked = {name: one for name, one in others.items() if name not in counted}
+    keys = _Keys(_comparable(tuple(items)), attributes, mirrored, untracked, getattr(value, "default_factory", None))
+    return keys, [*items.values(), *(getattr(value, name) for name in attributes)]
 
 
-class _Mapping(_Dataclass):
-    """Children are the items, then attributes that hold tensors or plain values."""
-
-    def split(self, value: Any) -> tuple[Hashable, Iterable[Any]]:
-        held = getattr(value, "__dict__", {})
-        # Past keys() and [] of the class itself, which may hide or convert: UserDict's data, dict's own items.
-        items = dict(value.data) if isinstance(value, collections.UserDict) else dict(dict.items(value))
-        mirrored = tuple(name for name in held if name in items and held[name] is items[name])
-        known = set(mirrored) if "data" in items else {"data", *mirrored}
-        others, untracked = self.attributes(value, known)
-        factory = getattr(value, "default_factory", None)
-        keys = _Keys(_comparable(tuple(items)), others, mirrored, untracked, factory)
-        return keys, [*items.values(), *(held[name] for name in others)]
-
-    def join(self, cls: Any, keys: _Keys, children: list[Any]) -> Any:
-        items = dict(zip(keys.items, children[: len(keys.items)], strict=True))
-        attributes = dict(zip(keys.attributes, children[len(keys.items) :], strict=True))
-        made = cls.__new__(cls)
-        if isinstance(made, collections.UserDict):
-            made.data = items
-        else:
-            # A dict subclass's own [] may refuse or convert, and OrderedDict keeps its order beside the dict.
-            put = collections.OrderedDict.__setitem__ if isinstance(made, collections.OrderedDict) else dict.__setitem__
-            for key, value in items.items():
-                put(made, key, value)
-            if isinstance(made, collections.defaultdict):
-                made.default_factory = keys.factory
-        self.set(made, {**keys.untracked.attributes, **attributes, **{name: items[name] for name in keys.mirrored}})
-        return made
+def _join_instance(cls: Any, keys: _Keys, children: list[Any]) -> Any:
+    made = cls.__new__(cls)
+    items = dict(zip(keys.items, children, strict=False))
+    if isinstance(made, collections.UserDict):
+        made.data = items
+    # A dict subclass's own [] may refuse or convert, and OrderedDict keeps its order beside the dict.
+    put: Any = collections.OrderedDict if isinstance(made, collections.OrderedDict) else dict
+    for key, value in items.items() if isinstance(made, dict) else ():
+        put.__setitem__(made, key, value)
+    if isinstance(made, collections.defaultdict):
+        made.default_factory = keys.factory
+    attributes = dict(zip(keys.attributes, children[len(keys.items) :], strict=True))
+    # Past the class's own setattr: a frozen dataclass refuses it, and ModelOutput reacts to it.
+    for name, value in {**keys.untracked, **attributes, **{name: items[name] for name in keys.mirrored}}.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
-_DICT = _Dict()
-_EXACT: dict[type, _Container] = {tuple: _Container(), list: _List(), dict: _DICT}
-_SUBCLASSED: Sequence[tuple[type, _Container]] = (
-    (tuple, _TupleSubclass()),
-    (list, _List()),
-    (dict, _Mapping()),
-    (collections.UserDict, _Mapping()),
-)
+_INSTANCE = _Kind(_split_instance, _join_instance)
+_EXACT: dict[type, _Kind] = {
+    tuple: _Kind(lambda value: (None, value), lambda _cls, _keys, children: tuple(children)),
+    list: _Kind(lambda value: (None, value), lambda _cls, _keys, children: children),
+    dict: _Kind(
+        lambda value: (_comparable(tuple(value)), value.values()),
+        lambda _cls, keys, children: dict(zip(keys, children, strict=True)),
+    ),
+}
+_SUBCLASSED: dict[type, _Kind] = {
+    tuple: _Kind(_split_named, _join_named),
+    list: _Kind(lambda value: (None, value), _join_list),
+    dict: _INSTANCE,
+    collections.UserDict: _INSTANCE,
+}
 
 
 # Looked up once per type, as it runs at every step; bounded, since classes that a function makes would stay for good.
 @functools.lru_cache(maxsize=512)
-def _kind(cls: type) -> _Container | None:
+def _kind(cls: type) -> _Kind | None:
     """Return how a type is handled, None for leaves."""
     if cls in _EXACT:
         return _EXACT[cls]
     if issubclass(cls, (torch.Tensor, torch.nn.Module, torch.Size)):
         return None
-    for base, kind in _SUBCLASSED:
-        if issubclass(cls, base):
-            return kind
-    return _Dataclass() if dataclasses.is_dataclass(cls) else None
-
-
-def _container(cls: type) -> _Container:
-    kind = _kind(cls)
-    assert kind is not None
-    return kind
+    subclassed = next((kind for base, kind in _SUBCLASSED.items() if issubclass(cls, base)), None)
+    return subclassed or (_INSTANCE if dataclasses.is_dataclass(cls) else None)
