@@ -1,4 +1,4 @@
-"""What happens between steps, on torch's public optimizer hook: ladders move, a compile that nothing calls is found."""
+"""What happens between steps, on torch's public optimizer hook: a compile that nothing calls is found."""
 
 from __future__ import annotations
 
@@ -66,15 +66,12 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 def between_steps() -> None:
     """Do what is due between two steps; a replay, whose optimizers run no hook, calls this itself."""
-    lanes = [(component, lane) for component in tuple(_live) for lane in component.lanes]
-    settled = [lane.settled() for _, lane in lanes]
+    lanes = [lane for component in tuple(_live) for lane in component.lanes]
+    settled = [lane.settled() for lane in lanes]
     if all(settled):
         patience.drop(COMPILING)
-    for component, lane in lanes:
-        tally = lane.tally
-        if tally.ladder is not None and (fallback := tally.ladder.at_step_boundary(component.name)) is not None:
-            collector.emit(fallback, tally)
-        tally.per_step.boundary(tally.calls)
+    for lane in lanes:
+        lane.tally.per_step.boundary(lane.tally.calls)
 
 
 def _may_be_bypassed(component: Component) -> bool:

@@ -40,7 +40,7 @@ class ComponentStatus:
     - ``modes``: the same counts for training and inference apart, and ``calls_per_step``: how often so many calls were
       made between two optimizer steps.
 
-    Under presets with CUDA graphs ``modes`` also holds ``calls_per_mark`` (between two marked steps), ``shapes`` (calls
+    Under presets with CUDA graphs ``modes`` also holds ``shapes`` (calls
     by the shapes of their tensors) and ``calls_in_backward`` (made while a backward ran). ``outputs_copied`` and
     ``bytes_copied`` count what was copied so that it may be held; ``cudagraphs_skipped`` says why torch captured no
     graph.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop import events as ev
-from hotloop._torch import cudagraphs, dynamo
+from hotloop._torch import dynamo
 from hotloop._torch.autograd import in_backward
 from hotloop._torch.checkpoint import region_probe
 from hotloop._torch.collectives import patience
@@ -378,15 +378,12 @@ class MarkingLane(Lane):
 
 
 def count_call(tally: Tally, args: tuple[Any, ...], kwargs: dict[str, Any], *, marks: bool) -> None:
-    """Count a call under CUDA graphs: its shapes, its pace, and whether a backward made it.
+    """Count a call under CUDA graphs: its shapes, and whether a backward made it.
 
     With ``marks`` a step is marked before the call, unless a forward waits for its backward.
     """
     if marks:
         steps.enter()
-        if (marked := cudagraphs.marked()) != tally.marked:
-            tally.marked = marked
-            tally.per_mark.boundary(tally.calls)
     tally.in_backward += in_backward()
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     shapes = ", ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors) or "no tensors"

@@ -1,4 +1,4 @@
-"""The ladder: which preset runs when one fails, as an explicit state machine, and the backend that walks it."""
+"""The ladder: which preset runs when one fails, and the backend that walks it."""
 
 from hotloop.compiling.fallback.availability import first_available, missing
 from hotloop.compiling.fallback.ladder_backend import LadderBackend

@@ -209,9 +209,8 @@ def log_line(event: ev.Event) -> str:
     at = f" at {event.location}" if event.location else ""
     match event:
         case ev.Fallback():
-            what = "one graph" if event.scope == "graph" else "from the next graph on, all of it"
             line = f"preset {event.from_preset} failed ({event.stage}){at}: {event.reason}. "
-            line += f"Running {what} {_with_preset(event.to_preset)}. {event.hint}"
+            line += f"Running one graph {_with_preset(event.to_preset)}. {event.hint}"
         case ev.Recompiled():
             reason, change = words_of(event)
             line = f"{event.function} recompiled (no. {event.nth}): {reason}. {change}"

@@ -52,7 +52,7 @@ class GraphInfo:
 
 
 class Pace(collections.Counter[int]):
-    """How many calls lie between two boundaries (optimizer steps or marked steps), and how often."""
+    """How many calls lie between two optimizer steps, and how often."""
 
     _before = 0
 
@@ -89,9 +89,6 @@ class Tally:
     cache_misses: int = 0
     compile_seconds: float = 0.0
     per_step: Pace = field(default_factory=Pace)
-    per_mark: Pace = field(default_factory=Pace)
-    marked: int = 0
-    """The counter of marked steps at the last call."""
     shapes: collections.Counter[str] = field(default_factory=collections.Counter)
     in_backward: int = 0
     copied: int = 0
@@ -155,7 +152,6 @@ class Tally:
             "calls_per_step": self.per_step.to_dict(),
         }
         if self.shapes:  # which are counted under CUDA graphs only
-            counts["calls_per_mark"] = self.per_mark.to_dict()
             counts["calls_in_backward"] = self.in_backward
             counts["shapes"] = dict(self.shapes)
         return counts
