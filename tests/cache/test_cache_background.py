@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from cache_models import make
 from shared import is_gone, once
 
@@ -17,7 +16,6 @@ import hotloop
 from hotloop.cache import BackgroundCompile, BackgroundUnavailableError, Done, Failed, child_process
 
 FACTS = {"compile_seconds": 0.5, "graphs": 1, "cache_misses": 2, "state": "compiled", "causes": []}
-GIB = 2**30
 MODELS = Path(__file__).parent / "cache_models.py"
 
 
@@ -79,12 +77,6 @@ def test_a_child_that_fails_is_a_reason_with_its_last_words(start, source, reaso
     assert re.search(reason, outcome.reason)
 
 
-def test_a_child_that_takes_too_long_is_stopped(start):
-    child = start("print('stuck here', flush=True); time.sleep(1000)", limit_seconds=1.0)
-    assert "longer than 1 s" in wait(child).reason
-    assert gone(child.pid)
-
-
 def test_stop_ends_the_child_but_no_compiler_that_writes_into_the_cache(start, tmp_path):
     child = start(f"""
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2); open('library', 'w').write('whole')"],
@@ -144,21 +136,6 @@ def test_a_child_that_cannot_be_started_is_a_reason(monkeypatch, factory, settin
         BackgroundCompile.start(factory, settings)
 
 
-@pytest.fixture
-def on_gpu(monkeypatch):
-    """A GPU of 100 GiB, of which 70 are free; this process needed 30 and holds 25."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 100 * GIB))
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 30 * GIB)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 25 * GIB)
-
-
-@pytest.mark.parametrize(("peak", "share"), [(0, 0.01), (28, 0.56), (40, 0.59)])
-def test_the_childs_share_of_the_gpu_is_bounded(on_gpu, peak, share):
-    """Twice what the step needs, but no more than can be spared."""
-    assert child_process._memory_share(peak * GIB) == pytest.approx(share)
-
-
 @pytest.mark.campaign
 @pytest.mark.parametrize("factory", ["cache_models:make", f"{MODELS}:make"])
 def test_a_workload_is_made_and_stepped(factory):
@@ -166,26 +143,6 @@ def test_a_workload_is_made_and_stepped(factory):
     assert isinstance(outcome, Done), outcome
     assert (outcome.state, outcome.graphs, outcome.causes) == ("compiled", 1, ())
     assert 0 < outcome.compile_seconds < outcome.seconds
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(
-    ("factory", "environment", "reason", "unable"),
-    [
-        ("fails", {}, "ValueError: two lines", True),
-        ("nothing", {}, "has no function 'nothing'", False),
-        ("make", {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}, "force_disable_caches", False),
-        # A lower rung would do, but the parent asks for this one.
-        ("make", {"CXX": "/nowhere/compiler", "TORCHINDUCTOR_CACHE_DIR": "EMPTY"}, "[Cc]ompiler", False),
-    ],
-)
-def test_what_goes_wrong_in_the_child_is_the_reason(tmp_path, monkeypatch, factory, environment, reason, unable):  # noqa: PLR0917 - a table
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value.replace("EMPTY", str(tmp_path)))
-    outcome = wait(BackgroundCompile.start(f"cache_models:{factory}", {"preset": "default"}))
-    assert isinstance(outcome, Failed), outcome
-    assert re.search(reason, outcome.reason)
-    assert outcome.unable is unable
 
 
 @pytest.mark.campaign

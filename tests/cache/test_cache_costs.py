@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -36,12 +34,6 @@ def test_what_was_put_is_there_for_another_store(store):
     other = CostStore(store.path.parent)
     assert other.get("program") == {"full": TierCosts(ratio=0.6, cold_seconds=30.0, warm_seconds=4.0)}
     assert store.path.stat().st_mode & 0o77 == 0
-
-
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e7, True, "1"])
-def test_a_figure_that_cannot_be_is_not_put(store, value):
-    store.put("program", "full", TierCosts(ratio=0.5, cold_seconds=value))
-    assert store.get("program") == {}
 
 
 @pytest.mark.parametrize(
@@ -140,30 +132,3 @@ def sgd(rate):
 )
 def test_what_changes_the_costs_changes_the_key_and_nothing_else(one, other, equal):
     assert (key(**one) == key(**other)) is equal
-
-
-def test_a_changed_forward_counts_and_where_it_stands_does_not():
-    def made(body):
-        names = {"nn": nn}
-        exec(body, names)
-        return [names["Toy"]()]
-
-    text = "class Toy(nn.Module):\n    def forward(self, x):\n        return x + {}\n"
-    first = key(models=made(text.format(1)))
-    assert first == key(models=made("\n\n" + text.format(1)))
-    assert first != key(models=made(text.format(2)))
-
-
-def test_the_key_is_the_same_in_another_process():
-    # In processes of its own: a test before this one may have left another precision of matrix products in force.
-    program = (
-        "import torch; from torch import nn; from hotloop.cache import key_of\n"
-        "print(key_of([nn.Linear(3, 4)], [torch.zeros(2, 3), {'a': 1}], optimizers=[], step=max, autocast=None, "
-        "device=torch.device('cpu')))"
-    )
-    keys = set()
-    for seed in ("7", "8"):
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=True)
-        keys.add(done.stdout)
-    assert len(keys) == 1

@@ -1,7 +1,6 @@
 """A shared cache: what one machine compiled, others of its kind take from a folder or a URL."""
 
 import json
-import threading
 import zipfile
 
 import fsspec
@@ -9,11 +8,11 @@ import pytest
 from compiled_files import CONTENT, held, put
 from typer.testing import CliRunner
 
-from hotloop import cli, places
+from hotloop import cli
 from hotloop.cache import share
 from hotloop.cache.compiled import CompiledStore
 from hotloop.cache.keys import fits
-from hotloop.errors import ConfigError, DataError
+from hotloop.errors import ConfigError
 
 MORE = {"fxgraph/cd/entry": b"another" * 50}
 OTHER = {"e" * 32: "Another"}
@@ -103,12 +102,6 @@ def test_an_empty_url_is_not_the_working_folder():
         share.Share("")
 
 
-@pytest.mark.parametrize("url", ["nonsense://place/cache", "s4://bucket"])
-def test_a_protocol_that_nobody_knows_is_refused(url):
-    with pytest.raises(ConfigError, match=f"cache.share={url}: .*rotocol not known"):
-        share.Share(url)
-
-
 def test_a_share_that_cannot_be_reached_costs_a_run_nothing(store, home, monkeypatch, tmp_path):
     monkeypatch.setattr(share, "compiled_store", lambda: store)
     put(store)
@@ -120,32 +113,6 @@ def test_a_share_that_cannot_be_reached_costs_a_run_nothing(store, home, monkeyp
     assert len(said) == 2
     assert "cannot be read: NotADirectoryError" in said[0]
     assert all("The run goes on without it" in one for one in said)
-
-
-def test_a_place_that_hangs_is_waited_for_no_longer_than_its_time(store, monkeypatch, tmp_path):
-    files, done = type(fsspec.filesystem("memory")), threading.Event()
-    monkeypatch.setattr(files, "ls", lambda *_, **__: done.wait())
-    place = share.Share(f"memory://{tmp_path.name}")
-    monkeypatch.setattr(places, "ANSWER_SECONDS", 0.01)
-    with pytest.raises(DataError, match="cannot be read: TimeoutError: no answer in"):
-        place.pull(store)
-    done.set()
-
-
-@pytest.mark.parametrize("error", [ConnectionResetError("lost"), KeyboardInterrupt()])
-def test_an_upload_that_breaks_off_leaves_no_bundle(store, monkeypatch, tmp_path, error):
-    files = type(fsspec.filesystem("memory"))
-
-    def breaks(memory, source, target, **_):
-        memory.pipe_file(target, b"half")
-        raise error
-
-    put(store)
-    monkeypatch.setattr(files, "put_file", breaks)
-    with pytest.raises((DataError, KeyboardInterrupt)):
-        share.Share(f"memory://{tmp_path.name}").push(store)
-    monkeypatch.undo()
-    assert fsspec.filesystem("memory").find(f"/{tmp_path.name}") == []
 
 
 def test_a_run_gives_nothing_that_other_programs_compiled(store, url, monkeypatch):
@@ -168,9 +135,3 @@ def test_the_store_is_given_by_the_command_line_and_taken(home, tmp_path, monkey
     assert len(CompiledStore(tmp_path / "new" / "compiled").entries()) == 1
     with zipfile.ZipFile(bundles(str(tmp_path / "share"))[0]) as archive:
         assert "manifest.json" in archive.namelist()
-
-
-def test_what_cannot_be_read_is_an_error_of_the_command(tmp_path, home):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match="cannot be read"):
-        share.Share(str(tmp_path / "file" / "share")).pull(CompiledStore(home / "compiled"))

@@ -9,7 +9,6 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "integrations"))
 
 import test_accelerate_conformance
-import test_diffusers_conformance
 import test_fabric_conformance
 import test_lightning_conformance
 import test_transformers_conformance
@@ -42,5 +41,4 @@ class TestAccelerate(OnGpu, test_accelerate_conformance.TestLoopAroundAccelerate
     pass
 
 
-class TestDiffusers(OnGpu, test_diffusers_conformance.TestDiffusers):
     pass

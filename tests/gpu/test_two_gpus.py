@@ -13,8 +13,6 @@ sys.path.append(str(Path(__file__).parents[1] / "step" / "ranks"))
 sys.path.append(str(Path(__file__).parents[1] / "integrations"))
 
 from test_captured_ranks import (
-    test_accelerate_captures_in_two_processes,
-    test_fabric_captures_in_two_processes,
     test_lightning_captures_in_two_processes,
     test_transformers_captures_in_two_processes,
     test_what_a_framework_shards_is_captured_in_two_processes,
@@ -36,9 +34,7 @@ from test_step_peers import (
 __all__ = [
     "test_a_process_that_hangs_ends_the_others_once_its_collective_is_late",
     "test_a_process_that_is_killed_ends_all",
-    "test_accelerate_captures_in_two_processes",
     "test_ddp_compiles_and_falls_back_in_one_process_alone",
-    "test_fabric_captures_in_two_processes",
     "test_fsdp1_compiles_what_it_wraps_and_is_left_alone_by_a_loop",
     "test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone",
     "test_lightning_captures_in_two_processes",

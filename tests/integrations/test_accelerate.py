@@ -19,9 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import hotloop
 from hotloop import events as ev
-from hotloop.errors import ConfigError
 from hotloop.integrations.accelerate import prepare
-from hotloop.integrations.accelerate_state import report_tf32
 from hotloop.testing import captured_step_emulation
 
 
@@ -126,46 +124,6 @@ def test_what_the_user_compiled_is_unwrapped_with_a_hint(caplog):
     assert accelerator.unwrap_model(model) is given
 
 
-def test_a_preset_for_each_model():
-    accelerator = Accelerator(cpu=True)
-    one, two = Net(), Net()
-    found = prepare(accelerator, one, two, preset={one: "aot_eager"})
-    assert found == (one, two)
-    one(torch.ones(1, 4))
-    states = [hotloop.status(each).components["model"].requested for each in found]
-    assert states == ["aot_eager", "none"]
-    with pytest.raises(ConfigError, match="preset names Net: expected as keys the models"):
-        prepare(accelerator, one, preset={two: "aot_eager"})
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"preset": {"model": "default"}}, r"preset names 'model': expected as keys the models.*: Net"),
-        ({"run": "auto"}, r"prepare\(run='auto'\): .*hotloop\.Loop\(model, optimizer, run='auto'\)"),
-        ({"backend": "eager"}, r"prepare\(backend='eager'\): there is no such setting.*preset= names"),
-        ({"dynamc": True}, r"did you mean 'dynamic'"),
-        ({"prest": "aot_eager"}, r"did you mean 'preset'"),
-        ({"preset": "full+graph"}, r"it says how a hotloop.Loop runs steps"),
-    ],
-)
-def test_what_prepare_does_not_take_is_refused_by_its_name(settings, said):
-    accelerator = Accelerator(cpu=True)
-    with pytest.raises(ConfigError, match=said):
-        prepare(accelerator, Net(), **settings)
-    assert not accelerator._models
-
-
-@pytest.mark.parametrize("wrong", [{"preset": "fulll"}, {"dynamic": 3}, {"options": {"no_such_option": 1}}])
-def test_settings_are_refused_before_anything_is_prepared(wrong):
-    accelerator = Accelerator(cpu=True)
-    with pytest.raises(ConfigError):
-        prepare(accelerator, Net(), **wrong)
-    with pytest.raises(ConfigError, match="then what to prepare"):
-        prepare(accelerator)
-    assert not accelerator._models
-
-
 def test_models_of_a_class_share_compiled_code_in_mixed_precision():
     compiles = []
     for _ in range(3):
@@ -179,23 +137,6 @@ def test_models_of_a_class_share_compiled_code_in_mixed_precision():
         assert plain(torch.ones(1, 4)).dtype == torch.float32
         AcceleratorState._reset_state(reset_partial_state=True)
     assert compiles == [1, 0, 0]
-
-
-def test_tf32_that_a_framework_switched_on_is_said(caplog):
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("highest")
-        with hotloop.watch() as events:
-            report_tf32("accelerate")
-        assert not events
-        torch.set_float32_matmul_precision("high")
-        with hotloop.watch() as events:
-            report_tf32("accelerate")
-    finally:
-        torch.set_float32_matmul_precision(before)
-    (event,) = events
-    assert (event.setting, event.after, event.by) == ("float32_matmul_precision", "high", "accelerate")
-    assert 'set_float32_matmul_precision("highest")' in caplog.text
 
 
 _TWO = """

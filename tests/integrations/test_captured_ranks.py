@@ -67,22 +67,6 @@ def said_by_the_first(told, name, *words):
     assert second == []
 
 
-@pytest.mark.long
-def test_fabric_captures_in_two_processes(tmp_path):
-    """Eleven calls reduce, one is observed, one warms up, one is captured, two are proven; with it they settle once."""
-    told = told_by(tmp_path, "fabric_captured.py")
-    replayed(told, "plain", 17, 22)
-    replayed(told, "resumed", 17, 3)
-    replayed(told, "accumulated", 14, 48)
-    said_by_the_first(told, "unused", "find_unused_parameters=True", "leave it out where every parameter is used")
-    replayed(told, "sharded", 16, 24)
-    replayed(told, "compiled by shards", 4, 36)
-    replayed(told, "sharded, resumed", 16, 4)
-    replayed(told, "sharded, in parts", 16, 24)
-    assert alike(told, "sharded, momentum") == []
-    assert "an optimizer steps outside of its recording" in " ".join(alike(told, "sharded, momentum", "log"))
-
-
 def test_lightning_captures_in_two_processes(tmp_path):
     names = "plain", "resumed", "compiled", "auto", "unused", "accumulated", "host read"
     told = told_by(tmp_path, "lightning_captured.py", *names)
@@ -111,20 +95,10 @@ def test_transformers_captures_in_two_processes(tmp_path):
     said_by_the_first(told, "unused", "TrainingArguments(ddp_find_unused_parameters=False)")
 
 
-@pytest.mark.long
-def test_accelerate_captures_in_two_processes(tmp_path):
-    told = told_by(tmp_path, "accelerate_captured.py", "plain", "resumed", "accumulated", "unused")
-    replayed(told, "plain", 17, 22)
-    replayed(told, "resumed", 17, 3)
-    replayed(told, "accumulated", 14, 48)
-    assert alike(told, "plain", "streams") == [True]
-    assert alike(told, "unused") == []
-
-
 @pytest.mark.parametrize(
     ("program", "replays"),
-    [("lightning", (31, 8)), ("accelerate", (24, 4)), pytest.param("trainer", (31, 8), marks=pytest.mark.long)],
-    ids=["lightning", "accelerate", "trainer"],
+    [("lightning", (31, 8)), pytest.param("trainer", (31, 8), marks=pytest.mark.long)],
+    ids=["lightning", "trainer"],
 )
 def test_what_a_framework_shards_is_captured_in_two_processes(tmp_path, program, replays):
     names = "sharded", "sharded, resumed"

@@ -6,8 +6,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from fitting import SmallClassifier, flatten, inventory, small_batches
-from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
+from fitting import SmallClassifier, inventory, small_batches
 from lightning.pytorch.plugins import MixedPrecision
 from test_lightning_conformance import Losses, Task, loader
 from torch.nn import functional as F
@@ -82,20 +81,6 @@ def test_a_scaler_with_clipping_and_an_optimizer_that_is_not_fused():
     with captured_step_emulation():
         same(eager, fit(Unfused, hot, **settings()))
     assert hot.status().loop.tier == "eager+graph", hot.status()
-
-
-@pytest.mark.campaign
-def test_weights_averaged_by_the_trainer():
-    averaging = {"epochs": 3, "batches": 8}
-    eager = fit(Sgd, StochasticWeightAveraging(0.01, swa_epoch_start=1), **averaging)
-    hot = HotLoop(run="aot_eager")
-    same(eager, fit(Sgd, StochasticWeightAveraging(0.01, swa_epoch_start=1), hot, **averaging))
-    assert hot.status().owned
-    eager = fit(Sgd, EMAWeightAveraging(decay=0.5), epochs=2)  # which averages a copy of the module
-    hot = HotLoop(run="eager+graph")
-    with captured_step_emulation():
-        same(eager, fit(Sgd, EMAWeightAveraging(decay=0.5), hot, epochs=2))
-    assert hot.status().loop.tier == "eager+graph"
 
 
 class ReadsTheEpoch(Sgd):
@@ -186,23 +171,6 @@ def test_what_keeps_the_step_the_trainers_own_is_said_and_the_module_compiled_in
     quiet = HotLoop()
     fit(Manual, quiet)
     assert 'HotLoop(run="default")' in str(quiet.status())
-
-
-@pytest.mark.campaign
-def test_a_whole_checkpoint_is_eagers(tmp_path):
-    """The checkpoint is compared whole: the model, the loops' counters, callbacks, optimizer and schedules."""
-    left = []
-    for name, callbacks in (("eager", []), ("ours", [HotLoop(run="aot_eager")])):
-        *_, trainer = fit(Sgd, *callbacks, epochs=2)
-        trainer.save_checkpoint(tmp_path / name)
-        left.append(flatten(torch.load(tmp_path / name, weights_only=True)))
-    eager, ours = left
-    assert eager.keys() == ours.keys()
-    for key, value in eager.items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(ours[key], value, rtol=1e-5, atol=1e-6)
-        else:
-            assert ours[key] == value, key
 
 
 class AlsoTested(Sgd):

@@ -5,7 +5,6 @@ import pytest
 import torch
 from fitting import SmallClassifier, small_batches
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.tuner import Tuner
 from test_lightning import AlsoTested, Manual, Sgd
 from test_lightning_conformance import Losses, loader
 
@@ -82,27 +81,6 @@ def test_two_callbacks_are_refused_before_anything_runs():
     assert hot.status().running == "aot_eager"
 
 
-class Tuned(AlsoTested):
-    def __init__(self, net):
-        super().__init__(net)
-        self.lr, self.batch_size = 0.125, 2
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.5)
-
-    def train_dataloader(self):
-        return loader(small_batches(12))
-
-
-def found_by_a_tuner(*callbacks):
-    torch.manual_seed(1)
-    model = Tuned(SmallClassifier())
-    trainer = pl.Trainer(callbacks=list(callbacks), max_epochs=1, **(QUIET | {"enable_checkpointing": True}))
-    Tuner(trainer).lr_find(model, num_training=30, min_lr=1e-4, max_lr=1.0)
-    trainer.fit(model)
-    return trainer, model
-
-
 def stopped_early(*callbacks):
     return trained(EarlyStopping("val_loss", patience=1, mode="max"), *callbacks, max_epochs=6)
 
@@ -116,7 +94,7 @@ def run_fast(*callbacks):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("program", [found_by_a_tuner, stopped_early, overfitted, run_fast])
+@pytest.mark.parametrize("program", [stopped_early, overfitted, run_fast])
 def test_what_people_ask_of_a_trainer_ends_as_without_the_callback(program, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a Tuner writes its checkpoint here
     (eager, expected), hot = program(), HotLoop("aot_eager")
@@ -124,20 +102,6 @@ def test_what_people_ask_of_a_trainer_ends_as_without_the_callback(program, tmp_
     assert trainer.global_step == eager.global_step
     torch.testing.assert_close(dict(found.state_dict()), dict(expected.state_dict()), rtol=1e-4, atol=1e-5)
     assert hot.status().running == "aot_eager"
-
-
-@pytest.mark.campaign
-def test_a_fit_goes_on_from_a_checkpoint_in_the_middle_of_an_epoch(tmp_path):
-    left = []
-    for callbacks in ((), (HotLoop("aot_eager"),)):
-        trainer, _ = trained(*callbacks, max_steps=5)
-        trainer.save_checkpoint(tmp_path / "middle.ckpt")
-        torch.manual_seed(1)
-        model = Sgd(SmallClassifier())
-        trainer = pl.Trainer(callbacks=list(callbacks), max_epochs=2, **QUIET)
-        trainer.fit(model, loader(small_batches(8)), ckpt_path=tmp_path / "middle.ckpt")
-        left.append((trainer.global_step, dict(model.state_dict())))
-    torch.testing.assert_close(left[0], left[1], rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_of_the_trainers_own_has_its_reason_and_a_hint_in_the_status():

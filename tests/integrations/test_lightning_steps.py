@@ -50,25 +50,6 @@ def test_a_copy_has_plain_methods_and_what_is_taken_off_leaves_nothing():
     assert inventory(model) == before
 
 
-class ReadsTheCounter(Logs):
-    def scaled(self, logits):
-        return logits.square().mean() / (4 + self.global_step)
-
-
-@pytest.mark.campaign
-def test_a_step_that_reads_a_counter_is_left_to_its_modules(caplog):
-    eager = fit(ReadsTheCounter, batches=12)
-    with hotloop.watch() as events:
-        ours = fit(ReadsTheCounter, batches=12, wrap=lambda model: hotloop.compile(model, "aot_eager"))
-    same(eager, ours)
-    part = hotloop.status(ours[0]).components["model"]
-    assert "training_step itself stays eager" in part.causes[-1].reason
-    assert "model: training_step itself stays eager" in caplog.text
-    assert "no effect" not in caplog.text, "its modules are compiled"
-    assert compiles(events) <= 1
-    assert part.modes["training"]["frames_compiled"] == 12, "the network ran compiled in each step"
-
-
 class Counts(Logs):
     def __init__(self, net):
         super().__init__(net)

@@ -16,8 +16,6 @@ from transformers import (
 
 import hotloop
 from hotloop import events as ev
-from hotloop._torch.module import get_entry
-from hotloop.errors import ConfigError
 from hotloop.integrations.transformers import HotLoop, HotTrainer
 from hotloop.testing import captured_step_emulation
 
@@ -127,53 +125,6 @@ def test_torch_compile_of_the_arguments_is_taken_over_and_applied_once(tmp_path)
     assert all("_orig_mod" not in name for name in trainer.model_wrapped.state_dict())
 
 
-@pytest.mark.campaign
-def test_trials_of_a_search_share_compiled_code(tmp_path):
-    hot = HotLoop("aot_eager")
-    trainer = trainer_of(
-        Trainer, tmp_path, hot, evaluates=True, bf16=True, torch_compile=True, torch_compile_backend="aot_eager"
-    )
-    compiles = []
-
-    def objective(metrics):
-        compiles.append(len([one for one in events if isinstance(one, ev.Compiled)]))
-        return metrics["eval_loss"]
-
-    with hotloop.watch() as events:
-        best = trainer.hyperparameter_search(
-            lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2)},
-            compute_objective=objective, n_trials=3, direction="minimize", backend="optuna",
-        )  # fmt: skip
-    assert best.objective > 0
-    assert compiles[0] > 0
-    assert compiles[-1] == compiles[0], "later trials compile nothing"
-
-
-@pytest.mark.campaign
-def test_an_exception_leaves_the_model_as_it_was_and_the_record_failed(tmp_path):
-    hot = HotLoop("aot_eager")
-    trainer = trainer_of(HotTrainer, tmp_path, hot)
-
-    class Mine(Exception):
-        pass
-
-    def stop(*args, **kwargs):
-        raise Mine
-
-    trainer.create_scheduler = stop  # before training has begun
-    with pytest.raises(Mine):
-        trainer.train()
-    del trainer.create_scheduler
-    hot.on_log = stop
-    with pytest.raises(Mine):
-        trainer.train()
-    assert get_entry(trainer.model) is None
-    assert hot.record.document["status"] == "failed"
-    del hot.on_log
-    trainer.train()
-    assert hot.record.document["status"] == "finished"
-
-
 def test_a_trainer_without_a_callback_gets_one(tmp_path):
     trainer = trainer_of(HotTrainer, tmp_path)
     trainer.train()
@@ -182,15 +133,6 @@ def test_a_trainer_without_a_callback_gets_one(tmp_path):
     assert trainer.hot.status().asked == "auto"
     trainer.hot.report(tmp_path / "run.html")
     assert "training_step" in (tmp_path / "run.html").read_text() or (tmp_path / "run.html").stat().st_size > 1000
-
-
-def test_settings_are_refused_when_they_are_made():
-    with pytest.raises(hotloop.errors.ConfigError, match="aot_eager"):
-        HotLoop("aot_egaer")
-    with pytest.raises(hotloop.errors.ConfigError, match="run None"):
-        HotLoop(None)
-    with pytest.raises(hotloop.errors.ConfigError, match="no record"):
-        HotLoop().report("run.html")
 
 
 def plain_trainer(model, folder, hot, arguments=None, *, kind=Trainer, more=(), **settings):
@@ -293,31 +235,3 @@ def test_a_run_that_goes_on_counts_the_steps_that_are_to_come(tmp_path):
     trainer.add_callback(Counts())
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert set(told) == {2}
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (lambda _: HotLoop(total_step=5), r"HotLoop\(total_step=5\): there is no such setting"),
-        (lambda _: HotLoop("auto", bukets={}), r"HotLoop\(bukets={}\).*did you mean 'buckets'"),
-        (
-            lambda args: HotTrainer(fresh_bert(), args, run="auto"),
-            r"HotTrainer\(run='auto'\): its arguments are Trainer's.*callbacks=\[HotLoop\(run='auto'\)\]",
-        ),
-        (lambda args: HotTrainer(fresh_bert(), args, train_datset=[]), "train_datset=.*did you mean 'train_dataset'"),
-    ],
-)
-def test_arguments_that_there_are_not_are_refused_by_name(tmp_path, make, told):
-    with pytest.raises(ConfigError, match=told):
-        make(TrainingArguments(str(tmp_path), **ARGUMENTS))
-
-
-@pytest.mark.parametrize("run", ["auto", "eager"])
-def test_torch_compile_that_gives_way_to_the_loop_is_in_the_status(tmp_path, run):
-    asks = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-    trainer = trainer_of(HotTrainer, tmp_path, HotLoop(run), **asks)
-    trainer.train()
-    told = f"torch_compile=True of TrainingArguments (preset aot_eager) gives way to run='{run}'"
-    assert any(one.startswith(told) for one in trainer.hot.status().decisions)
-    assert told in str(trainer.hot.status()).replace("\n", "")
-    assert "HotLoop(run='aot_eager')" in trainer.hot.status().decisions[0]

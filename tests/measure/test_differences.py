@@ -88,18 +88,6 @@ def test_complex_tensors_are_measured_as_pairs_of_reals():
     assert difference(torch.randn(3, dtype=torch.complex64).conj().imag, torch.zeros(3)).relative == 1.0  # negative bit
 
 
-def test_strides_do_not_matter():
-    torch.manual_seed(0)
-    r, c = torch.randn(12, 20), torch.randn(12, 20)
-    plain = difference(r, c)
-    turned = difference(r.t().contiguous().t(), c)
-    images = difference(r.reshape(1, 2, 6, 20).contiguous(memory_format=torch.channels_last), c.reshape(1, 2, 6, 20))
-    for each in (turned, images):
-        assert (each.tilt, each.residual) == pytest.approx((plain.tilt, plain.residual))
-    expanded = difference(r[:1].expand(12, 20), c)
-    assert (expanded.tilt, expanded.residual) == pytest.approx(fit(r[:1].repeat(12, 1), c)[:2])
-
-
 @pytest.mark.parametrize("shape", [(7, 11, 13), (1, 1001), (1001, 1), (1001,), (2, 2, 300)])
 def test_chunks_give_what_the_whole_gives_and_hold_no_more_than_they_may(shape, monkeypatch):
     torch.manual_seed(0)
@@ -131,10 +119,6 @@ def test_integers_and_bools_are_equal_or_not(dtype):
     assert not d.equal
     assert not d.numeric
     assert (d.tilt, d.residual, d.relative, d.max_abs) == (None, None, None, 1.0)
-
-
-def test_large_integers_are_not_rounded_into_equality():
-    assert not difference(torch.tensor([2**60]), torch.tensor([2**60 + 1])).equal
 
 
 def test_a_reference_of_zeros_has_no_slope():
@@ -205,10 +189,3 @@ def test_what_cannot_be_measured_is_named(r, c, measure, value, expected):
 
 def test_none_on_both_sides_agrees():
     assert differences({"x": None}, {"x": None}) == ({}, ())
-
-
-def test_equal_tensors_are_not_measured_where_sizes_are_not_wanted():
-    some = {f"{n}": torch.randn(n + 1) for n in range(5)}
-    others = {**some, "0": some["0"] + 1}
-    assert differences(some, others, sized=False) == differences(some, others)
-    assert all(one.equal and one.rms == 0 for one in differences(some, dict(some), sized=False)[0].values())

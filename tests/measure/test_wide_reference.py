@@ -52,14 +52,6 @@ def test_a_factor_of_one_in_a_hundred_thousand_is_seen(reference):
     assert of(found, "layer 3", RATIO).nearness > 2
 
 
-def test_a_tensor_that_is_all_rounding_is_none_either(reference):
-    """The bias of a convolution before BatchNorm: 0 in truth, a few 1e-9 in any float32."""
-    reference["bias"] = torch.full((30,), 1e-17, dtype=WIDE)
-    eager, other = noisy(reference, 3e-7, 1), noisy(reference, 3e-7, 2)
-    eager["bias"], other["bias"] = torch.full((30,), 1e-10), torch.full((30,), -1e-8)
-    assert compare_with_reference(reference, eager, other, SINGLE).agrees
-
-
 def test_the_length_of_a_gradient_that_is_as_far_off_as_it_is_long_is_judged(reference):
     eager, other = noisy(reference, 0.9, 1), noisy(reference, 0.9, 2)
     assert "norm" not in {one.measure for one in compare_with_reference(reference, eager, other, FEW).failures}
@@ -88,18 +80,6 @@ def test_in_few_bits_limits_follow_what_eager_is_off_by(reference):
     assert compare_with_reference(loss, eager, other, FEW).agrees
     far = {"result": (loss["result"] * 1.05).float()}
     assert not compare_with_reference(loss, eager, far, FEW).agrees
-
-
-def test_in_few_bits_a_gradient_wrong_by_2_percent_is_seen_beside_its_noise(reference):
-    eager, wrong = noisy(reference, 4e-3, 1), noisy(reference, 4e-3, 2, factor=1.02)
-    found = compare_with_reference(reference, eager, wrong, FEW)
-    assert {one.measure for one in found.failures} == {"slope"}
-    assert compare_with_reference(reference, eager, noisy(reference, 4e-3, 2), FEW).agrees
-
-
-def test_without_a_reference_eager_alone_tells(reference):
-    eager, other = noisy(reference, 3e-7, 1), noisy(reference, 3e-7, 2)
-    assert compare_with_reference({}, eager, other, SINGLE) == measure.compare(eager, other, SINGLE)
 
 
 def test_what_is_missing_or_not_finite_stays_a_failure(reference):

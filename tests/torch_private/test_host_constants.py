@@ -54,15 +54,6 @@ def test_python_numbers_are_copied_from_memory_that_is_kept(data, held):
     assert all(one.dtype == expected.dtype and torch.equal(one, expected) for one in held)
 
 
-def test_new_tensor_takes_dtype_and_device_of_its_tensor(held):
-    like = torch.ones(2, dtype=torch.int8, device=META)
-    with constants():
-        made, other = like.new_tensor([1, 2]), like.new_tensor(0.5, dtype=torch.float64, requires_grad=True)
-    assert (made.dtype, made.device, made.shape) == (torch.int8, META, (2,))
-    assert (other.dtype, other.requires_grad, other.is_leaf) == (torch.float64, True, True)
-    assert [one.tolist() for one in held] == [[1, 2], 0.5]
-
-
 @pytest.mark.parametrize("way", MOVED)
 @pytest.mark.parametrize(
     "make", [lambda: torch.arange(6), lambda: torch.ones(2, 3).t(), lambda: torch.ones(1).expand(4)]

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from compiling_models import Net, Tied, against_eager, assert_same, one, rows, total
+from compiling_models import Net, Tied, against_eager, assert_same, one, rows
 from torch import nn
 
 import hotloop
@@ -93,14 +93,6 @@ def test_a_pipeline_compiles_its_denoiser_and_names_the_others(denoiser):
     assert hotloop.status(pipe).components[denoiser].state == "eager"
 
 
-def test_a_part_that_torch_compile_wrapped_is_refused_where_it_is_to_be_compiled():
-    pipe = Pipeline(unet=torch.compile(Net(), backend="aot_eager"), vae=Net())
-    with pytest.raises(ConfigError, match=r"'unet' was wrapped by torch\.compile.*pipeline\.unet\._orig_mod"):
-        hotloop.compile(pipe, "aot_eager")
-    hotloop.compile(pipe, {"vae": "aot_eager"})
-    assert hotloop.status(pipe).components["unet"].state == "as-given"
-
-
 def loss_function(prediction, target, *, weight=1.0):
     """Squared error, weighted."""
     return weight * (prediction - target).square().mean()
@@ -123,43 +115,6 @@ def test_a_plain_function_comes_back_as_a_new_one():
     assert hotloop.compile(compiled, "aot_eager").__wrapped__ is loss_function
     assert pickle.loads(pickle.dumps(compiled)) is loss_function
     assert hotloop.status(loss_function).components["loss_function"].state == "eager"
-
-
-def test_a_method_of_a_model_that_is_called_instead_of_forward():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = Net()
-
-        def encode(self, x):
-            return self.net(x).tanh()
-
-    model = Model()
-    reference = copy.deepcopy(model)
-    model.encode = hotloop.compile(model.encode, "aot_eager")
-    torch.manual_seed(0)
-    mine = model.encode(rows())
-    torch.manual_seed(0)
-    assert_same(mine, reference.encode(rows()))
-    total(mine).backward()
-    assert model.net.last.weight.grad is not None
-    assert one(model.encode).state == "compiled"
-
-
-def test_compiling_twice_replaces_the_first_and_shares_nothing_stale():
-    model = hotloop.compile(Net(), "aot_eager")
-    model(rows())
-    hotloop.compile(model, "none")
-    assert (one(model).state, one(model).requested) == ("eager", "none")
-    model(rows())
-    hotloop.compile(model, "aot_eager", fullgraph=True)
-    model(rows())
-    status = one(model)
-    assert (status.state, status.compiles, status.frames_compiled) == ("compiled", 1, 1)
-    hotloop.compile(model, "aot_eager", fullgraph=True)
-    model(rows())
-    status = one(model)
-    assert (status.state, status.compiles, status.frames_compiled) == ("compiled", 0, 1), "the code is there already"
 
 
 def test_what_cannot_be_compiled_is_said():

@@ -64,12 +64,6 @@ def test_names_types_and_structure_are_those_of_eager(case):
     assert bool(model)
 
 
-def test_compile_gives_back_the_same_object(case):
-    kind, _ = case
-    model = kind()
-    assert hotloop.compile(model, "aot_eager") is model
-
-
 def test_deepcopy_is_an_eager_copy_of_its_own(case):
     kind, batch = case
     model = compiled(kind, batch)
@@ -165,26 +159,3 @@ def test_ema_by_name_and_averaged_model():
     copied = copy.deepcopy(model)
     missing = copied.load_state_dict(shadow, strict=False)
     assert not missing.unexpected_keys
-
-
-def test_replacing_a_child_after_the_compile_takes_effect():
-    model = compiled(Net, rows()).eval()
-    model.last = nn.Linear(8, 3)
-    assert_same(model(rows()), copy.deepcopy(model)(rows()))
-    assert one(model).state == "compiled"
-
-
-def test_uncompile_restores_every_dict():
-    model = Tied()
-    before = [dict(module.__dict__) for module in model.modules()]
-    hotloop.compile(model, "aot_eager")
-    model(tokens())
-    assert hotloop.uncompile(model) is model
-    assert [dict(module.__dict__) for module in model.modules()] == before
-    status = one(model)
-    assert (status.state, status.requested, status.causes) == ("eager", "none", ())
-    ran = []
-    model.register_forward_hook(lambda *a: ran.append(torch.compiler.is_compiling()))
-    assert_same(model(tokens()), copy.deepcopy(model)(tokens()))
-    assert ran == [False, False]
-    assert hotloop.uncompile(nn.Linear(1, 1)) is not None

@@ -156,25 +156,3 @@ def fussy(x: torch.Tensor) -> torch.Tensor:
 @fussy.register_fake
 def _(x):
     return torch.empty_like(x)
-
-
-def test_keyboard_interrupt_while_compiling_leaves_torch_as_it_was(monkeypatch):
-    from hotloop._torch import backends
-
-    def interrupted(graph, inputs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(backends, "aot_eager", lambda: interrupted)
-    model = hotloop.compile(Net(), "aot_eager")
-    with pytest.raises(KeyboardInterrupt):
-        model(rows())
-    assert torch._dynamo.config.suppress_errors is False
-    assert torch._functorch.config.force_non_lazy_backward_lowering is False
-    from hotloop.compiling.observe import active
-
-    assert active.tally.component == ""
-    assert active.window is None
-    monkeypatch.undo()
-    reference = copy.deepcopy(model)
-    train(model, [rows()]).assert_equal(train(reference, [rows()]))
-    assert one(model).frames_compiled == 1

@@ -160,23 +160,3 @@ def test_a_call_that_changed_what_cannot_be_put_back_is_not_repeated(write):
     (note,) = caught.value.__notes__
     assert "the call cannot be repeated: " in note
     assert "HOTLOOP_DISABLE=1" in note
-
-
-def test_a_function_whose_python_has_run_is_not_repeated():
-    steps = []
-
-    @torch._dynamo.disable
-    def train():
-        steps.append(1)
-
-    def step(x):
-        train()
-        size = torch._shape_as_tensor(x)[1:2]
-        torch._dynamo.graph_break()
-        return x * torch.prod(size)
-
-    compiled = hotloop.compile(step, preset="aot_eager")
-    with pytest.raises(TypeError) as caught:
-        compiled(torch.randn(2, 4))
-    assert "a part of a function has run" in caught.value.__notes__[0]
-    assert len(steps) == 1

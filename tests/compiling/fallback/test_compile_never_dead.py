@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import torch
 from compiling_models import Broken, Counter, Net, against_eager, aot, one, real_aot_eager, rows, train
 from torch import nn
 
@@ -108,19 +107,6 @@ def test_a_bug_in_dynamo(monkeypatch, model):
     assert any(c.file and c.file.endswith("compiling_models.py") and "sigmoid" in c.source for c in status.causes)
 
 
-def test_a_failing_backend_under_strict_is_raised_and_under_fullgraph_steps_down(plant):
-    plant(Counter(fail=lambda nth, graph: True))
-    model = hotloop.compile(Net(), "aot_eager", strict=True)
-    with pytest.raises(
-        hotloop.errors.CompileFailedError, match=r"preset aot_eager failed \(lower\) at .*compiling_models.py"
-    ) as caught:
-        model(rows())
-    assert "planted" in str(caught.value)
-    assert isinstance(caught.value.__cause__, RuntimeError)
-    status = against_eager(Net(), STEPS, fullgraph=True)
-    assert (status.state, status.fallbacks) == ("eager", 1)
-
-
 class Counting(nn.Module):
     def __init__(self):
         super().__init__()
@@ -175,14 +161,3 @@ def test_disabled_by_the_environment(monkeypatch):
     assert status.causes[0].reason == "HOTLOOP_DISABLE=1 is set"
     monkeypatch.setenv("HOTLOOP_DISABLE", "0")
     assert one(hotloop.compile(Net(), "aot_eager")).state == "pending"
-
-
-def test_torchs_own_reset_does_not_take_the_safety_off(plant):
-    model = hotloop.compile(Net(), "aot_eager")
-    model(rows())
-    torch.compiler.reset()
-    plant(Counter(fail=lambda nth, graph: True))
-    reference = copy.deepcopy(model)
-    train(model, STEPS).assert_equal(train(reference, STEPS))
-    assert one(model).compiles == 2
-    assert one(model).fallbacks == 1

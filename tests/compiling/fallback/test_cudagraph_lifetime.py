@@ -101,37 +101,6 @@ def test_copies_stay_in_the_autograd_graph_and_keep_shape_and_strides():
     assert copies[0].stride() == tensors[0].stride()
 
 
-def test_graph_breaks_and_blocks_are_safe_too(emulation):
-    class Broken(Net):
-        def forward(self, x):
-            hidden = self.one(x)
-            torch._dynamo.graph_break()
-            return self.two(torch.tanh(hidden)), hidden
-
-    class Blocks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(Net() for _ in range(3))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return (x,)
-
-    for make, settings in ((Broken, {}), (Blocks, {"regions": "blocks"})):
-        model, twin = both(make, **settings)
-        kept, expected = [], []
-        for seed in range(3):  # gradients are accumulated
-            for each, holds in ((model, kept), (twin, expected)):
-                out = each(x(seed))
-                out[0].square().sum().backward()
-                holds.extend(out)
-        assert same(kept, expected)
-        assert same(grads(model), grads(twin))
-    assert hotloop.status(model).components["model"].regions == ("Net",)
-    assert emulation.overwritten == []
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_compiled_module_that_a_backward_enters_again_is_right_and_counted(emulation, reentrant):
     model, twin = both()
@@ -143,15 +112,6 @@ def test_a_compiled_module_that_a_backward_enters_again_is_right_and_counted(emu
     training = hotloop.status(model).components["model"].modes["training"]
     assert training["calls_in_backward"] == 2 * 3
     assert "inside a backward" in str(hotloop.status(model))
-
-
-def test_a_gradient_that_is_added_to_an_existing_one_is_not_copied(emulation):
-    model, _ = both()
-    model(x(0)).sum().backward()
-    first = hotloop.status(model).components["model"].outputs_copied
-    model(x(1)).sum().backward()
-    assert first == 1 + 4
-    assert hotloop.status(model).components["model"].outputs_copied == first + 1
 
 
 def test_a_backward_that_keeps_its_graph_runs_outside_of_cuda_graphs_and_is_told(emulation):

@@ -8,7 +8,6 @@ import torch
 
 from hotloop import presets
 from hotloop._torch import cudagraphs
-from hotloop._torch.cudagraphs import Trees
 from hotloop.compiling.fallback import LadderBackend
 
 
@@ -44,30 +43,6 @@ def manager(trees, monkeypatch):
     containers = {0: types.SimpleNamespace(tree_manager=made), 1: types.SimpleNamespace(tree_manager=None)}
     monkeypatch.setattr(trees.local, "tree_manager_containers", containers, raising=False)
     return made
-
-
-def test_a_forward_that_waits_keeps_hotloop_from_marking(manager):
-    from hotloop.compiling.fallback.step_marks import MarkedSteps
-
-    steps = MarkedSteps()
-    before = cudagraphs.marked()
-    manager.running_forwards_with_pending_backwards = True
-    assert not steps.enter()
-    assert cudagraphs.marked() == before
-    manager.running_forwards_with_pending_backwards = False
-    assert steps.enter()
-    assert cudagraphs.marked() == before - 1
-
-
-def test_a_backward_outside_of_the_graphs_is_told_to_torch_and_every_graph_forgets_its_tensors(manager):
-    told = []
-    child = types.SimpleNamespace(children={}, remove_node_cached_tensors=lambda: told.append("child"))
-    root = types.SimpleNamespace(children={1: [child]}, remove_node_cached_tensors=lambda: told.append("root"))
-    manager.get_roots = lambda: iter([root])
-    manager.set_to_running_backward = lambda: told.append("backward")
-    Trees().backward_ran()
-    Trees().renew_outputs()
-    assert told == ["backward", "root", "child"]
 
 
 def test_a_reset_of_torch_frees_the_graphs_of_components_too(trees, monkeypatch):

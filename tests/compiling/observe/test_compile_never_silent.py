@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from compiling_models import Net, against_eager, one, rows, train
+from compiling_models import Net, against_eager, one, rows
 from torch import nn
 
 import hotloop
@@ -142,37 +142,6 @@ def test_the_status_says_how_often_and_where_code_was_compiled_anew():
     assert (cause["file"], cause["line"]) == (__file__, line)
     assert cause["source"] == "return super().forward(x) * self.factor"
     assert "keep it as a tensor" in cause["hint"]
-
-
-def test_recompiles_are_named_once_a_reason(caplog):
-    model = hotloop.compile(Net(), "aot_eager", dynamic=False)
-    with hotloop.watch() as events:
-        for size in (2, 3, 4, 5, 2, 3):
-            model(rows(size))
-    found = [e for e in events if isinstance(e, ev.Recompiled)]
-    assert [e.nth for e in found] == [1, 2, 3]
-    assert all("size mismatch" in e.reason and e.component == "model" for e in found)
-    assert one(model).recompiles == 3
-    said = [r for r in caplog.records if "recompiled" in r.getMessage()]
-    assert len(said) == 1, [r.getMessage() for r in said]
-    assert "dimension 0 of x is another one (2 to 3). mark the size dynamic" in said[0].getMessage()
-    assert "\n" not in said[0].getMessage()
-
-
-def test_training_and_inference_have_presets_of_their_own():
-    model = hotloop.compile(Net(), "aot_eager", inference="none")
-    train(model, [rows()])
-    with torch.no_grad():
-        model.eval()(rows())
-    status = one(model)
-    assert (status.requested, status.inference, status.state) == ("aot_eager", "none", "compiled")
-    assert status.modes["inference"]["frames_compiled"] == 0
-    model = hotloop.compile(Net(), "none", inference="aot_eager").eval()
-    model(rows())
-    with torch.no_grad():
-        model(rows())
-    assert one(model).modes["inference"]["frames_compiled"] == 1
-    assert one(model).modes["training"]["frames_compiled"] == 0
 
 
 def test_watch_sees_plain_torch_compile_and_events_are_typed():

@@ -1,8 +1,5 @@
 """The ledger is right where components, instances and trials share compiled code."""
 
-import gc
-import weakref
-
 import pytest
 from compiling_models import Counter, Net, one, real_aot_eager, rows, total
 from torch import nn
@@ -67,19 +64,3 @@ def test_two_components_that_share_code_are_counted_apart(counter):
     assert (status["teacher"].frames_compiled, status["student"].frames_compiled) == (3, 5)
     assert (status["teacher"].compiles, status["student"].compiles) == (1, 0)
     assert counter.calls == 1
-
-
-def test_shared_code_holds_no_model_alive():
-    models = [hotloop.compile(Net(), "aot_eager") for _ in range(3)]
-    for model in models:
-        total(model(rows())).backward()
-    alive = [weakref.ref(model) for model in models]
-    gc.disable()
-    try:
-        del model, models
-        assert [reference() for reference in alive] == [None] * 3
-    finally:
-        gc.enable()
-    model = hotloop.compile(Net(), "aot_eager")
-    model(rows())
-    assert one(model).state == "compiled"
