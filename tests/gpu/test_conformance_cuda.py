@@ -39,6 +39,3 @@ class TestHotTrainer(OnGpu, test_transformers_conformance.TestHotTrainer):
 
 class TestAccelerate(OnGpu, test_accelerate_conformance.TestLoopAroundAccelerate):
     pass
-
-
-    pass
