@@ -40,10 +40,9 @@ class ComponentStatus:
     - ``modes``: the same counts for training and inference apart, and ``calls_per_step``: how often so many calls were
       made between two optimizer steps.
 
-    Under presets with CUDA graphs ``modes`` also holds ``shapes`` (calls
-    by the shapes of their tensors) and ``calls_in_backward`` (made while a backward ran). ``outputs_copied`` and
-    ``bytes_copied`` count what was copied so that it may be held; ``cudagraphs_skipped`` says why torch captured no
-    graph.
+    Under presets with CUDA graphs ``modes`` also holds ``shapes`` (calls by the shapes of their tensors) and
+    ``calls_in_backward`` (made while a backward ran). ``outputs_copied`` and ``bytes_copied`` count what was copied so
+    that it may be held; ``cudagraphs_skipped`` says why torch captured no graph.
     """
 
     name: str
@@ -201,6 +200,8 @@ class Status(Shown):
             table.add_row(*map(Text, status.cells(name)))
         notes = [f"left out: {', '.join(self.skipped)}"] if self.skipped else []
         notes += self.compile_lines()
+        skips = [(name, why) for name, status in self.components.items() for why in status.cudagraphs_skipped]
+        notes += [f"{name}: no CUDA graph was captured: {why}" for name, why in skips]
         notes += [self.hint] if self.hint else []
         table.caption_justify = "left"
         table.caption = Text("\n".join(notes), style="table.caption") if notes else None
