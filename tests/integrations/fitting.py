@@ -60,9 +60,9 @@ def small_batches(count: int, *, ragged: bool = False) -> list[tuple[torch.Tenso
     ]
 
 
-def plain_python(*, counting: bool = False) -> SimpleNamespace:
+def plain_python() -> SimpleNamespace:
     """Make the Python state of a program; no class of ours, since hotloop does not watch its own objects."""
-    return SimpleNamespace(counting=counting, steps=0, weight=1.0)
+    return SimpleNamespace(weight=1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,10 +80,9 @@ class Task:
         resume: a checkpoint to go on from; None to begin.
         device: where model and batches are, and the fit has to run: ``"cpu"`` or ``"cuda"``.
         begin: to be called before each training batch, outside of the step, as a user's callback is.
-        python: Python state that the user's own step (``training_step``, ``compute_loss``) reads and counts, in the
-            integration's own file: ``loss = loss * python.weight``, with the loss of the model, and
-            ``python.steps += 1`` where ``python.counting``. Take it out of the task before the step (``python =
-            task.python``): hotloop does not watch its own objects, such as the task.
+        python: Python state that the user's own step (``training_step``, ``compute_loss``) reads, in the integration's
+            own file: ``loss = loss * python.weight``, with the loss of the model. Take it out of the task before the
+            step (``python = task.python``): hotloop does not watch its own objects, such as the task.
     """
 
     model: nn.Module

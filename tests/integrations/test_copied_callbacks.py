@@ -11,8 +11,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from trainer_fits import ARGUMENTS, small_bert
 from transformers import TrainingArguments
 
-from hotloop.integrations import lightning, transformers
-from hotloop.record import RunRecord
+from hotloop.integrations import transformers
 
 pytestmark = pytest.mark.filterwarnings("default")  # the frameworks warn of their own use of torch
 
@@ -36,22 +35,6 @@ def fit(*callbacks):
     )  # fmt: skip
     trainer.fit(module)
     return trainer, torch.cat([one.detach().flatten() for one in module.parameters()])
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, unpickled, saved])
-def test_a_lightning_trainer_is_copied_after_a_fit_and_its_callback_goes_on(tmp_path, again):
-    record = RunRecord(tmp_path / "run")
-    hot = lightning.HotLoop(run="eager", record=record)
-    trainer, weights = fit(hot)
-    (copied,) = [one for one in again(trainer).callbacks if isinstance(one, lightning.HotLoop)]
-    assert copied.status() == hot.status()
-    assert copied.status().owned
-    assert copied.record is None
-    assert copied._settings["record"] == record.folder
-    torch.testing.assert_close(fit(copied)[1], weights, rtol=0, atol=0)
-    assert copied.status().owned
-    assert copied.status().loop.step == 3
-    record.finish()
 
 
 def hot_trainer(folder, *callbacks):

@@ -40,22 +40,6 @@ def test_what_the_user_compiled_is_recognised_and_reapplied_as_fabric_does(reapp
     loop.close()
 
 
-@pytest.mark.parametrize("how", ["a part", "in place"])
-def test_a_part_that_the_user_compiled_and_a_compile_in_place_are_recognised_too(how):
-    fabric, module, optimizer = parts()
-    if how == "a part":
-        module.widen = torch.compile(module.widen, backend="eager")
-    else:
-        module.compile(backend="eager")
-    model, optimizer = setup(fabric, module, optimizer)
-    (part,) = hotloop.status(model).components.values()
-    where = "compiled widen" if how == "a part" else "compiled the model"
-    assert part.state == "as-given"
-    assert where in part.causes[0].reason
-    with fabric_loop(fabric, model, optimizer) as loop:
-        assert where in loop.status().decisions[0]
-
-
 def test_a_loop_wants_what_setup_returned():
     fabric, module, optimizer = parts()
     with pytest.raises(ConfigError, match=r"hand over what fabric\.setup\(\) returned"):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torchmetrics
-from fitting import SmallClassifier, inventory, small_batches
+from fitting import SmallClassifier, inventory
 from test_lightning import Sgd, fit, same
 from torch.nn import functional as F
 
@@ -68,31 +68,3 @@ def test_a_step_that_updates_a_metric_counts_it_once_and_its_network_is_compiled
     assert "updates the metric self.accuracy" in str(hot.status())
     part = hot.status().model.components["model"]
     assert (part.state, part.modes["training"]["frames_compiled"]) == ("compiled", 16)
-
-
-def test_a_loop_of_ones_own_around_a_training_step():
-    """The methods that the loop puts in front are not state of the program."""
-    left = []
-    for run in (None, "aot_eager"):
-        torch.manual_seed(1)
-        model = Sgd(SmallClassifier())
-        model.log = lambda *args, **kwargs: None
-        optimizer = model.configure_optimizers()
-
-        def step(ids, labels, model=model, optimizer=optimizer):
-            loss = model.training_step((ids, labels), 0)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        loop = hotloop.Loop(model, optimizer, run=run) if run else None
-        train_step = loop.step(step) if loop else step
-        torch.manual_seed(2)
-        losses = torch.stack([train_step(*batch) for batch in small_batches(12)])
-        left.append((losses, {name: one.clone() for name, one in model.state_dict().items()}))
-        if loop:
-            assert loop.status().tier == "aot_eager", loop.status()
-            loop.close()
-            assert "training_step" not in vars(model)
-    torch.testing.assert_close(left[0], left[1], rtol=1e-5, atol=1e-6)

@@ -3,8 +3,6 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
@@ -12,7 +10,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop import events as ev
-from hotloop.integrations.accelerate import prepare
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing import captured_step_emulation
 
@@ -55,36 +52,3 @@ def test_what_lightnings_schedulers_say(read):
     reasons = [one.reason for one in seen if isinstance(one, ev.CaptureDropped)]
     assert reasons
     assert all(one.startswith("trainer[") and " has changed: " in one for one in reasons), reasons
-
-
-def prepared(run):
-    torch.manual_seed(0)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator, model = Accelerator(cpu=True), nn.Linear(4, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.125, fused=True)
-    model, optimizer, schedule = prepare(accelerator, model, optimizer, StepLR(optimizer, 10, 0.5), preset="none")
-    loop = hotloop.Loop(model, optimizer, run=run)
-
-    @loop.step
-    def step(x, y):
-        loss = F.cross_entropy(model(x), y) * (1 + schedule.get_last_lr()[0])
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    losses = []
-    for _ in range(30):
-        losses.append(step(torch.randn(8, 4), torch.randint(2, (8,))).item())
-        schedule.step()
-    told = loop.status()
-    loop.close()
-    return losses, told
-
-
-def test_what_accelerates_scheduler_says():
-    eager, _ = prepared("eager")
-    with captured_step_emulation():
-        losses, told = prepared("eager+graph")
-    assert losses == eager
-    assert told.tier == "eager+graph"

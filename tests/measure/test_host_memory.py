@@ -1,13 +1,8 @@
 """Memory as the system tells it: the machine's, or the least that a control group around the process leaves."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
-import torch
 
 from hotloop import host
-from hotloop.step.prove import wide_reference
 
 GIB = 2**30
 MEMINFO = f"MemTotal: {64 * 2**20} kB\nMemFree: 1 kB\nMemAvailable: {48 * 2**20} kB\n"
@@ -48,10 +43,6 @@ FOUND = {
         {"groups": "0::/\n", "mounts": SECOND, ".": second(8 * GIB, 3 * GIB, GIB)},
         host.Memory(8 * GIB, 6 * GIB),
     ),
-    "version 2, in a group of a job": (
-        {"groups": "0::/slurm/job7\n", "mounts": SECOND, "slurm/job7": second(4 * GIB, GIB)},
-        host.Memory(4 * GIB, 3 * GIB),
-    ),
     "the limit of a group around it": (
         {
             "groups": "0::/slurm/job7\n",
@@ -65,10 +56,6 @@ FOUND = {
         {"groups": "0::/user\n", "mounts": SECOND, "user": second("max", 3 * GIB)},
         MACHINE,
     ),
-    "version 1, without a limit": (
-        {"groups": "4:memory:/\n0::/\n", "mounts": FIRST.format(top="/"), "memory": NONE},
-        MACHINE,
-    ),
     "version 1, in a group": (
         {
             "groups": "5:cpu:/\n4:memory:/docker/ab\n",
@@ -78,21 +65,9 @@ FOUND = {
         },
         host.Memory(2 * GIB, GIB),
     ),
-    "version 1, of which a container sees its own group as the top": (
-        {
-            "groups": "4:cpu,memory:/docker/ab\n",
-            "mounts": FIRST.format(top="/docker/ab"),
-            "memory": first(2 * GIB, GIB),
-        },
-        host.Memory(2 * GIB, GIB),
-    ),
     "a path that leads out of the container": (
         {"groups": "0::/../../elsewhere\n", "mounts": SECOND, ".": second(8 * GIB, 9 * GIB)},
         host.Memory(8 * GIB, 0),
-    ),
-    "a machine that has less than the limit": (
-        {"groups": "0::/\n", "mounts": SECOND, ".": second(500 * GIB, GIB)},
-        MACHINE,
     ),
     "no control groups": ({"groups": "", "mounts": ""}, MACHINE),
     "no /proc/meminfo": ({"groups": "", "mounts": "", "meminfo": ""}, host.Memory(None, None)),
@@ -102,15 +77,3 @@ FOUND = {
 @pytest.mark.parametrize(("files", "found"), FOUND.values(), ids=FOUND)
 def test_the_least_of_machine_and_groups_counts(tmp_path, files, found):
     assert host.memory(system(tmp_path, **files)) == found
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_a_reference_in_more_bits_is_left_where_the_container_has_no_room(monkeypatch):
-    weight = torch.nn.Parameter(torch.zeros(2**10))
-    holdings = SimpleNamespace(
-        tensors=lambda: {"weight": weight}, gradients=dict, parameters=lambda: {"weight": weight}
-    )
-    program = SimpleNamespace(holdings=holdings, device=torch.device("cpu"))
-    assert wide_reference.too_large(program, torch.float64) == ""
-    monkeypatch.setattr(host, "memory", lambda: host.Memory(2**30, 2**10))
-    assert "float64 needs about 0.0 GiB, and 0.0 GiB are free" in wide_reference.too_large(program, torch.float64)

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from compiling_models import (
     Counter,
     Net,
@@ -12,14 +11,12 @@ from compiling_models import (
     Tied,
     against_eager,
     one,
-    part,
     real_aot_eager,
     rows,
     tokens,
     train,
 )
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import hotloop
 from hotloop._torch import backends
@@ -74,20 +71,6 @@ def test_blocks_of_one_class_that_differ_are_compiled_each(counter):
     status = against_eager(model, [rows(seed=s) for s in range(2)], regions="blocks")
     assert status.state == "compiled"
     assert counter.calls == 2 + 3
-
-
-@pytest.mark.parametrize("where", ["inside", "around"])
-def test_activation_checkpointing(counter, where):
-    if where == "inside":
-        block = part(lambda s, x: x + checkpoint(lambda y: torch.relu(s.inner(y)), x, use_reentrant=False))
-        model = Stack(block(), block(), block())
-    else:
-        block = part(lambda s, x: x + F.dropout(torch.relu(s.inner(x)), 0.1))
-        model = Stack(block(), block(), block(), call=lambda b, x: checkpoint(b, x, use_reentrant=False))
-    status = against_eager(model, [rows(seed=s) for s in range(3)], regions="blocks")
-    assert status.state == "compiled", status
-    assert "Part" in status.regions
-    assert counter.calls == 3, "equal blocks are compiled once"
 
 
 @pytest.mark.campaign
