@@ -20,7 +20,7 @@ from hotloop.compiling.apply.targets import Target, components_of, sharded_units
 from hotloop.compiling.control import boundary
 from hotloop.compiling.control.component import CompiledFunction, Component
 from hotloop.compiling.control.installed import attach, take_off
-from hotloop.compiling.control.lane import lane
+from hotloop.compiling.control.lane import Lane
 from hotloop.compiling.fallback import first_available, missing
 from hotloop.compiling.fallback.step_marks import copied_together, steps
 from hotloop.compiling.observe import collector, watchdog
@@ -153,8 +153,8 @@ def _build(name: str, part: Any, config: ComponentConfig) -> Component:
     switch = os.environ.get("HOTLOOP_DISABLE", "")
     disabled = "" if switch.strip().lower() in ("", "0", "false", "no") else f"HOTLOOP_DISABLE={switch} is set"
     cut = _cut(name, part, config)
-    training = lane(name, "training", config.training, config, cut)
-    inference = lane(name, "inference", config.inference, config, cut)
+    training = Lane(name, "training", config.training, config, cut)
+    inference = Lane(name, "inference", config.inference, config, cut)
     inference.tally.said = training.tally.said  # each reason is logged once a component, not once a mode
     component = Component(name, config, (training, inference), disabled=disabled)
     device = _device(part)

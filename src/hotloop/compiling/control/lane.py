@@ -150,6 +150,7 @@ class Lane:
         self.backend = LadderBackend(self.rungs, cut=cut, strict=config.strict)
         self.tally = Tally(component, mode, suppress=not (config.strict or config.fullgraph))
         self.eager = preset.backend == "eager"
+        self._has_graphs = self._marks = any(rung.cudagraphs for rung in self.rungs)
         self._roots: dict[int, Roots] = {}
         self._steps = 0
 
@@ -163,15 +164,15 @@ class Lane:
         index, lacking = first_available(self.rungs, device, chosen=self.config.ladder is not None)
         self.tally.ladder = Ladder(self.rungs, index, lacking)
         self.eager = self.rungs[index].backend == "eager"
+        self._marks = any(rung.cudagraphs for rung in self.rungs[index:])
         if lacking:
-            running = self.rungs[index].name
-            event = ev.Unavailable(
-                component=self.tally.component, preset=self.preset.name, missing=lacking, running=running
-            )
-            collector.emit(event, self.tally)
+            names = {"component": self.tally.component, "preset": self.preset.name}
+            collector.emit(ev.Unavailable(**names, missing=lacking, running=self.rungs[index].name), self.tally)
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the target as compiled code where it is compiled, and else eagerly."""
+        if self._has_graphs and not self.eager:
+            count_call(self.tally, args, kwargs, marks=self._marks)
         if (place := _region_in_force()) is not None:
             return self._checkpointed(*place, target, args, kwargs)
         if self._leaves_eager():
@@ -195,7 +196,8 @@ class Lane:
         """Return whether this call runs eager; under a transform of torch.func, dynamo would give it up for good."""
         if not self.eager and _transform_in_force() is not None:
             reason = "a call under a transform of torch.func (grad, vmap, ...) runs eager"
-            self._emit_once(explain.no_effect("transform", self.tally.component, reason, partly=True))
+            if (reason, None, None) not in self.tally.causes:
+                collector.emit(explain.no_effect("transform", self.tally.component, reason, partly=True), self.tally)
             return True
         return self.eager
 
@@ -204,10 +206,6 @@ class Lane:
         self.tally.calls += 1
         self.tally.eager_calls += 1
         return eager_call(target, *args, **kwargs)
-
-    def _emit_once(self, event: ev.NoEffect) -> None:
-        if (event.reason, event.file, event.line) not in self.tally.causes:
-            collector.emit(event, self.tally)
 
     def _checkpointed(
         self, region: Region, recomputation: Any, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -360,23 +358,6 @@ class Lane:
         collector.emit(event, self.tally)
 
 
-class MarkingLane(Lane):
-    """A lane of a preset with CUDA graphs: a call marks a step where that is safe, and is counted by its shapes."""
-
-    _marks = False
-
-    def start(self, device: str) -> None:
-        """See `Lane`; on a machine that cannot run CUDA graphs there is nothing to mark."""
-        super().start(device)
-        self._marks = any(rung.cudagraphs for _, rung in self.tally.ladder.below())
-
-    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Lane`."""
-        if not self.eager:
-            count_call(self.tally, args, kwargs, marks=self._marks)
-        return super().call(target, args, kwargs)
-
-
 def count_call(tally: Tally, args: tuple[Any, ...], kwargs: dict[str, Any], *, marks: bool) -> None:
     """Count a call under CUDA graphs: its shapes, and whether a backward made it.
 
@@ -389,12 +370,6 @@ def count_call(tally: Tally, args: tuple[Any, ...], kwargs: dict[str, Any], *, m
     shapes = ", ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors) or "no tensors"
     known = shapes in tally.shapes or len(tally.shapes) < _SHAPES
     tally.shapes[shapes if known else "others"] += 1
-
-
-def lane(component: str, mode: str, preset: Preset, config: ComponentConfig, cut: Cut) -> Lane:
-    """Make the lane of one mode; only a lane with CUDA graphs pays for counting shapes and marking steps."""
-    kind = MarkingLane if any(rung.cudagraphs for rung in config.ladder_of(preset)) else Lane
-    return kind(component, mode, preset, config, cut)
 
 
 def inlined() -> bool:
