@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hotloop.cache.compiled import CompiledStore, Entry
 
 MAX_BYTES = 8 * 2**30
-"""Of the files of a bundle; and of the bundles of a share for one kind of machine."""
+"""Of the files of a bundle."""
 _MAX_MANIFEST_BYTES = 16 * 2**20
 _MANIFEST, _CHECKSUM = "manifest.json", "manifest.sha256"
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop import places
-from hotloop.cache.bundle import MAX_BYTES, import_bundle, write_bundle
+from hotloop.cache.bundle import import_bundle, write_bundle
 from hotloop.cache.compiled import compiled_store, differences
 from hotloop.cache.keys import fits
 from hotloop.errors import ConfigError, DataError, describe
@@ -90,16 +90,15 @@ class Share:
 
     Args:
         url: a folder, or a URL such as ``s3://bucket/cache``. The package of its protocol has to be installed.
-        budget: bytes of the bundles for one kind of machine, at most. The oldest go first.
 
     Raises:
         ConfigError: as `check_url`, or anybody may write to the folder.
         DataError: the share cannot be reached.
     """
 
-    def __init__(self, url: str, budget: int = MAX_BYTES) -> None:
+    def __init__(self, url: str) -> None:
         check_url(url)
-        self.url, self._budget, self._here = url, budget, fits()
+        self.url, self._here = url, fits()
         with self._reaching("reached"):
             self._place = places.Place(url)
         self._files, self._root = self._place.files, self._place.root
@@ -210,15 +209,9 @@ class Share:
         return [f"it has code for {', '.join(nearest)}"] if nearest else []
 
     def _finish(self, facts: Path) -> None:
-        """Say what the kind of machine is, and keep its bundles within their size."""
+        """Say what the kind of machine is."""
         if not self._files.exists(f"{self._kind}/{_FITS}"):  # some servers replace no file
             self._place.put(facts, f"{self._kind}/{_FITS}")
-        left = self._budget
-        for one in sorted(self._bundles().values(), key=_age, reverse=True):
-            left -= _size(one)
-            if left < 0:
-                with contextlib.suppress(FileNotFoundError):  # another process was faster
-                    self._files.rm_file(one["name"])
 
     @contextlib.contextmanager
     def _reaching(self, verb: str) -> Iterator[None]:
