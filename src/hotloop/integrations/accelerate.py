@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +33,8 @@ except ImportError as error:
     raise missing_extra("hotloop.integrations.accelerate", "hf", error) from error
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hotloop.presets import Preset
 
 _log = logging.getLogger("hotloop")
@@ -42,7 +43,7 @@ _log = logging.getLogger("hotloop")
 def prepare(
     accelerator: Accelerator,
     *objects: Any,
-    preset: str | Preset | Mapping[torch.nn.Module, str | Preset] | None = None,
+    preset: str | Preset | None = None,
     device_placement: list[bool] | None = None,
     **settings: Any,
 ) -> Any:
@@ -52,9 +53,8 @@ def prepare(
         accelerator: if it was given a ``dynamo_backend`` or ``dynamo_plugin``, hotloop makes this compile instead,
             once; ``preset`` and ``settings`` override it, with a line on the log.
         objects: what ``accelerator.prepare`` takes.
-        preset: for each of the models; or a mapping of model to preset, in which models that are not named stay eager;
-            ``"none"`` compiles nothing, for a `hotloop.Loop` that chooses by itself. Unset: the compile that the
-            accelerator was asked for, else ``"default"``.
+        preset: for each of the models; ``"none"`` compiles nothing, for a `hotloop.Loop` that chooses by itself. Unset:
+            the compile that the accelerator was asked for, else ``"default"``.
         device_placement: as ``accelerator.prepare`` takes it.
         settings: as `hotloop.compile` takes them (``regions``, ``dynamic``, ``options``, ...).
 
@@ -62,10 +62,10 @@ def prepare(
         The result of ``accelerator.prepare``: one object, or a tuple in the same order.
 
     Raises:
-        ConfigError: there is no accelerator, a setting does not fit or does not exist, a preset or setting is given
-            without a model, or a preset for a model that is not among the objects. Nothing was prepared then.
+        ConfigError: there is no accelerator, a setting does not fit or does not exist, or a preset or setting is given
+            without a model. Nothing was prepared then.
     """
-    presets = _presets(accelerator, objects, preset, settings)
+    _check(accelerator, objects, preset, settings)
     plugin = accelerator.state.dynamo_plugin
     requested: dict[str, Any] = {}
     if wants_compile(plugin):
@@ -79,31 +79,23 @@ def prepare(
         if accelerator.mixed_precision == "no" and accelerator.device.type == "cuda":
             report_tf32("accelerate (Accelerator with a dynamo backend)")
 
-    default = requested.get("preset", "default")
-    wanted = {model: {**requested, **settings, "preset": chosen or default} for model, chosen in presets.items()}
-    for arguments in wanted.values():
-        validate(**arguments, device=accelerator.device.type)
-    bare = [
-        _without_wrapper(given) if isinstance(given, torch.nn.Module) and wanted[given]["preset"] != "none" else given
-        for given in objects
-    ]
+    wanted = {"preset": "default", **requested, **settings}
+    if preset is not None:
+        wanted["preset"] = preset
+    validate(**wanted, device=accelerator.device.type)
+    compiles = wanted["preset"] != "none"
+    bare = [_without_wrapper(given) if compiles else given for given in objects]
     several = accelerator.distributed_type != DistributedType.NO
     with set_aside(plugin), own_stream(accelerator.device) if several else contextlib.nullcontext():
         prepared = accelerator.prepare(*bare, device_placement=device_placement)
     for given, result in zip(objects, prepared if len(objects) > 1 else (prepared,), strict=True):
         if isinstance(given, torch.nn.Module):
-            _compile(accelerator, result, wanted[given])
+            _compile(accelerator, result, wanted)
     return prepared
 
 
-def _presets(
-    accelerator: Any, objects: tuple[Any, ...], preset: Any, settings: Mapping[str, Any]
-) -> dict[torch.nn.Module, Any]:
-    """Return the preset of each model among the objects; None where the default is to be taken.
-
-    Raises:
-        ConfigError: an argument cannot be meant; nothing was prepared.
-    """
+def _check(accelerator: Any, objects: tuple[Any, ...], preset: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse arguments that cannot be meant, before anything is prepared."""
     if not isinstance(accelerator, Accelerator) or not objects:
         raise ConfigError(
             f"prepare({type(accelerator).__name__}, ...): expected the Accelerator first, then what to prepare: "
@@ -115,29 +107,21 @@ def _presets(
             f"and give the step to hotloop.Loop(model, optimizer, run={settings['run']!r})"
         )
     check_names("prepare", settings, own=("preset", "device_placement"))
-    models = [given for given in objects if isinstance(given, torch.nn.Module)]
-    kinds = ", ".join(type(given).__name__ for given in objects)
-    if not models and (preset is not None or settings):
+    if not any(isinstance(given, torch.nn.Module) for given in objects) and (preset is not None or settings):
+        kinds = ", ".join(type(given).__name__ for given in objects)
         raise ConfigError(f"prepare({_shown(preset, settings)}): no model is among the objects ({kinds})")
-    if not isinstance(preset, Mapping):
-        return dict.fromkeys(models, preset)
-    for key in preset:
-        if not any(key is model for model in models):
-            what = type(key).__name__ if isinstance(key, torch.nn.Module) else repr(key)
-            raise ConfigError(f"prepare: preset names {what}: expected as keys the models to prepare, of: {kinds}")
-    return {model: preset.get(model, "none") for model in models}
 
 
 def _shown(preset: Any, settings: Mapping[str, Any]) -> str:
-    named = {**({} if preset is None or isinstance(preset, Mapping) else {"preset": preset}), **settings}
-    return ", ".join(f"{name}={value!r}" for name, value in named.items()) or "preset={...}"
+    named = {**({} if preset is None else {"preset": preset}), **settings}
+    return ", ".join(f"{name}={value!r}" for name, value in named.items())
 
 
-def _without_wrapper(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that ``torch.compile(model)`` wrapped; a module without this wrapper as it is."""
-    inner = getattr(model, "_orig_mod", None)
+def _without_wrapper(given: Any) -> Any:
+    """Return the module that ``torch.compile(model)`` wrapped; anything else as it is."""
+    inner = getattr(given, "_orig_mod", None) if isinstance(given, torch.nn.Module) else None
     if not isinstance(inner, torch.nn.Module):
-        return model
+        return given
     _log.warning(
         "%s was wrapped by torch.compile(model): the module itself is prepared, and hotloop compiles it; leave "
         "torch.compile out",
