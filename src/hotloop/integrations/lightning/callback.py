@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from hotloop.compiling.control import Status, status
@@ -16,6 +17,7 @@ from hotloop.errors import ConfigError
 from hotloop.integrations.in_place import InPlace
 from hotloop.integrations.lightning.owned_step import OwnedStep
 from hotloop.integrations.lightning.ownership import compiled_already, obstacles, optimizer_obstacles
+from hotloop.integrations.lightning.shadows import Shadows, own_method
 from hotloop.integrations.lightning.status import TrainerStatus
 from hotloop.integrations.setting_names import check_names
 from hotloop.integrations.several import level_of
@@ -73,11 +75,13 @@ class HotLoop(pl.Callback):
         self._in_place: InPlace | None = None
         self._owned: OwnedStep | None = None
         self._compiled: pl.LightningModule | None = None
+        self._shadows: Shadows | None = None
+        """Methods in front of those of a module that its user compiled."""
         self._batches = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return settings and status, for a copy or a pickle; loop, record and Trainer are of this process."""
-        here = dict.fromkeys(("_trainer", "_in_place", "_owned", "_compiled", "_record"))
+        here = dict.fromkeys(("_trainer", "_in_place", "_owned", "_compiled", "_shadows", "_record"))
         record = self._settings.get("record")
         named = {"record": record.folder} if isinstance(record, RunRecord) else {}
         stages = {"_fit": self._shown(self._fit), "_evaluation": self._shown(self._evaluation)}
@@ -231,6 +235,12 @@ class HotLoop(pl.Callback):
         reasons = stage.why if stage.stage == "fit" else stage.notes
         reasons.append(f"the module, or a part of it, is compiled already (by {stage.given}): taken as it is")
         stage.hints.append("hand fit() the plain module: HotLoop compiles its *_step methods, with self.log")
+        if stage.given == "torch":
+            # torch 2.13 cannot trace self.log: a graph break there keeps the user's own compile going.
+            self._shadows = Shadows(module)
+            for name in ("log", "log_dict"):
+                untraced = torch.compiler.disable(own_method(module, name))  # type: ignore[no-untyped-call]
+                self._shadows.put(name, untraced)
 
     def _leave_step(self, module: pl.LightningModule, fit: TrainerStatus) -> None:
         """Leave the step of a fit to the Trainer, say why, and compile the module in place as far as asked for."""
@@ -272,6 +282,9 @@ class HotLoop(pl.Callback):
 
     def _end_stage(self, error: BaseException | None = None) -> None:
         """Take the loop or the compile off, and keep what the status says of it."""
+        if self._shadows is not None:
+            self._shadows.take_off()
+            self._shadows = None
         stage = self._current
         if stage is None:
             return
