@@ -111,7 +111,6 @@ def test_a_compiled_module_that_a_backward_enters_again_is_right_and_counted(emu
     assert same(grads(model), grads(twin))
     training = hotloop.status(model).components["model"].modes["training"]
     assert training["calls_in_backward"] == 2 * 3
-    assert "inside a backward" in str(hotloop.status(model))
 
 
 def test_a_backward_that_keeps_its_graph_runs_outside_of_cuda_graphs_and_is_told(emulation):
