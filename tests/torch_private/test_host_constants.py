@@ -18,7 +18,6 @@ MOVED = {
     "keyword": lambda one: one.to(device=META, dtype=torch.float64),
     "dtype": lambda one: one.to(META, torch.bfloat16),
     "flags": lambda one: one.to("meta", torch.int64, True, True),
-    "type_as": lambda one: one.type_as(torch.empty(1, dtype=torch.float64, device=META)),
     "other": lambda one: one.to(torch.empty(1, dtype=torch.float64, device=META)),
 }
 
@@ -73,7 +72,6 @@ def test_what_is_no_constant_is_left_to_torch(held):
             assert torch.tensor(torch.ones(2), device=META).shape == (2,)
         assert torch.tensor([1.0] * (FEW + 1), device=META).shape == (FEW + 1,)
         assert torch.tensor([3, 4]).tolist() == [3, 4]
-        assert torch.ones(2).new_tensor([5]).tolist() == [5.0]
         assert torch.ones(2).to(torch.int64).tolist() == [1, 1]
         assert torch.ones(2).to("cpu", torch.int64).tolist() == [1, 1]
         assert torch.ones(2, requires_grad=True).to(META).requires_grad

@@ -49,10 +49,7 @@ class HostConstants:
         calls: tuple[tuple[Any, str, Any], ...] = (
             (torch, "tensor", self._made),
             (torch, "as_tensor", self._made),
-            (torch.Tensor, "new_tensor", self._made_like),
             (torch.Tensor, "to", self._moved),
-            (torch.Tensor, "type_as", self._moved),
-            (torch.Tensor, "cuda", self._moved_to_gpu),
         )
         with contextlib.ExitStack() as stack:
             for owner, name, make in calls:
@@ -73,16 +70,6 @@ class HostConstants:
 
         return made
 
-    @staticmethod
-    def _made_like(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(real)
-        def made(like: torch.Tensor, data: Any, **more: Any) -> torch.Tensor:
-            if like.is_cpu or isinstance(data, torch.Tensor):
-                return real(like, data, **more)
-            return torch.tensor(data, **{"dtype": like.dtype, "device": like.device, **more})
-
-        return made
-
     def _moved(self, real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(real)
         def moved(one: torch.Tensor, *args: Any, **more: Any) -> torch.Tensor:
@@ -96,14 +83,6 @@ class HostConstants:
                 return real(one, *args, **more)
             given = [each for each in args if not isinstance(each, bool)]  # but non_blocking and copy, which are known
             return _TO(held, *given, **{**more, "non_blocking": True})
-
-        return moved
-
-    def _moved_to_gpu(self, real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(real)
-        def moved(one: torch.Tensor, device: Any = None, *args: Any, **more: Any) -> torch.Tensor:
-            held = self._held(one) if _can_be_held(one) else None
-            return real(one, device, *args, **more) if held is None else real(held, device, non_blocking=True)
 
         return moved
 
