@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -84,20 +83,7 @@ def is_own_file(file: str) -> bool:
     """Return whether a file is the program's own: no installed package, and no part of Python."""
     if file.startswith(_standard_library()) or not is_user_file(file):
         return False
-    folders = pathlib.Path(file).parents
-    if any(folder.name in {"site-packages", "dist-packages"} for folder in folders):
-        return False
-    return not any(_is_installed(folder) for folder in folders)
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_installed(folder: pathlib.Path) -> bool:
-    """Return whether an installer left a record of a package beside its folder (``pip install --target``)."""
-    for record in folder.parent.glob("*.dist-info/RECORD"):
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # a record of somebody else's, or no text
-            if any(line.startswith(f"{folder.name}/") for line in record.read_text(encoding="utf-8").splitlines()):
-                return True
-    return False
+    return not {"site-packages", "dist-packages"} & {*pathlib.Path(file).parts}
 
 
 @functools.lru_cache(maxsize=4096)
