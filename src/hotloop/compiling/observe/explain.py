@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import os
 import re
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -42,7 +41,7 @@ def metric_events(metric: Metric, component: str | None) -> list[ev.Event]:
             _recompiled(
                 metric.function,
                 clean_guard(metric.recompile_reason),
-                _guard_place(metric.recompile_reason) or place,
+                last_user_frame(metric.recompile_reason) or place,  # torch adds the stack to the first guard of a kind
                 component=component,
                 function=function,
                 nth=int(nth) if nth.isdecimal() else 0,
@@ -141,22 +140,6 @@ def no_effect(problem: str, component: str | None, reason: str, **fields: Any) -
     """Return the event of a compile that takes no effect, with the catalogue's cure of the problem for its hint."""
     hint = NoEffect.problem(problem).change
     return ev.NoEffect(component=component, problem=problem, reason=reason, hint=hint, **fields)
-
-
-def _guard_place(text: str) -> tuple[str, int] | None:
-    """Return the user's line that a failed guard comes from; None where torch does not tell it.
-
-    torch 2.13 adds the whole stack to the first guard of a kind. Otherwise the comment behind the guard names the file
-    by the end of its path, which is looked up among the files whose lines were read for the comment.
-    """
-    if (place := last_user_frame(text)) is not None:
-        return place
-    for short, line in reversed(re.findall(r"# ([^#\n]+?):(\d+) in ", text)):
-        ending = os.sep + short.strip().removeprefix("./").replace("/", os.sep)
-        known = [file for file in list(linecache.cache) if file.endswith(ending) and is_user_file(file)]
-        if len(known) == 1:
-            return known[0], int(line)
-    return None
 
 
 def _source(file: str | None, line: int | None) -> str:
