@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
 import sys
 
 import pytest
@@ -105,16 +104,6 @@ def test_what_a_root_calls():
 
     circular.__wrapped__ = circular
     assert Inlined.of(circular) is None
-
-
-def test_a_guard_place_without_a_stack_is_found_by_the_end_of_its_path(tmp_path):
-    file = tmp_path / "models" / "mine.py"
-    file.parent.mkdir()
-    file.write_text("first\nreturn x * self.n\n", encoding="utf-8")
-    text = "0/1: module.n == 3  # return x * self.n  # models/mine.py:2 in forward (nn/functional.py:9 in dropout)"
-    assert explain._guard_place(text) is None  # nobody has read that file
-    linecache.getline(str(file), 2)
-    assert explain._guard_place(text) == (str(file), 2)
 
 
 def test_a_break_inside_a_package_names_the_programs_own_line(tmp_path, monkeypatch):
