@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.graphs import last_user_frame
-from hotloop._torch.ledger import CapabilityMissingError, private
+from hotloop._torch.ledger import private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,18 +65,6 @@ def forget_graphs() -> None:
     """Free all CUDA graphs of this thread, as Inductor does when torch forgets its compiled code."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         private("torch._inductor.cudagraph_trees:reset_cudagraph_trees")()
-
-
-def accumulates(node: Any) -> bool:
-    """Return whether the backward in progress adds the gradient of a leaf to its ``.grad``.
-
-    It does not where it returns the gradient to its caller (``torch.autograd.grad``), or where nobody asked for it.
-    """
-    try:
-        runs: bool = private("torch._C:_will_engine_execute_node")(node)
-    except (CapabilityMissingError, RuntimeError):  # torch raises RuntimeError for a leaf whose gradient is returned
-        return False
-    return runs
 
 
 def captures_for_itself() -> bool:

@@ -136,8 +136,6 @@ torch._C:_get_obj_in_tls
     the copy of the caller's context, torch's settings among it, that a backward runs in
 torch._C:_current_graph_task_id
     shows whether a thread runs a backward, where that context is missing (torch 2.11)
-torch._C:_will_engine_execute_node
-    shows whether a backward hands the gradient of a leaf to its caller, who may hold it
 torch._inductor.cudagraph_trees:MarkStepBox
     the counter of marked steps: a mark between a forward and its backward loses what the forward saved
 torch._inductor.cudagraph_trees:get_obj torch._inductor.cudagraph_trees:local

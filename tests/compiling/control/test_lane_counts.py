@@ -50,9 +50,9 @@ def test_counts_tell_the_pace_the_shapes_and_the_copies(emulation):
     assert inference["calls_per_step"] == {"1": 1, "2": 1}
     assert training["shapes"] == {"4x6": 6}
     assert inference["shapes"] == {"2x6": 3}
-    assert one.outputs_copied == 6 + 3 * 4 + 3
-    assert one.bytes_copied == (6 * 24 + 3 * (2 * 36 + 2 * 6) + 3 * 12) * 4
+    assert one.outputs_copied == 6 + 3 * 8 + 3
+    assert one.bytes_copied == (6 * 24 + 6 * (2 * 36 + 2 * 6) + 3 * 12) * 4
     data = json.loads(json.dumps(status.to_dict()))["components"]
     facts = shown.components(data)[0].facts
-    assert "21 outputs of CUDA graphs copied, 0.0 MiB" in facts
+    assert "33 outputs of CUDA graphs copied, 0.0 MiB" in facts
     assert "training: 2 calls a step, on 1 shape" in facts

@@ -175,7 +175,7 @@ class _Around:
             self._tally.cudagraphs_skipped[
                 "a backward that keeps its graph (retain_graph=True) runs outside of CUDA graphs"
             ] += 1
-        return step_marks.owned_gradients(node, gradients, self._tally)
+        return step_marks.owned_gradients(gradients, self._tally)
 
 
 def _runner(

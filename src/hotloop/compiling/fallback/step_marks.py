@@ -17,7 +17,6 @@ import torch
 from hotloop._torch import cudagraphs
 from hotloop._torch.autograd import compiled_nodes
 from hotloop._torch.foreach import copies
-from hotloop._torch.hooks import gradient_hooks
 from hotloop.compiling.observe import active
 from hotloop.errors import StaleOutputError
 
@@ -216,36 +215,15 @@ def copied_together(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [made[id(tensor)] for tensor in tensors]
 
 
-def owned_gradients(node: Any, gradients: tuple[Any, ...], tally: Tally) -> tuple[Any, ...]:
-    """Copy what a compiled backward hands out: a parameter's ``.grad`` would be the memory of the graph itself.
-
-    A gradient that is added to an existing ``.grad`` needs no copy.
-    """
-    added = _added(node, gradients)
-    places = [
-        place for place, gradient in enumerate(gradients) if isinstance(gradient, torch.Tensor) and place not in added
-    ]
-    result = list(gradients)
-    made = copies([gradients[place] for place in places])
+def owned_gradients(gradients: tuple[Any, ...], tally: Tally) -> tuple[Any, ...]:
+    """Copy what a compiled backward hands out: a parameter's ``.grad`` would be the memory of the graph itself."""
+    places = [place for place, gradient in enumerate(gradients) if isinstance(gradient, torch.Tensor)]
+    mine = [gradients[place] for place in places]
+    result, made = list(gradients), copies(mine)
     if steps.lookout is not None:
-        steps.lookout.copied([gradients[place] for place in places], made)
+        steps.lookout.copied(mine, made)
     for place, copy in zip(places, made, strict=True):
         result[place] = copy
         tally.copied_bytes += copy.nbytes
     tally.copied += len(places)
     return tuple(result)
-
-
-def _added(node: Any, gradients: tuple[Any, ...]) -> set[int]:
-    """Return the places of gradients that autograd adds to an existing ``.grad`` and hands to no hook."""
-    following = [node for node, _ in node.next_functions]
-    leaves = {place: leaf for place, leaf in enumerate(following) if hasattr(leaf, "variable")}
-    first = next(iter(leaves.values()), None)
-    if first is None or len(following) != len(gradients) or first.variable.grad is None:
-        return set()
-    added = set()
-    for place, leaf in leaves.items():
-        parameter = leaf.variable
-        if parameter.grad is not None and not any(gradient_hooks(parameter)) and cudagraphs.accumulates(leaf):
-            added.add(place)
-    return added
