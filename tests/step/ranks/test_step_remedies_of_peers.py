@@ -9,7 +9,7 @@ REMEDIES = {
     "lengths": "pad batches to a few sizes",
     "rank": "leave what differs between processes (a rank, a path) out of the arguments of the step",
     "unused": "leave it out where every parameter is used",
-    "hooked": "take the hook out",
+    "hooked": "a communication hook (_mean) is not recorded",
     "teacher": "give it to the loop: Loop([model, other], optimizer)",
     "reads": "return",
     "spread result": "this process's part, tensor.to_local()",
