@@ -60,12 +60,12 @@ class Case:
 
 
 class Lengths(Case):
-    """Batches whose sizes never come twice, and batches that are padded to one."""
+    """Batches whose sizes never come twice in one process, and batches that are padded to one size."""
 
     def batch(self, number, draws):
-        rows = torch.randn(6 + number * SIZE + RANK, 6, generator=draws)
+        rows = torch.randn(6 + number * RANK, 6, generator=draws)
         if self.followed:
-            longest = torch.zeros(6 + STEPS * SIZE, 6)
+            longest = torch.zeros(6 + STEPS, 6)
             return pad_sequence([rows, longest], batch_first=True)[0], torch.tensor(len(rows))
         return rows, torch.tensor(len(rows))
 
@@ -151,7 +151,7 @@ class SpreadArgument(Case):
 
 
 class Unset(Case):
-    """A step of FSDP2 that leaves its gradients' reduction off, and sets it back."""
+    """A step of FSDP2 that leaves a setting otherwise than it finds it, and one that sets it back."""
 
     def wrap(self, model):
         for part in model:
@@ -163,6 +163,9 @@ class Unset(Case):
         self.model.set_requires_all_reduce(False)
         if self.followed:
             self.model.set_requires_all_reduce(True)
+
+    def note(self, result):
+        self.model.set_requires_all_reduce(True)
 
 
 CASES = {

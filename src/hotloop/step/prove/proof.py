@@ -20,6 +20,7 @@ import torch
 from hotloop._torch.capture import captures_waited_for
 from hotloop._torch.foreach import copies
 from hotloop._torch.hooks import before_steps
+from hotloop._torch.places import address_of
 from hotloop._torch.random_state import RandomState
 from hotloop._torch.scaler import scaled_steps
 from hotloop.errors import describe
@@ -210,6 +211,7 @@ def run_and_undo(
         return found, RandomState([program.device])
 
     (found, after), before = undone_if_it_fails(program, values, ready)
+    found = copied(functools.partial(_apart, found, before), ready)
     try:
         before.exchange()
     except Exception as error:
@@ -219,6 +221,16 @@ def run_and_undo(
     left = {_key(live): before.saved[name] for name, live in before.live.items()}
     kept = {name: None if one is None else left.get(_key(one), one) for name, one in found.items()}
     return before, on_host(kept, program.device) if lacking > 0 else kept, after
+
+
+def _apart(found: Mapping[str, torch.Tensor | None], before: Snapshot) -> dict[str, torch.Tensor | None]:
+    """Copy what lies in a part of memory that a snapshot holds whole: gradients within a bucket of DDP's."""
+    live = [one for one in before.live.values() if one.layout == torch.strided]
+    whole, memory = {_key(one) for one in live}, {address_of(one) for one in live}
+    return {
+        name: one.clone() if one is not None and _key(one) not in whole and address_of(one) in memory else one
+        for name, one in found.items()
+    }
 
 
 def _room_for_a_step(program: Program, before: Snapshot) -> int:

@@ -21,6 +21,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import global_hooks, module_tables, optimizer_hooks
@@ -39,7 +40,6 @@ _LIBRARIES = ("torch", "builtins", "hotloop", "numpy", "logging", "threading", "
 _OURS = ("hotloop.step.loop", "hotloop.testing")
 """Whose objects stand around a step, and are none of its own."""
 _ABSENT: Any = object()
-_BOUNDARY = "hotloop.compiling.control.boundary"
 _TABLES = [name for name, value in vars(torch.nn.Module()).items() if isinstance(value, dict)]
 """Where a module has its parts, tensors and hooks."""
 _TORCHS = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
@@ -113,7 +113,7 @@ def _parts(value: Any) -> Iterable[Any] | None:
         if not container or len(value) >= _LONG:
             return None
         if isinstance(value, dict):
-            return [*_flat(item for item in value.items() if not _is_boundary(item[1]))]
+            return [*_flat(item for item in value.items() if not _is_hotloops(item[1]))]
         return sorted(value, key=repr) if isinstance(value, (set, frozenset)) else [*value]
     return None
 
@@ -124,9 +124,9 @@ def _is_process_wide(value: Any) -> bool:
     return value is random.random.__self__ or (numpys is not None and value is numpys.random.__self__)
 
 
-def _is_boundary(value: Any) -> bool:
-    """Return whether a value is the hook that hotloop's first compile puts on all optimizers: not the program's."""
-    return isinstance(value, types.FunctionType) and value.__module__ == _BOUNDARY
+def _is_hotloops(value: Any) -> bool:
+    """Return whether a value is a hook that hotloop puts on all modules or optimizers: not the program's."""
+    return isinstance(value, types.FunctionType) and str(value.__module__).startswith("hotloop.")
 
 
 @dataclasses.dataclass
@@ -379,6 +379,8 @@ class PlainWatch:
                 self.refused.append((f"{here}, scripted or traced by torch.jit", _OF_PYTHON, False))
                 continue
             held = {name: value for name, value in vars(one).items() if name not in (*_TABLES, "_compiled_call_impl")}
+            if isinstance(one, DistributedDataParallel):  # flags of its own, which each forward sets
+                held = {}
             self._hold(one, here, weakref.ref(one), _attribute, ("", *held))
             self._hold(type(one), type(one).__name__, _reference(type(one)), _attribute, ["forward"])
             for name in _TABLES:

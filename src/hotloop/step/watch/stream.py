@@ -159,10 +159,17 @@ class OpStream:
             return tensor.layout, tensor.dtype, tensor.shape
         address = address_of(tensor)
         self._given.add(address)
-        origin = self._origins.get(address)
-        if origin is None:
-            origin = "whole parameters" if self._sharded.is_temporary(address) else address
-        return origin, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.requires_grad
+        geometry = tensor.shape, tensor.stride(), tensor.storage_offset()
+        return self._origin(address), tensor.dtype, *geometry, tensor.requires_grad
+
+    def _origin(self, address: int) -> Any:
+        """Say where memory comes from.
+
+        FSDP2 takes and gives back memory beside all operations, which may lie where a result has lain: with it, only
+        arguments and gradients are told apart.
+        """
+        origin = self._origins.get(address, address)
+        return origin if not self._sharded or isinstance(origin, str) else "other memory"
 
     def begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Note that an optimizer steps; its operations are not compared."""
