@@ -12,7 +12,7 @@ class Model(torch.nn.Module):
         return self.linear(x)
 
     def loss(self, x):
-        return self.forward(x).sum()  # here
+        return self.forward(x).sum()
 
 
 model = hotloop.compile(Model(), "aot_eager")

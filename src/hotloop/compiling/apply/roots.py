@@ -96,7 +96,8 @@ class Roots:
             self._rank = tensor.ndim
         if tensor.ndim != self._rank:  # another kind of call: torch compiles it anew, static
             differs = f"tensor '{name}' rank mismatch. expected {self._rank}, actual {tensor.ndim}"
-            return self._root(None), "" if None in self._roots else differs
+            differs = "" if None in self._roots else differs
+            return self._root(None), differs
         size = tensor.shape[0]
         if (known := self._roots.get(size)) is not None:
             return known, ""
