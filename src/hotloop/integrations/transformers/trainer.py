@@ -13,6 +13,7 @@ from hotloop.errors import ConfigError
 from hotloop.integrations.setting_names import check_names
 from hotloop.integrations.several import own_stream
 from hotloop.integrations.transformers.callback import SETTINGS, HotLoop
+from hotloop.step.watch.plain import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +32,6 @@ class HotStep:
     hot: HotLoop
     accelerator: Any
     args: Any
-    state: Any
     model_wrapped: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -45,6 +45,18 @@ class HotStep:
             hot.on_init_end(trainer.args, trainer.state, trainer.control)
         self.hot = hot
         hot.owned_by(self)
+
+    @property
+    def state(self) -> Any:
+        """See ``Trainer.state``; while the loop runs the step, a view of it."""
+        held = vars(self)
+        if "state" not in held:
+            raise AttributeError("state")
+        return _StateView(held["state"], held["_counters_read"]) if "_counters_read" in held else held["state"]
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        vars(self)["state"] = state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a copy's or a pickle's state; its callback has no Trainer yet."""
@@ -80,12 +92,16 @@ class HotStep:
     def own_training_step(self) -> Callable[..., Any]:
         """Return the Trainer's own step as a function of everything that differs from step to step."""
         below: Any = super()
+        counters_read: dict[str, Refused] = {}  # a closure variable of the step: the loop watches it
         trainer: Any = self  # messages about what keeps a step from being compiled name it so: "trainer.attribute"
 
         def training_step(inputs: Mapping[str, Any], num_items_in_batch: Any, pieces: int | None) -> Any:  # noqa: ARG001
-            _mention(trainer.compute_loss, trainer.compute_loss_func, trainer.compute_loss_context_manager)
-            # A copy: the Trainer takes labels out of its inputs, and a step may run twice.
-            return below.training_step(trainer.model_wrapped, dict(inputs), num_items_in_batch)
+            vars(trainer)["_counters_read"] = counters_read
+            try:
+                # A copy: the Trainer takes labels out of its inputs, and a step may run twice.
+                return below.training_step(trainer.model_wrapped, dict(inputs), num_items_in_batch)
+            finally:
+                del vars(trainer)["_counters_read"]
 
         return training_step
 
@@ -109,8 +125,17 @@ def _check_arguments(name: str, init: Callable[..., Any], arguments: Mapping[str
     check_names(name, unknown, parameters)
 
 
-def _mention(*_: Any) -> None:
-    """Do nothing: naming the arguments in the step shows the guard what a user's overrides read.
+class _StateView:
+    """A Trainer's state as its step sees it: the counters that it reads are noted, as they change without end."""
 
-    The Trainer's own code calls them, and the guard does not follow the code of libraries.
-    """
+    def __init__(self, state: Any, read: dict[str, Refused]) -> None:
+        vars(self).update(_state=state, _read=read)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("epoch", "global_step"):
+            what = f"trainer.state.{name}, which changes from step to step"
+            self._read.setdefault(name, Refused(what, repeatable=True))
+        return getattr(self._state, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._state, name, value)
