@@ -28,8 +28,8 @@ def _has_dynamo() -> bool:
 
 
 @contextlib.contextmanager
-def uncompiled(*, attention: bool = False) -> Iterator[None]:
-    """Run compiled functions as plain Python while the block runs.
+def uncompiled(*, attention: bool = False) -> Iterator[list[None]]:
+    """Run compiled functions as plain Python while the block runs; yield a list with an item for each call of one.
 
     ``torch.cond`` and its like compile themselves at each call, also in eager, and lose gradients without that. They
     go on to do so.
@@ -39,8 +39,9 @@ def uncompiled(*, attention: bool = False) -> Iterator[None]:
             of tokens, which may be more than fits in memory; and it writes nothing that would have to be seen.
     """
     if not _has_dynamo():  # nothing is compiled, and a program that compiles nothing need not import it
-        yield
+        yield []
         return
+    met: list[None] = []
 
     def make(real: Callable[..., Any]) -> Callable[..., Any]:
         def compile_(*args: Any, **kwargs: Any) -> Any:
@@ -50,10 +51,13 @@ def uncompiled(*, attention: bool = False) -> Iterator[None]:
         return compile_
 
     def stance() -> str:
-        return "" if not attention and _calls_torchs_own(_wrapper_above()) else "force_eager"
+        if not attention and _calls_torchs_own(_wrapper_above()):
+            return ""
+        met.append(None)
+        return "force_eager"
 
     with replaced(torch, "compile", make), _stance_here(stance):
-        yield
+        yield met
 
 
 class _Stance:

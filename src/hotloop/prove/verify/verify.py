@@ -27,6 +27,7 @@ from hotloop.prove.verify.verdict import StepVerdict, Verdict, worst_of
 from hotloop.prove.workloads import same_random_numbers, survey_training
 from hotloop.step.audit.values import GRADIENTS_OF_ARGUMENTS
 from hotloop.step.capture.engines import traced_path
+from hotloop.step.capture.optimizers import counted_rounding
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.obstacle import CandidateFailedError
@@ -143,7 +144,7 @@ class _Verification:
         self.program = Program(workload.step, holdings, device_of(holdings), lambda: False)
         self._batches = workload.endless()
         self._draws: list[Draw] = []
-        self._draws_random = False
+        self._draws_random = self._compiles_itself = False
         self._spread: dict[str, Difference] = {}
         self._limits = Limits.rounding()
         self._dtypes: list[torch.dtype] = []
@@ -246,6 +247,9 @@ class _Verification:
         if not isinstance(spread, dict):
             raise HotloopError(f"{spread}. Draw from torch's own generators, and name what else changes as state=")
         self._spread = spread
+        if self._compiles_itself:
+            scalars = counted_rounding(holdings.optimizers.values())
+            self._limits = dataclasses.replace(self._limits, scalars=scalars)
         return compute
 
     def _choose_references(self, compute: str) -> None:
@@ -289,8 +293,10 @@ class _Verification:
         return traced_path(self.program.device) if self._draws_random else contextlib.nullcontext()
 
     def _eagerly(self, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
-        with self._path(), uncompiled():  # also without what the program compiles itself
-            return proof.plain_run(self.program.holdings, run)
+        with self._path(), uncompiled() as met:  # also without what the program compiles itself
+            made = proof.plain_run(self.program.holdings, run)
+        self._compiles_itself |= bool(met)
+        return made
 
     def _run(self, steps: int) -> Outcome | None:
         """Run and compare the steps, again if chance may explain what is past its limit; return the joined outcome."""

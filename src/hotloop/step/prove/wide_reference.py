@@ -21,7 +21,7 @@ from hotloop.measure.machine import free_bytes
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import OF_COMPILED, kind_of
-from hotloop.step.state.snapshot import Snapshot
+from hotloop.step.state.snapshot import Snapshot, remembered_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -104,6 +104,7 @@ def wide_step(
         raise NotRepeatableError(why)
     try:
         before = Snapshot(program, everything=False, gradients=False)
+        forget_state = remembered_of(program.holdings)  # which an optimizer's first step makes, wide
     except Exception as error:
         raise NotRepeatableError(f"what it changes cannot be copied: {describe(error)}") from error
     try:
@@ -122,6 +123,7 @@ def wide_step(
     finally:
         try:
             before.restore()
+            forget_state()
         except Exception as error:
             raise CandidateFailedError(undone=False) from error
 

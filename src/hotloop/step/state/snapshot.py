@@ -121,7 +121,7 @@ class Snapshot:
         else:
             self._copies = dict(zip(self._places, copies([*self._places.values()]), strict=True))
         self.random = RandomState([self._program.device], python=tensors)
-        self._values = _remembered_of(holdings if self._everything else self._others)
+        self._values = remembered_of(holdings if self._everything else self._others)
         self._syncs.save()
         self.complete = True
 
@@ -293,7 +293,7 @@ def _write_sparse(tensor: torch.Tensor, copied: torch.Tensor) -> None:
         tensor.copy_(copied)
 
 
-def _remembered_of(holdings: Holdings) -> Callable[[], None]:
+def remembered_of(holdings: Holdings) -> Callable[[], None]:
     """Remember the optimizers' dictionaries and own attributes, and the attributes of the other state.
 
     A user's optimizer may count its steps in an attribute, and an undone step must not count.
