@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import global_hooks, module_tables, optimizer_hooks
 from hotloop._torch.module import is_scripted
+from hotloop.compiling.control.methods import MethodEntry
 from hotloop.step.state.holdings import Views, view_of
 
 if TYPE_CHECKING:
@@ -159,7 +160,10 @@ def _item(table: Any, name: str) -> Any:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    return vars(owner).get(name, _ABSENT) if name else _size(vars(owner))
+    if not name:
+        return _size(vars(owner))
+    value = vars(owner).get(name, _ABSENT)
+    return _ABSENT if isinstance(value, MethodEntry) else value
 
 
 def _size(table: Any) -> int:
@@ -346,6 +350,9 @@ class PlainWatch:
         table = {} if is_class else getattr(value, "__dict__", {})
         if isinstance(value, _TORCHS) or not own:
             self._plain_parts(value, label)
+        for name, part in table.items():
+            if isinstance(part, _TORCHS):  # a scheduler in a library's wrapper, whose code is not looked at
+                self._plain_parts(part, f"{label}.{name}")
         contains = any(hasattr(type(value), one) for one in ("__getitem__", "__getattr__"))
         if own and contains and not isinstance(value, type | torch.nn.Module) and len(table) < _LONG:
             names = (*names, *table)  # somebody's own container: no code names what it keeps its items in
