@@ -158,7 +158,7 @@ class Running:
 
     def __init__(self, name: str, workload: Workload) -> None:
         self.name, self.tier = name, parse(name)
-        self.loop = Loop(workload.model, workload.optimizer, state=workload.state, run=name)
+        self.loop = Loop(workload.model, workload.optimizer, state=workload.state, run=name, sentinel=0)
         self.workload, self.device = workload, self.loop.context.device
         self._step = self.loop.step(workload.step)
         self.last = ("", "")
