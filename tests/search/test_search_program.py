@@ -197,12 +197,6 @@ def test_a_setting_without_a_default_may_be_searched(own, tmp_path):
     assert best == ("program.lr=0.1",)
 
 
-def test_a_study_is_read_where_its_program_is_gone(own, tmp_path):
-    nested(own("make"), tmp_path / "study", 2)
-    (tmp_path / "own.py").unlink()
-    assert report.build(report.SCHEMA.load(tmp_path / "study")).names == ("program.lr", "program.width")
-
-
 def test_what_is_written_on_the_command_line_wins_over_what_a_choice_sets_for_trials():
     written = configure.load_search(["hpo=fast", "data.sample_size=512"])
     assert trial.settings_of(written, {}, Path("x")).data.sample_size == 512
@@ -226,8 +220,6 @@ def test_what_is_written_in_a_file_wins_as_well(own, tmp_path):
     names = [one.name for one in space.parse(written).searched]
     assert "training.learning_rate" not in names
     assert "training.batch_size" in names
-    file.write_text("hpo:\n  trial: {data: {sample_size: 64}}\ndata:\n  sample_size: 512\n")
-    assert trial.settings_of(configure.load_search(["hpo=fast"], file), {}, Path("x")).data.sample_size == 64
     file.write_text("program:\n  lr: 0.5\n")
     overrides = [f"{tmp_path / 'own.py'}:make", "hpo.metric=score"]
     assert kinds(configure.load_search(overrides, file)) == {"program.width": "choices"}

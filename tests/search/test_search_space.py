@@ -132,10 +132,3 @@ def test_trials_have_their_own_settings_and_the_final_run_does_not(tmp_path):
     for wrong in ({"training.batch_size": 0}, {"training.epochs": 1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             trial.settings_of(settings, wrong, tmp_path)
-
-
-@pytest.mark.parametrize(("recipe", "metric"), [("criteria", "maximize f1"), ("focus", "minimize loss")])
-def test_a_recipe_brings_its_objective_along(recipe, metric):
-    for more in ([], ["hpo=fast"]):
-        hpo = configure.load([f"recipe={recipe}", *more]).hpo
-        assert f"{hpo.towards} {hpo.metric}" == metric

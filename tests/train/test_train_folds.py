@@ -63,18 +63,6 @@ def test_an_inner_fold_sees_nothing_of_what_its_outer_fold_holds_out(settings, s
         assert set(judged.values()) == {1}
 
 
-def test_a_model_is_never_trained_on_a_row_that_its_outer_fold_holds_out(settings):
-    # The rows themselves, as numbers: what the two levels give is told in the numbers of the whole data.
-    one = settings(kfold__n_splits=4, kfold__fold=1, kfold__inner_splits=2, kfold__inner_fold=1).kfold
-    rows, labels = [f"g{row // 3}" for row in range(60)], [row % 2 for row in range(60)]
-    train, judged = folds.split_rows(rows, labels, fraction=0.2, seed=0, kfold=one)
-    outer = settings(kfold__n_splits=4, kfold__fold=1).kfold
-    outer_train, outer_held = folds.split_rows(rows, labels, fraction=0.2, seed=0, kfold=outer)
-    assert sorted([*train, *judged]) == sorted(outer_train)
-    assert not {*train, *judged} & set(outer_held)
-    assert sorted([*outer_train, *outer_held]) == list(range(60))
-
-
 @pytest.mark.parametrize(
     ("groups", "more", "said"),
     [

@@ -318,14 +318,3 @@ def test_a_folder_that_holds_one_is_neither_written_over_nor_run_twice_at_a_time
 def test_what_an_inner_search_has_no_say_in_is_told_before_it_begins(study, more, said):
     with pytest.raises(ConfigError, match=said):
         kfold.run(study(more, kfold__inner_trials=2, kfold__inner_splits=2), Recipe())
-
-
-def test_a_fold_is_judged_on_its_own_held_out_rows(whole):
-    for fold in range(3):
-        (judged,) = kfold.judge(whole.folder, fold, criteria, [])
-        assert judged["metrics"] == pytest.approx(whole.document["folds"][fold]["best"], rel=1e-5)
-    assert [one["fold"] for one in kfold.judge(whole.folder, None, criteria, [])] == [0, 1, 2]
-    with pytest.raises(ConfigError, match=r"fold=3: .* has the folds 0, 1, 2"):
-        kfold.judge(whole.folder, 3, criteria, [])
-    with pytest.raises(ConfigError, match=r"kfold.n_splits=3 to 2: cannot change"):
-        kfold.judge(whole.folder, 1, criteria, ["kfold.n_splits=2"])

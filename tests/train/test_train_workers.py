@@ -113,19 +113,6 @@ def whole(cross):
 
 
 @pytest.mark.campaign
-def test_folds_at_the_same_time_are_those_of_one_process(cross, whole, capsys):
-    ended = cross("study", workers=2)
-    assert ended.status == "finished"
-    assert metrics(ended) == metrics(whole)
-    assert [losses(ended, fold) for fold in range(3)] == [losses(whole, fold) for fold in range(3)]
-    pids = {record.load(ended.folder / f"fold-{fold}")["pid"] for fold in range(3)}
-    assert len(pids) == 3
-    assert os.getpid() not in pids
-    assert "Fold 0 began (worker 1, its output:" in capsys.readouterr().out
-    assert "step 4/4" in (ended.folder / "workers" / "1.log").read_text()
-
-
-@pytest.mark.campaign
 def test_a_killed_worker_costs_no_fold_and_no_step_is_trained_twice(cross, whole, capsys):
     ended = cross("study", "program.act=dies")
     assert ended.status == "finished"

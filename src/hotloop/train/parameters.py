@@ -50,8 +50,8 @@ class Search:
     The same words as below ``hpo.space``, which takes its place where it names the setting.
 
     Args:
-        log: the two ends of a range, both included, whose values spread evenly by their logarithm; integers too, where
-            the setting takes integers.
+        log: the two ends of a range, both included, whose values spread evenly by their logarithm; integers where
+            both ends are (write 1.0 for numbers in between).
         float: the two ends of a range of numbers, both included.
         int: the two ends of a range of integers, both included.
         choices: the values to choose from.
