@@ -301,16 +301,6 @@ class HostSync(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HostBound(Event):
-    """The device stood idle between kernels: ``busy`` is the share of a step in which it worked, 0 to 1."""
-
-    kind: ClassVar[str] = "host_bound"
-    busy: float
-    step_seconds: float
-    kernels: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class EagerPart(Event):
     """A head, a loss or another part ran outside of compiled code; ``share`` of the step's device work, 0 to 1."""
 

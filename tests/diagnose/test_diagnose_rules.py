@@ -82,19 +82,9 @@ def test_the_ways_in_figures():
     never = the("never_pays")
     assert "5,508 steps" in never.what  # 38 s at 6.9 ms a step
     assert never.seconds == pytest.approx(38.0 - 13.8)
-    regions = the("slower_regions")
-    assert regions.milliseconds == pytest.approx(3.5)
-    assert 'regions="whole"' in regions.change
-    layout = the("slower_layout")
-    assert layout.milliseconds == pytest.approx(12.3)
-    assert "model.to(memory_format=torch.channels_last)" in layout.change
-    assert "1.68 times as fast" in layout.what
     assert the("data_wait").milliseconds == pytest.approx(12.0)
     assert the("data_wait").what.endswith("its batch from 2 workers, then takes 28 ms: 30% of the time")
-    assert the("slower_optimizer").milliseconds == pytest.approx(2.2)
-    assert "torch.optim.AdamW(..., fused=True)" in the("slower_optimizer").change
     assert the("memory-more").nbytes == 3 * 2**30
-    assert the("host_bound").milliseconds == pytest.approx(16.75 * 0.89)
     assert the("host_sync").milliseconds == pytest.approx(3.1)
     assert "rules out eager+graph" in the("host_sync").what
 
@@ -122,7 +112,7 @@ def test_a_break_that_torch_asks_for_in_its_own_code_is_nobodys_to_mend():
     assert diagnose(document) == []
 
 
-@pytest.mark.parametrize("name", ["slower_preset", "slower_regions", "slower_layout", "never_pays"])
+@pytest.mark.parametrize("name", ["slower_preset", "never_pays"])
 def test_ways_whose_intervals_meet_are_not_told_apart(name):
     document = loaded(name)
     ways = document["measurements"]["ways"]
@@ -138,13 +128,6 @@ def test_ways_whose_intervals_meet_are_not_told_apart(name):
 def test_a_short_wait_for_batches_is_no_advice():
     document = loaded("data_wait")
     document["measurements"]["data_wait_ms"] = 3.0
-    assert diagnose(document) == []
-
-
-@pytest.mark.parametrize("figures", [{"fused_step_ms_high": 3.05}, {"step_ms": 1.1, "fused_step_ms": 0.9}])
-def test_a_fused_step_that_is_no_faster_or_saves_next_to_nothing_is_no_advice(figures):
-    document = loaded("slower_optimizer")
-    document["measurements"]["optimizers"][0] |= figures
     assert diagnose(document) == []
 
 
@@ -192,12 +175,6 @@ def test_only_the_way_that_was_asked_for_is_weighed():
     assert [one.what.split()[0] for one in both] == ["default", "aot_eager"]
     (asked,) = diagnose({"measurements": {"ways": ways}, "settings": {"run": "aot_eager"}})
     assert asked.what.startswith("aot_eager")
-
-
-def test_blocks_that_save_more_compiling_than_they_cost_are_left_in_peace():
-    document = loaded("slower_regions")
-    document["settings"] = {"total_steps": 5_000}  # 17.5 s lost, 19 s of compiling saved
-    assert "slower_regions" not in {one.rule for one in diagnose(document)}
 
 
 def test_the_worst_comes_first():
@@ -284,9 +261,9 @@ def test_an_odd_batch_is_told_from_lengths_that_vary(reasons, measurements, kind
 
 def test_a_case_reads_a_record_whole():
     case = Case.from_document(
-        {"events": [{"kind": "host_bound", "busy": 0.5, "step_seconds": 1.0, "kernels": 3, "step": 7}]}
+        {"events": [{"kind": "eager_part", "part": "loss", "operations": 3, "share": 0.5, "seconds": 1.0, "step": 7}]}
     )
-    assert case.events[0].busy == 0.5
+    assert case.events[0].share == 0.5
     assert (case.starts, case.steps) == (1, 1_000)
 
 

@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
-from hotloop.prove.doctor.examining import examine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -101,33 +100,3 @@ def test_auto_times_it_by_turns_and_keeps_both_recordings():
     reasons = [one["reason"] for one in document["decisions"]]
     assert any("channels_last+graph" in reason and " against " in reason for reason in reasons), reasons
     assert not [one for one in document["events"] if one["kind"] == "capture_dropped"]
-
-
-PROGRAM = """
-import torch, torch.nn.functional as F, hotloop
-from torch import nn
-
-def make():
-    wide = [nn.Sequential(nn.Conv2d(256, 256, 3, padding=1, bias=False), nn.ReLU()) for _ in range(6)]
-    model = nn.Sequential(nn.Conv2d(3, 256, 3), *wide, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10)).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
-    def step(x, y):
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-    batch = torch.randn(32, 3, 64, 64, device="cuda"), torch.zeros(32, dtype=torch.int64, device="cuda")
-    return hotloop.Workload(model, optimizer, step, [batch] * 4)
-"""
-
-
-def test_the_doctor_runs_the_step_in_it(tmp_path):
-    path = tmp_path / "wide.py"
-    path.write_text(PROGRAM)
-    said = []
-    document = examine(f"{path}:make", preset="none", steps=6, say=said.append)
-    assert any(line.startswith("timing eager, channels_last") for line in said)
-    advised = "slower_layout" in {one["rule"] for one in document["advice"]}
-    assert advised <= ("channels_last" in document["measurements"]["ways"])

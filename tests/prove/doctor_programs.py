@@ -77,10 +77,6 @@ def breaks():
     return workload(Broken())
 
 
-def ragged():
-    return workload(Net(), sizes=(4, 4, 4, 3))
-
-
 def long_epoch():
     """An epoch whose last batch is smaller, and comes after the examined steps."""
     return workload(Net(), sizes=(*[4] * 50, 3))
@@ -95,15 +91,6 @@ def used_up():
     """Batches that can be read once, and the eager steps read them all."""
     whole = workload(Net(), sizes=[4] * 5)
     return hotloop.Workload(whole.model, whole.optimizer, whole.step, iter(whole.batches))
-
-
-def in_another_order():
-    whole = workload(Net())
-    return hotloop.Workload(whole.model, whole.optimizer, whole.batches, whole.step)
-
-
-def of_a_size(size):
-    return workload(Net(size))
 
 
 def bypassed():
@@ -153,23 +140,6 @@ def scaled(fused=False):
 
 def scaled_and_fused():
     return scaled(fused=True)
-
-
-def checked(validate=None):
-    def of(model, optimizer):
-        def step(x, y):
-            chances = torch.distributions.Normal(model(x), torch.ones(len(x), 1), validate_args=validate)  # CHECKED
-            (-chances.log_prob(y)).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
-
-    return workload(Net(), of)
-
-
-def unchecked():
-    return checked(validate=False)
 
 
 def checkpointed():
@@ -247,18 +217,6 @@ def wrapped():
     return workload(torch.compile(Net(), backend="aot_eager"))
 
 
-def blocks():
-    class Block(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = torch.nn.Linear(8, 8)
-
-        def forward(self, x):
-            return self.linear(x).relu()
-
-    return workload(torch.nn.Sequential(*(Block() for _ in range(3)), torch.nn.Linear(8, 1)))
-
-
 def parts():
     model = torch.nn.ModuleDict({"body": torch.nn.Linear(8, 8), "head": torch.nn.Linear(8, 1)})
 
@@ -297,3 +255,19 @@ def no_batch():
 
 def no_workload():
     return Net()
+
+
+def raises():
+    raise SystemExit("made")
+
+
+def two_models():
+    models = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)]
+    optimizers = [torch.optim.SGD(one.parameters()) for one in models]
+
+    def step(x, y):
+        F.mse_loss(models[1](models[0](x)), y).backward()
+        for one in optimizers:
+            one.step()
+
+    return hotloop.Workload(models, optimizers, step, workload(Net()).batches)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hotloop.diagnose.argument_checks import ArgumentChecks
-from hotloop.diagnose.autocast_off import AutocastOff
 from hotloop.diagnose.buffer_recomputed import BufferRecomputed
 from hotloop.diagnose.capture_dropped import CaptureDropped
 from hotloop.diagnose.case import Case
@@ -19,25 +17,17 @@ from hotloop.diagnose.eager_part import EagerPart
 from hotloop.diagnose.fallback import Fallback
 from hotloop.diagnose.frame_eager import FrameEager
 from hotloop.diagnose.graph_break import GraphBreak
-from hotloop.diagnose.host_bound import HostBound
 from hotloop.diagnose.host_sync import HostSync
 from hotloop.diagnose.memory import Memory
 from hotloop.diagnose.never_pays import NeverPays
-from hotloop.diagnose.new_shapes import NewShapes
 from hotloop.diagnose.no_effect import NoEffect
 from hotloop.diagnose.not_trained import NotTrained
-from hotloop.diagnose.odd_size import OddSize
 from hotloop.diagnose.recompile import Recompile
 from hotloop.diagnose.recompile_limit import RecompileLimit
 from hotloop.diagnose.rule import Advice, Problem, Rule
 from hotloop.diagnose.setting_switched import SettingSwitched
-from hotloop.diagnose.slower_attention import SlowerAttention
-from hotloop.diagnose.slower_layout import SlowerLayout
-from hotloop.diagnose.slower_optimizer import SlowerOptimizer
 from hotloop.diagnose.slower_preset import SlowerPreset
-from hotloop.diagnose.slower_regions import SlowerRegions
 from hotloop.diagnose.step_undone import StepUndone
-from hotloop.diagnose.tf32_off import Tf32Off
 from hotloop.diagnose.tier_declined import TierDeclined
 from hotloop.remedies import REMEDIES, Remedy
 
@@ -59,15 +49,6 @@ RULES: dict[str, Rule] = {
         Container(),
         Disabled(),
         SlowerPreset(),
-        SlowerRegions(),
-        SlowerLayout(),
-        SlowerOptimizer(),
-        SlowerAttention(),
-        OddSize(),
-        Tf32Off(),
-        AutocastOff(),
-        ArgumentChecks(),
-        NewShapes(),
         DataWait(),
         NeverPays(),
         ColdCache(),
@@ -77,7 +58,6 @@ RULES: dict[str, Rule] = {
         CheckpointOutside(),
         BufferRecomputed(),
         SettingSwitched(),
-        HostBound(),
         HostSync(),
         TierDeclined(),
         CaptureDropped(),

@@ -20,7 +20,7 @@ class Case:
 
     Args:
         events: what was observed, in order.
-        measurements: the record's; ``ways`` maps a way to run (``eager``, a preset, ``preset by blocks``, a tier) to
+        measurements: the record's; ``ways`` maps a way to run (``eager``, a preset, a tier) to
             its figures ``step_ms``, ``cold_seconds``, ``peak_bytes``, as far as they were measured; ``shapes`` maps a
             step's name to its census, as `hotloop.measure.Census.to_dict` returns it.
         settings: the record's; ``total_steps`` is how many steps are planned, ``run`` the way that was asked for. If
@@ -103,13 +103,9 @@ class Case:
         return max(known) * 1e3 if known else None
 
     def measured_ways(self) -> dict[str, Mapping[str, Any]]:
-        """Return the figures of the ways to run besides eager that have a step time; only the run's own, if timed.
-
-        Ways that nobody asked for, since the doctor suggests them, are left out.
-        """
+        """Return the figures of the ways to run besides eager that have a step time; only the run's own, if timed."""
         ways = self.measurements.get("ways")
         names = [name for name in ways if name != "eager"] if isinstance(ways, Mapping) else []
-        names = [name for name in names if not self.way(name).get("suggested")]
         timed = {name: self.way(name) for name in names if number(self.way(name).get("step_ms"))}
         asked = self.settings.get("run")
         return {asked: timed[asked]} if isinstance(asked, str) and asked in timed else timed

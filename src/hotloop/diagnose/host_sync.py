@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hotloop import events as ev
-from hotloop.diagnose.argument_checks import OF_DISTRIBUTIONS, UNCHECKED
 from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
 from hotloop.diagnose.sized_results import remedy_of
 from hotloop.diagnose.switches import switch_at
@@ -47,8 +46,6 @@ class HostSync(Rule):
         broken = {(event.file, event.line) for event in case.of(ev.GraphBreak)}
         broken |= {(event.file, event.line) for event in case.of(ev.FrameEager)}
         events = [event for event in case.of(ev.HostSync) if not event.file or (event.file, event.line) not in broken]
-        if case.way(UNCHECKED):  # rule `argument_checks` advises on these reads
-            events = [event for event in events if OF_DISTRIBUTIONS not in event.reason]
         waits = "on a GPU the step would wait for the device" if case.on_cpu else "the step waits for the device"
         for group in grouped(events, lambda event: (event.component, event.file, event.line, event.reason)):
             event = group[-1]

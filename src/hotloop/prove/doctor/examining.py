@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,20 +22,15 @@ from hotloop._torch.settings import quiet_tracing
 from hotloop.compiling.observe import watch
 from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
-from hotloop.events import HostSync
+from hotloop.events import Compiled
 from hotloop.measure import Census, StepClock, machine, signature, typical
-from hotloop.prove.doctor.host_waits import with_waits
-from hotloop.prove.doctor.layers import fused_attention, padded_linears
-from hotloop.prove.doctor.outside import data_wait, fused_optimizers, new_shapes
-from hotloop.prove.doctor.step_calls import StepCalls
-from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts, host_bound
-from hotloop.prove.doctor.variants import variants
+from hotloop.prove.doctor.observers import EagerObserver, EagerParts
 from hotloop.prove.doctor.ways import EAGER, Way, Ways
 from hotloop.record import RunRecord
 from hotloop.step.workload import Workload, arguments, load_factory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
     from hotloop.events import Event
 
@@ -45,8 +40,6 @@ _AFTER_SHORT = 3
 WARM_UP = 3
 """Eager steps before anything is timed: allocations, the optimizer's state, choices of the libraries."""
 SEED = 0
-_LONG_COMPILE_S = 120.0
-"""If the whole took longer to compile, blocks are not tried: the user did not ask to wait twice."""
 
 
 def examine(
@@ -72,67 +65,63 @@ def examine(
         ConfigError: the workload or a setting cannot be used.
         Exception: the program's own, with a note of the step that raised it.
     """
-    if type(steps) is not int or steps < LEAST_STEPS:
-        raise ConfigError(f"--steps {steps}: expected a whole number of {LEAST_STEPS} or more")
-    if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
-        raise ConfigError(f"--total-steps {total_steps}: expected a whole number of 1 or more")
+    for option, given, least in (("--steps", steps, LEAST_STEPS), ("--total-steps", total_steps, 1)):
+        if given is not None and (type(given) is not int or given < least):
+            raise ConfigError(f"{option} {given}: expected a whole number of {least} or more")
     if preset is not None:
         preset = presets.get(preset).name
     record = RunRecord(None)
     record.update("settings", name=f"hotloop doctor {name}", workload=name, steps=steps, total_steps=total_steps)
     with _quiet():
-        _Examination(record, steps, say).run(name, preset)
+        say(f"making {name}")
+        _Examination(_made(name), record, steps, say).run(preset)
     record.finish()
     document = record.document
     return {**document, "advice": [advice.to_dict() for advice in diagnose(document)]}
 
 
+def _made(name: str) -> Workload:
+    """Import the program and make its workload from the seed."""
+    factory = load_factory(name)
+    random.seed(SEED)
+    torch.manual_seed(SEED)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(SEED)
+    return factory()
+
+
 class _Examination:
-    """An examination of one workload, from the import of the program's file to the last timed step."""
+    """An examination of one workload, from its first eager step to the last timed one."""
 
-    def __init__(self, record: RunRecord, steps: int, say: Callable[[str], None]) -> None:
-        self._record, self._count, self._say = record, steps, say
-        self._step = 0
-        self._workload: Workload
-        self._sizes: dict[str, torch.Tensor] = {}
-        self._batches: Iterator[Any]
-        self._device = torch.device("cpu")
-        self._census = Census()
-        self._calls: StepCalls
-        self._observed: Sequence[Event] = ()
-
-    def run(self, name: str, preset: str | None) -> None:
-        """Run the whole examination."""
-        self._make(name)
-        ways = Ways(self._workload, preset)
-        self._record.update("settings", preset=ways.name, run=ways.name)
-        self._device = ways.device
-        self._calls = StepCalls(self._device)
-        self._record.update("environment", **self._environment())
-        eager = ways.eager()
-        self._observe_eager(eager, ways)
-        examined = [eager, *self._suggested(ways)]
-        if ways.name != "none":
-            examined += self._compile(ways)
-        self._time(examined)
-        self._finish(examined, ways)
-
-    def _make(self, name: str) -> None:
-        """Import the program and make its workload."""
-        self._say(f"making {name}")
-        factory = load_factory(name)
-        random.seed(SEED)
-        torch.manual_seed(SEED)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(SEED)
-        self._workload = factory()
-        self._workload.holdings()  # refuses a wrong model or optimizer before a step is run
-        self._batches = self._workload.endless()
+    def __init__(self, workload: Workload, record: RunRecord, steps: int, say: Callable[[str], None]) -> None:
+        self._workload, self._record, self._count, self._say = workload, record, steps, say
+        self._holdings = workload.holdings()  # refuses a wrong model or optimizer before a step is run
+        self._batches = workload.endless()
         self._sizes = self._sizes_of_parameters()
+        self._step = 0
+        self._census = Census()
+        self._device = torch.device("cpu")
+
+    def run(self, preset: str | None) -> None:
+        """Run the whole examination."""
+        ways = Ways(self._workload, preset)
+        self._device = ways.device
+        self._record.update("settings", preset=ways.name, run=ways.name)
+        self._record.update("environment", **self._environment())
+        examined = [self._observe_eager(ways)]
+        if ways.name != "none":
+            examined.append(self._compile(ways))
+        self._time([way for way in examined if not way.failed])
+        figures = {way.name: way.figures() for way in examined}
+        name = getattr(self._workload.step, "__name__", "step")
+        shapes = {name: self._census.to_dict()}
+        self._record.update("measurements", ways=figures, steps_done=self._step, shapes=shapes, trained=self._trained())
+        if "step_ms" in (asked := figures.get(ways.name, {})):
+            self._record.update("measurements", steady_step_ms=asked["step_ms"], cold_seconds=asked["cold_seconds"])
 
     def _sizes_of_parameters(self) -> dict[str, torch.Tensor]:
         """Return the norm of each parameter that requires a gradient: training changes it."""
-        parameters = self._workload.holdings().parameters().items()
+        parameters = self._holdings.parameters().items()
         return {name: torch.linalg.vector_norm(one.detach()) for name, one in parameters if one.requires_grad}
 
     def _trained(self) -> dict[str, int]:
@@ -149,59 +138,49 @@ class _Examination:
             environment["HOTLOOP_DISABLE"] = disabled
         return environment
 
-    def _observe_eager(self, way: Way, ways: Ways) -> None:
+    def _observe_eager(self, ways: Ways) -> Way:
         self._say("eager steps")
+        way = Way(EAGER, ways.running_eagerly)
         observer = EagerObserver(self._device, ways.compiled_modules)
         with way.running(), self._peak(way):
             self._run_step(way, note=False)  # not timed: a first step sets libraries up
             batch = next(self._batches)  # preparing the batch is not part of the step
             with observer.observe():
                 self._run_step(way, batch, note=False)
-            with self._calls.observe():
-                self._run_step(way, batch, note=False)
             for _ in range(WARM_UP):
                 self._run_step(way)
-            self._observed = with_waits(observer.events(), functools.partial(self._run_step, way, batch, note=False))
-            run, known = functools.partial(self._run_step, way, note=False), set(self._census.counts)
-            shapes = new_shapes(self._workload, self._batches, run, self._count, known)
-            waits = data_wait(self._workload, self._batches, run, self._count)
-        self._record.update("measurements", **waits, new_shapes=shapes)
-        self._measure_forms()  # after the peak is known: their memory is not the step's
-        self._add(self._observed)
-        if self._device.type == "cuda":
-            with way.running():
-                batch = next(self._batches)
-                step = functools.partial(self._run_step, way, batch, note=False)
-                event = host_bound(step, self._device, min(way.first[-WARM_UP:]))
-            self._add([event] if event else [])
+            waits = self._data_wait(way)
+        self._record.update("measurements", **waits)
+        self._add(observer.events())
+        return way
 
-    def _measure_forms(self) -> None:
-        """Measure what optimizers and layers take, and what they would in another form."""
-        self._record.update(
-            "measurements",
-            optimizers=fused_optimizers(self._workload, self._wait),
-            linears=padded_linears(self._calls, self._workload.models(), self._device, self._wait),
-            attention=fused_attention(self._calls, self._device, self._wait),
-        )
+    def _data_wait(self, way: Way) -> dict[str, Any]:
+        """Run steps one after another, and return how long they waited for their batches.
 
-    def _suggested(self, ways: Ways) -> list[Way]:
-        """Run some eager steps in each way that may be faster: libraries set up what they need for it."""
-        modules = [module for model in self._workload.models().values() for module in model.modules()]
-        reads = [event for event in self._observed if isinstance(event, HostSync)]
-        found = []
-        for way in variants(self._calls, reads, modules, self._device, ways.running_eagerly):
-            try:
-                with way.running(), self._peak(way):
-                    for _ in range(WARM_UP):
-                        self._run_step(way, note=False)
-            except Exception as error:  # noqa: BLE001 - the step needs what it has: strides for view(), weights that attention returns
-                self._say(f"{way.name} failed: {error}")
-                continue
-            found.append(way)
-        return found
+        Workers load while a step runs, so only what the step had to wait for counts. The mean counts, not the median:
+        of four workers that are too slow, every fourth batch is late.
 
-    def _compile(self, ways: Ways) -> list[Way]:
-        """Compile, run real steps, and observe one; then compile by blocks, if there are any and time is left.
+        Returns:
+            ``data_wait_ms`` and ``data_step_ms``, means a step; and ``data_workers``, for a DataLoader. Empty where the
+            batches are a list, which nothing waits for, or an iterator, which would be used up.
+        """
+        given = self._workload.batches
+        if isinstance(given, Iterator) or (isinstance(given, Sequence) and self._workload.before is None):
+            return {}
+        waited = ran = 0.0
+        self._run_step(way, note=False)  # workers that still begin are no part of it
+        for _ in range(self._count):
+            began = time.perf_counter()
+            batch = next(self._batches)
+            there = time.perf_counter()
+            self._run_step(way, batch, note=False)
+            waited += there - began
+            ran += time.perf_counter() - there
+        found = {"data_wait_ms": 1e3 * waited / self._count, "data_step_ms": 1e3 * ran / self._count}
+        return found | ({"data_workers": given.num_workers} if isinstance(given, DataLoader) else {})
+
+    def _compile(self, ways: Ways) -> Way:
+        """Compile, run real steps, and observe one.
 
         The first compiled step takes an epoch's first batch, as in a real run. If it took the short batch, torch would
         compile for that size, and treat the full batches as the exception.
@@ -210,25 +189,15 @@ class _Examination:
         self._say("the program's own compile" if ways.as_given else f"compiling with {ways.name}")
         with watch() as events:
             way = ways.compiled()
-            with way.running():
-                noted = self._run_in_order(way, events)
-                components = ways.components()
+            noted = self._run_in_order(way, events)
+            self._record.update("components", **ways.components())
         self._add(events[noted:], self._step)
-        way.count_cache_hits(events)
-        self._record.update("components", **components)
-        if way.failed:
-            return [way]
-        with way.running():
-            self._observe_compiled(way, ways)
-        blocks = None if sum(way.first) > _LONG_COMPILE_S else ways.by_blocks(components)
-        if blocks is None:
-            return [way]
-        self._say("compiling by blocks")
-        with watch() as events, blocks.running(), self._failing(blocks), self._peak(blocks):
-            for _ in range(WARM_UP + 1):
-                self._run_step(blocks)
-        blocks.count_cache_hits(events)
-        return [way, blocks]
+        way.cache_hits = sum(event.cache_hits for event in events if isinstance(event, Compiled))
+        if not way.failed:
+            parts = EagerParts(ways.names, self._device)
+            step = functools.partial(self._run_step, way, next(self._batches), note=False)
+            self._add(parts.events(step, typical(way.first, skip=len(way.first) // 2)))
+        return way
 
     def _run_in_order(self, way: Way, events: Sequence[Event]) -> int:
         """Run steps one after another, as a run would; record each step's events, and return how many there were."""
@@ -242,26 +211,13 @@ class _Examination:
                 noted = len(events)
         return noted
 
-    def _observe_compiled(self, way: Way, ways: Ways) -> None:
-        """Record the parts of a step that run outside of compiled code."""
-        parts = EagerParts(ways.names, self._device)
-        step = functools.partial(self._run_step, way, next(self._batches), note=False)
-        if self._device.type == "cuda":
-            whole = parts.profile(step)
-        else:
-            whole = typical(way.first, skip=len(way.first) // 2)
-            with parts.observe():
-                step()
-        self._add(parts.events(whole))
-
     def _time(self, ways: Sequence[Way]) -> None:
         """Time the ways by turns on the same batches, so that other load on the machine meets all of them."""
-        running = [way for way in ways if not way.failed]
-        self._say(f"timing {', '.join(way.name for way in running)}")
+        self._say(f"timing {', '.join(way.name for way in ways)}")
         length = math.ceil(self._count / ROUNDS)
         for _ in range(ROUNDS):
             batches = list(itertools.islice(self._batches, length + 1))
-            for way in running:
+            for way in ways:
                 with way.running(), self._failing(way):
                     way.samples += self._time_block(way, batches)
 
@@ -305,7 +261,7 @@ class _Examination:
 
     @contextlib.contextmanager
     def _failing(self, way: Way) -> Iterator[None]:
-        """Note that compiled code failed or found no memory, and let the other ways go on."""
+        """Note that compiled code failed or found no memory, and let the other way go on."""
         try:
             yield
         except (CompiledRunError, torch.OutOfMemoryError) as error:
@@ -328,24 +284,9 @@ class _Examination:
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
 
-    def _add(self, events: Sequence[Event], step: int | None = None) -> None:
+    def _add(self, events: Iterable[Event], step: int | None = None) -> None:
         for event in events:
             self._record.append("events", {**event.to_dict(), **({} if step is None else {"step": step})})
-
-    def _finish(self, examined: Sequence[Way], ways: Ways) -> None:
-        for way in examined:
-            if ways.holds_graph_memory and way.name.endswith("blocks"):
-                way.peak_bytes = None  # it would include the memory of the first compile's graphs
-        figures = {way.name: way.figures() for way in examined}
-        for way in [way for way in examined if way.suggested]:
-            figures[way.name] |= (beside := way.beside(examined[0]))
-            if beside.get("difference") != "faster":  # nobody asked for it
-                del figures[way.name]
-        name = getattr(self._workload.step, "__name__", "step")
-        shapes = {name: self._census.to_dict()}
-        self._record.update("measurements", ways=figures, steps_done=self._step, shapes=shapes, trained=self._trained())
-        if "step_ms" in (asked := figures.get(ways.name, {})):
-            self._record.update("measurements", steady_step_ms=asked["step_ms"], cold_seconds=asked["cold_seconds"])
 
 
 def last_batch(batches: Any, within: int) -> Any | None:
