@@ -77,7 +77,6 @@ def test_this_machine_compiles_on_its_gpu():
     machine = gathering.gather()
     assert [trial.device for trial in machine.trials] == ["cpu", "cuda"]
     assert [trial.reason for trial in machine.trials] == ["", ""]
-    assert machine.driver_cuda is not None
-    assert machine.gpus[0].multiprocessors > 0
+    assert machine.gpus[0].memory_bytes > 0
     assert not [one for one in judge(machine) if one.level == "problem"]
     assert Path(machine.compiler).exists()

@@ -1,12 +1,11 @@
 """The program that the doctor runs in a child process; its last line is one JSON object.
 
-``torch`` prints the facts of torch and its GPUs (`hotloop.prove.doctor.facts.Machine`). A device type tries a compile
-of three lines there, backward included, and compares with eager (`hotloop.prove.doctor.facts.TriedCompile`).
+``torch`` prints the facts of torch and its GPUs (`hotloop.prove.doctor.gathering.Machine`). A device type tries a
+compile of three lines there, backward included, and compares with eager (`TriedCompile`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
@@ -20,7 +19,6 @@ from hotloop.compiling.fallback.causes import failure_of
 from hotloop.compiling.observe import watch
 from hotloop.events import Compiled
 from hotloop.presets import PRESETS
-from hotloop.prove.doctor.facts import Gpu, Torch
 
 _HINTS = (
     ("Python.h", "install Python's headers (apt install python3-dev): Triton compiles its launcher with them"),
@@ -30,82 +28,42 @@ _HINTS = (
     ("noexec", "set TORCHINDUCTOR_CACHE_DIR to a folder that is not mounted noexec"),
 )
 """Words in the error of a compile, each with its remedy."""
+_NO_GPU = ("not compiled with CUDA", "no NVIDIA driver", "No CUDA GPUs", "no CUDA-capable device", "No HIP GPUs")
+"""Words in torch's error where there is no GPU to use."""
 
 
 def facts() -> dict[str, Any]:
     """Return the facts of torch and its GPUs."""
     gpu_error, gpus = "", []
-    if torch.cuda.is_available():
-        try:
-            gpus = [_gpu(index) for index in range(torch.cuda.device_count())]
-        except RuntimeError as error:
-            gpu_error = str(error).strip().partition("\n")[0]
-    elif torch.version.cuda or torch.version.hip:
-        gpu_error = _why_no_cuda()
-    lacking = {
-        device: {name: reason for name, preset in PRESETS.items() if (reason := missing(preset, device))}
-        for device in (["cuda", "cpu"] if gpus else ["cpu"])
-    }
-    names, lost = _private_names()
-    known = Torch(
-        version=str(torch.__version__),
-        cuda=torch.version.cuda,
-        hip=torch.version.hip,
-        architectures=tuple(torch.cuda.get_arch_list()),
-        gpu_error=gpu_error,
-        mps=torch.backends.mps.is_available(),
-        threads=torch.get_num_threads(),
-        missing=lacking,
-        capabilities=lost,
-        names=names,
-    )
-    return {"torch": dataclasses.asdict(known), "gpus": [dataclasses.asdict(gpu) for gpu in gpus]}
-
-
-def _gpu(index: int) -> Gpu:
-    properties = torch.cuda.get_device_properties(index)
-    free, total = torch.cuda.mem_get_info(index)
-    return Gpu(
-        name=properties.name,
-        capability=(properties.major, properties.minor),
-        architecture=str(getattr(properties, "gcnArchName", "")) if torch.version.hip else "",
-        memory_bytes=total,
-        free_bytes=free,
-        multiprocessors=properties.multi_processor_count,
-    )
-
-
-def _why_no_cuda() -> str:
-    """Say why CUDA does not start; empty where there is simply no GPU."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
+        gpus = [_gpu(index) for index in range(torch.cuda.device_count())]
     except (RuntimeError, AssertionError) as error:
         text = str(error).strip().partition("\n")[0]
-        no_gpu = ("no NVIDIA driver", "No CUDA GPUs", "no CUDA-capable device", "No HIP GPUs")
-        return "" if any(phrase in text for phrase in no_gpu) else text
-    return ""
+        # Where there is simply no GPU, nothing is wrong.
+        gpu_error = "" if any(phrase in text for phrase in _NO_GPU) else text
+    names = {name.path: name.why for name in LEDGER if ":" in name.path}  # others can be looked up on objects alone
+    return {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "gpu_error": gpu_error,
+        "mps": torch.backends.mps.is_available(),
+        "threads": torch.get_num_threads(),
+        "missing": {
+            device: {name: reason for name, preset in PRESETS.items() if (reason := missing(preset, device))}
+            for device in (["cuda", "cpu"] if gpus else ["cpu"])
+        },
+        "names": len(names),
+        "lost": {path: why for path, why in names.items() if not capability(path, path).available},
+        "gpus": gpus,
+    }
 
 
-def _private_names() -> tuple[int, dict[str, str]]:
-    """Count the private names that can be looked up, and map those that this torch lacks to what is lost.
-
-    Names that torch sets on objects while it traces cannot be looked up, and are not counted.
-    """
-    module = torch.nn.Linear(1, 1)
-    objects = {"Module": module, "Tensor": module.weight, "Optimizer": torch.optim.SGD(module.parameters())}
-    looked_up, lost = 0, {}
-    for name in LEDGER:
-        kind, _, attribute = name.path.partition(".")
-        if ":" in name.path:
-            there = capability(name.path, name.path).available
-        elif kind in objects:
-            there = hasattr(objects[kind], attribute)
-        else:
-            continue
-        looked_up += 1
-        if not there:
-            lost[name.path] = name.why
-    return looked_up, lost
+def _gpu(index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    capability = [properties.major, properties.minor]
+    return {"name": properties.name, "capability": capability, "memory_bytes": total, "free_bytes": free}
 
 
 def three_lines(x: torch.Tensor) -> torch.Tensor:
