@@ -1,103 +1,87 @@
-"""A bench of a user's own step: timed ways ran as asked, and the others are listed with their reason."""
+"""A bench of a user's own step: timed ways ran as asked, the others are listed with their reason; its arithmetic."""
 
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
+from pathlib import Path
 
 import bench_programs as programs
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hotloop
 from hotloop._torch import backends
 from hotloop.errors import ConfigError
-from hotloop.prove.bench.bench import ways_for
-from hotloop.prove.bench.rounds import Rounds
+from hotloop.prove.bench import child, way
+from hotloop.prove.bench.bench import block_steps, ways_for
+from hotloop.prove.bench.verdict import Course, Speed, envelope, noise_of, sentence, why_eager
 from hotloop.prove.workloads import source_of
 from hotloop.record import load
 from hotloop.report import build
 from hotloop.testing import captured_step_emulation
 
-STEPS = 12
+FILE = Path(__file__).with_name("bench_programs.py")
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def bench(workload, *runs, **settings):
-    return hotloop.bench(workload, runs or None, **{"steps": STEPS, "cold": False, **settings})
+    return hotloop.bench(workload, runs or None, **{"steps": 12, **settings})
 
 
-def test_ways_are_timed_side_by_side_and_the_verdict_names_one():
-    found = bench(programs.make, "eager", "aot_eager", total_steps=500)
-    eager, compiled = found.ways
-    assert (eager.name, compiled.name) == ("eager", "aot_eager")
-    for one in found.ways:
+def test_ways_are_timed_side_by_side_and_the_verdict_names_one(tmp_path):
+    found = bench(programs.make, "aot_eager", "full+graph", total_steps=500, record=tmp_path / "run")
+    eager, compiled, _ = found.ways
+    for one in (eager, compiled):
         assert one.timed
         assert one.as_asked == 1
-        assert len(one.block_ms) == 6
         assert one.step_ms_low <= one.step_ms <= one.step_ms_high
-        assert one.step_ms == pytest.approx(sorted(one.block_ms)[2] / 2 + sorted(one.block_ms)[3] / 2, rel=1e-3)
-        assert one.total_seconds == pytest.approx(one.cold_seconds + 500 * one.paired_ms / 1e3)
+        assert one.total_seconds > one.cold_seconds
     assert eager.speed is None
-    assert eager.paired_ms == eager.step_ms
-    assert compiled.paired_ms == pytest.approx(eager.step_ms / compiled.speed)
     assert compiled.speed_low <= compiled.speed <= compiled.speed_high
     assert compiled.compile_seconds > 0
-    assert compiled.prepared_steps == 4, "a survey and three proofs"
     assert found.verdict.startswith("At 500 steps: ")
     assert found.best(500) in found.verdict
     assert found.noise >= 0
-
-
-def test_what_it_gives_is_json_a_record_and_a_page(tmp_path):
-    found = bench(programs.make, "aot_eager", "full+graph", record=tmp_path / "run")
     data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert [one["name"] for one in data["ways"]] == ["eager", "aot_eager", "full+graph"]
     assert data["stretches"][0]["first"] == 0
     assert data["environment"]["torch"] == str(torch.__version__)
     document = load(tmp_path / "run")
     ways = document["measurements"]["ways"]
-    assert ways["eager"]["step_ms"] == pytest.approx(found.way("eager").step_ms, rel=1e-4)
-    assert "cold_seconds" in ways["aot_eager"]
+    assert ways["eager"]["step_ms"] == pytest.approx(eager.step_ms, rel=1e-4)
     assert "captured on a GPU only" in ways["full+graph"]["failed"]
-    view = build(document)
-    assert view.diagnosis == found.verdict
-    assert [chart.key for chart in view.charts] == ["ways"]
+    assert build(document).diagnosis == found.verdict
     assert found.verdict in found.report(tmp_path / "page.html").read_text(encoding="utf-8").replace("&#39;", "'")
     assert found.verdict in str(found)
 
 
-def test_the_ways_that_make_sense_are_chosen():
-    assert ways_for(source_of(programs.make)) == ("eager", "full"), "no GPU, and no repeated blocks"
-    assert ways_for(source_of(programs.blocks)) == ("eager", "regional", "full")
+@pytest.mark.parametrize(("make", "ways"), [(programs.make, ("eager", "full")), (programs.blocks, ("eager", "regional", "full"))])  # fmt: skip
+def test_the_ways_that_make_sense_are_chosen(make, ways):
+    assert ways_for(source_of(make)) == ways
 
 
-NOT_RUN = {
-    "a graph without a GPU": (programs.make, "eager+graph", "captured on a GPU only"),
-    "a preset that this machine lacks a part for": (
-        programs.make,
-        "triton",
-        "cannot run it: (no GPU|the model is on the CPU)",
-    ),
-    "blocks that there are not": (programs.make, "regional", "has no repeated blocks"),
-    "a step that no proof can run twice": (
-        programs.counting,
-        "aot_eager",
-        "it went back to eager: the step changes Python state",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", NOT_RUN)
-def test_a_way_that_does_not_run_as_asked_is_listed_and_not_timed(what):
-    make, way, reason = NOT_RUN[what]
-    found = bench(make, way)
-    one = found.way(way)
+@pytest.mark.parametrize(
+    ("make", "name", "reason"),
+    [
+        (programs.make, "eager+graph", "captured on a GPU only"),
+        (programs.make, "triton", "cannot run it: (no GPU|the model is on the CPU)"),
+        (programs.make, "regional", "has no repeated blocks"),
+        (programs.counting, "aot_eager", "it went back to eager: the step changes Python state"),
+    ],
+)
+def test_a_way_that_does_not_run_as_asked_is_listed_and_not_timed(make, name, reason):
+    found = bench(make, name)
+    one = found.way(name)
     assert not one.timed
-    assert one.block_ms == ()
     assert re.search(reason, one.reason)
     assert found.way("eager").timed
     assert found.verdict == "At any length of the run: eager, since no other way ran here."
-    assert f"{way} was not timed" in str(found)
+    assert f"{name} was not timed" in str(found)
 
 
 def test_code_that_stepped_down_is_not_timed(monkeypatch):
@@ -107,15 +91,10 @@ def test_code_that_stepped_down_is_not_timed(monkeypatch):
         raise RuntimeError("planted failure")
 
     monkeypatch.setattr(backends, "aot_eager", lambda: broken)
-    found = bench(programs.make, "aot_eager")
-    one = found.way("aot_eager")
-    assert not one.timed
-    assert "planted failure" in one.reason
+    assert "planted failure" in bench(programs.make, "aot_eager").way("aot_eager").reason
 
 
 def test_a_way_that_fails_after_it_got_ready_leaves_the_bench(monkeypatch):
-    from hotloop.prove.bench import way
-
     done = []
 
     def check(self):
@@ -134,58 +113,32 @@ def test_with_hotloop_disabled_nothing_is_timed_as_compiled(monkeypatch):
     assert bench(programs.make, "aot_eager").way("aot_eager").reason == "it would run eager: HOTLOOP_DISABLE=1 is set"
 
 
-def test_captured_steps_are_replays():
+def test_captured_steps_are_replays_and_tiers_of_the_same_code_all_count_its_compile():
     with captured_step_emulation():
-        found = bench(programs.make, "eager+graph")
-    one = found.way("eager+graph")
-    assert one.timed
-    assert one.as_asked == 1
-    assert one.prepared_steps > 4
-    assert one.caches == "none"
+        found = bench(programs.make, "aot_eager", "aot_eager+graph", "eager+graph")
+    first, second, captured = (found.way(name) for name in ("aot_eager", "aot_eager+graph", "eager+graph"))
+    assert second.cold_seconds > 0.5 * first.compile_seconds
+    assert captured.as_asked == 1
+    assert captured.caches == "none"
 
 
 def test_steps_of_a_shape_without_code_are_told():
     found = bench(programs.ragged, "aot_eager", steps=32)
-    one = found.way("aot_eager")
-    assert 0.8 < one.as_asked < 1, "one batch in eight is short, and compiles nothing the first times"
-    assert "ran as asked, the others as written" in one.notes[0]
-
-
-def test_two_tiers_of_the_same_code_both_count_its_compile():
-    with captured_step_emulation():
-        found = bench(programs.make, "aot_eager", "aot_eager+graph")
-    first, second = found.way("aot_eager"), found.way("aot_eager+graph")
-    assert second.cold_seconds > 0.5 * first.compile_seconds
-    assert "the compile that it found made for aot_eager" in second.notes[0]
-
-
-@pytest.mark.campaign
-def test_ways_that_do_not_fit_into_memory_together_run_one_after_another(monkeypatch):
-    monkeypatch.setattr(Rounds, "_groups", lambda self: None)
-    found = bench(programs.make, "aot_eager", "full+graph", steps=24)
-    assert found.notes == (
-        "two ways do not fit into memory together: they ran one after another, 3 times, which is noisier",
+    assert 0.8 < found.way("aot_eager").as_asked < 1, (
+        "one batch in eight is short, and compiles nothing the first times"
     )
-    for name in ("eager", "aot_eager"):
-        assert len(found.way(name).block_ms) == 12
-        assert found.way(name).as_asked == 1
-    assert "captured on a GPU only" in found.way("full+graph").reason
+    assert "ran as asked, the others as written" in str(found)
 
 
-def test_a_workload_is_copied_where_its_step_goes_with_its_model():
+def test_a_workload_is_copied_where_its_step_goes_with_its_model_and_random_numbers_are_left_alone():
     trainer = programs.Trainer()
     before = [one.clone() for one in trainer.model.parameters()]
-    found = bench(trainer.workload(), "aot_eager")
-    assert found.way("aot_eager").timed
-    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
-
-
-def test_random_numbers_of_the_caller_are_left_alone():
     torch.manual_seed(3)
     wanted = torch.rand(3)
     torch.manual_seed(3)
-    bench(programs.make, "eager")
+    assert bench(trainer.workload(), "aot_eager").way("aot_eager").timed
     assert torch.equal(torch.rand(3), wanted)
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
 
 def test_what_the_program_raises_is_the_users():
@@ -193,24 +146,146 @@ def test_what_the_program_raises_is_the_users():
         bench(programs.failing, "aot_eager")
 
 
-WRONG = {
-    "no workload": (lambda: hotloop.bench(3), "workload 3: expected a hotloop.Workload"),
-    "a function that gives something else": (lambda: hotloop.bench(lambda: 3), "gave a int"),
-    "no such file": (lambda: hotloop.bench("nowhere.py:make"), "there is no file"),
-    "a step over this one model": (lambda: hotloop.bench(programs.make()), "each way needs its own; give the function"),
-    "a model that is compiled": (lambda: hotloop.bench(programs.compiled, cold=False), "compiled already"),
-    "an unknown way": (lambda: hotloop.bench(programs.make, ("eagre",)), "run 'eagre'"),
-    "auto": (lambda: hotloop.bench(programs.make, ("auto",)), "auto is a choice"),
-    "one name": (lambda: hotloop.bench(programs.make, "eager"), "runs 'eager'"),
-    "no way": (lambda: hotloop.bench(programs.make, ()), "runs \\(\\)"),
-    "few steps": (lambda: hotloop.bench("no_such_file.py:make", steps=11), "steps 11: expected a whole number of 12"),
-    "total_steps": (lambda: hotloop.bench(programs.make, total_steps=0), "total_steps 0"),
-    "a bool": (lambda: hotloop.bench(programs.make, steps=True), "steps True"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_wrong_input_is_refused_before_work_starts(what):
-    call, message = WRONG[what]
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        ((3,), {}, "workload 3: expected a hotloop.Workload"),
+        ((lambda: 3,), {}, "gave a int"),
+        (("nowhere.py:make",), {}, "there is no file"),
+        ((programs.make(),), {}, "each way needs its own; give the function"),
+        ((programs.compiled,), {}, "compiled already"),
+        ((programs.make, ("eagre",)), {}, "run 'eagre'"),
+        ((programs.make, ("auto",)), {}, "auto is a choice"),
+        ((programs.make, "eager"), {}, "runs 'eager'"),
+        ((programs.make, ()), {}, "runs \\(\\)"),
+        (("no_such_file.py:make",), {"steps": 11}, "steps 11: expected a whole number of 12"),
+        ((programs.make,), {"total_steps": 0}, "total_steps 0"),
+        ((programs.make,), {"steps": True}, "steps True"),
+        ((lambda: programs.make(),), {"cold": True}, "another process has to make the workload"),  # noqa: PLW0108
+    ],
+)
+def test_wrong_input_is_refused_before_work_starts(arguments, settings, message):
     with pytest.raises(ConfigError, match=message):
-        call()
+        hotloop.bench(*arguments, **settings)
+
+
+# -- cold, in processes of their own -----------------------------------------------------------------------------------
+
+
+@pytest.mark.campaign
+def test_each_way_gets_ready_in_a_process_of_its_own():
+    one = bench(f"{FILE}:make", "aot_eager", cold=True).way("aot_eager")
+    assert one.timed
+    assert 0 < one.compile_seconds < one.cold_seconds
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "crashed with signal SIGKILL"),
+        ("import time; time.sleep(600)", "no answer after 20 s"),
+        ("raise OSError('only once')", "OSError: only once"),
+    ],
+)
+def test_a_process_that_dies_hangs_or_raises_is_a_reason(tmp_path, monkeypatch, body, reason):
+    (tmp_path / "cold.py").write_text(f"def make():\n    {body}\n", encoding="utf-8")
+    monkeypatch.setattr(child, "LIMIT_S", 20.0)
+    with pytest.raises(way.NotRunError, match=reason):
+        child.run_cold("eager", f"{tmp_path / 'cold.py'}:make")
+
+
+def test_a_bench_inside_a_bench_is_refused(monkeypatch):
+    monkeypatch.setenv(child.INSIDE, "1")
+    with pytest.raises(ConfigError, match="if __name__ == '__main__'"):
+        bench(f"{FILE}:make")
+
+
+# -- the arithmetic ----------------------------------------------------------------------------------------------------
+
+TINY = [Course("eager", 2.1, 0.01675), Course("eager+graph", 2.2, 0.00185), Course("full+graph", 23.0, 0.0017)]
+"""Cold seconds and seconds of a step, about as an H200 gave them for a small transformer."""
+
+
+def pairs(ours, eager, jitter=0.002, rounds=12):
+    """Return blocks whose times jitter, on a machine that is half as fast in some rounds."""
+    draw = random.Random(1)
+    slow = [2.0 if turn % 5 == 4 else 1.0 for turn in range(rounds)]
+    return [tuple(s * one * (1 + draw.uniform(-jitter, jitter)) for one in (ours, eager)) for s in slow]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "noise", "difference"),
+    [
+        (pairs(1.85, 16.75), 0.01, "faster"),  # it holds where the machine slows down for both
+        (pairs(16.75, 1.85), 0.01, "slower"),
+        (pairs(9.9, 10, 0.0005), 0.005, "faster"),
+        (pairs(9.9, 10, 0.0005), 0.02, "none"),
+        (pairs(9.9, 10, 0.0005), math.inf, "none"),
+        (pairs(1.85, 16.75, rounds=5), 0.0, "none"),  # too few
+    ],
+)
+def test_a_difference_that_noise_explains_is_none(blocks, noise, difference):
+    found = Speed.of(blocks)
+    assert found.low <= found.median <= found.high
+    assert found.difference(noise) == difference
+
+
+def test_noise_is_how_far_eager_is_from_itself():
+    assert noise_of(pairs(10, 10, jitter=0)) == 0
+    assert 0.001 < noise_of(pairs(10, 10, jitter=0.05)) < 0.1
+    assert noise_of(pairs(9, 10, jitter=0)) == pytest.approx(1 / 0.9 - 1), "the farther end, either way"
+    assert math.isinf(noise_of(pairs(10, 10, rounds=5)))
+
+
+@pytest.mark.parametrize(
+    ("courses", "steps", "said"),
+    [
+        (TINY, 100_000, (f"At 100,000 steps: eager+graph, 8.96{TIMES} in all; below 7 steps: eager; "
+         f"from 138,667 steps on: full+graph (9.85{TIMES} a step)")),
+        (TINY, None, (f"From 138,667 steps on: full+graph (9.85{TIMES} a step); from 7 to 138,666 steps: eager+graph "
+         f"(9.05{TIMES} a step); below 7 steps: eager")),
+        ([TINY[0], Course("eager+graph", 1.0, 0.008375)], None, f"At any length of the run: eager+graph (2{TIMES} a step)"),
+        (TINY[:1], None, "At any length of the run: eager"),
+        ([Course("eager", 1.0, 0.01), Course("full", 101.0, 0.008)], 5_000, ("At 5,000 steps: eager; "
+         f"from 50,001 steps on: full (1.25{TIMES} a step)")),
+    ],
+)  # fmt: skip
+def test_the_sentence(courses, steps, said):
+    assert sentence(envelope(courses), courses[0], steps) == said
+
+
+def test_stay_eager_is_said_with_its_figures():
+    assert why_eager({}, 0.01) == ", since no other way ran here"
+    slower = why_eager({"full": Speed.of(pairs(15, 10, 0))}, 0.01)
+    assert slower == "; full comes nearest, and its step takes 1.50 times eager's"
+    equal = why_eager({"full": Speed.of(pairs(10, 10, 0))}, 0.01)
+    assert equal == f"; full comes nearest, and 1.00{TIMES} a step is no difference (noise: 1%)"
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 1)), min_size=1, max_size=6, unique_by=lambda pair: pair[1]),
+    st.integers(0, 10**6),
+)
+def test_the_envelope_is_the_least_total_of_the_ways_that_are_faster(figures, steps):
+    courses = [Course(str(n), *pair) for n, pair in enumerate(figures)]
+    found = envelope(courses)
+    assert found[0][0] == 0
+    assert [first for first, _ in found] == sorted({first for first, _ in found})
+    best = [course for first, course in found if first <= steps][-1]
+    least = min(one.seconds(steps) for one in courses if one.step_seconds <= courses[0].step_seconds)
+    assert best.seconds(steps) <= least * (1 + 1e-9) + 1e-9
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 6])
+def test_each_way_comes_in_each_place(number):
+    orders = list(way.in_turns(number, 2 * number))
+    assert all(sorted(order) == list(range(number)) for order in orders)
+    assert {order[0] for order in orders} == {order[-1] for order in orders} == set(range(number))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"), [((0.015, 0.015), 10), ((0.00185, 0.01675), 28), ((3.0, 4.0), 1), ((1e-7, 1e-6), 400)]
+)
+def test_blocks_are_long_enough_for_the_fastest_and_short_enough_for_the_slowest(seconds, steps):
+    assert block_steps(seconds) == steps

@@ -27,12 +27,10 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of the command
         int | None, typer.Option("--total-steps", metavar="N", help="Steps that the real run will have.")
     ] = None,
     cold: Annotated[
-        bool, typer.Option("--cold/--no-cold", help="Get each way ready in a process of its own, caches empty.")
-    ] = True,
+        bool, typer.Option("--cold", help="Measure cold seconds in a process of each way's own, caches empty.")
+    ] = False,
     as_json: AsJson = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the total time over steps.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page.")] = None,
     record: Annotated[
         Path | None, typer.Option("--record", metavar="FOLDER", help="Keep the run record, for hotloop report.")
     ] = None,

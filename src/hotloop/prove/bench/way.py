@@ -8,7 +8,6 @@ import itertools
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,94 +43,26 @@ class Ready:
     """Figures of getting a way ready.
 
     Args:
-        steps: the first steps, including `READY` steady ones; they are real training steps.
-        seconds: of these steps, each waited for.
-        steady_seconds: the median of the `READY` steady steps, at the machine's speed of that moment.
-        prepared_steps: steps before the first steady one.
-        prepared_seconds: from the begin of the first step to that of the first steady one.
-        compile_seconds: the part of them spent compiling.
-        cache_hits, cache_misses: graphs found in Inductor's caches, and graphs that were not.
-        preparing_bytes: the most memory held until then; None if it is not known.
-        peak_bytes: the most memory held by steady steps; None if it is not known.
+        cold_seconds: of getting ready, without the time of the steps themselves.
+        compile_seconds: the part of it spent compiling.
+        caches: the compile caches that it began with: ``empty``, ``warm``, or ``none`` if nothing is compiled.
+        peak_bytes: the most memory that torch held for it on a GPU, captured graphs included; None on a CPU.
     """
 
-    steps: int
-    seconds: float
-    steady_seconds: float
-    prepared_steps: int
-    prepared_seconds: float
-    compile_seconds: float = 0.0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    preparing_bytes: int | None = None
-    peak_bytes: int | None = None
-
-    @property
-    def cold_seconds(self) -> float:
-        """Seconds of getting ready beyond the steps themselves."""
-        return max(0.0, self.seconds - self.steps * self.steady_seconds)
-
-    @property
-    def caches(self) -> str:
-        """The compile caches that it began with: ``empty``, ``warm``, or ``none`` if nothing was compiled."""
-        if not self.cache_hits + self.cache_misses:
-            return "none"
-        return "empty" if self.cache_misses else "warm"
+    cold_seconds: float
+    compile_seconds: float
+    caches: str
+    peak_bytes: int | None
 
 
-class PeakMemory:
-    """The peak of the memory taken by a program that is made after this object.
-
-    On a GPU it is the memory held by torch, on a CPU the resident memory of a process of its own.
-
-    Args:
-        alone: this process runs nothing else, so that its memory is the program's. Only then a CPU has a peak.
-    """
-
-    def __init__(self, *, alone: bool) -> None:
-        self._alone, self._known = alone, True
-        started = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self._others = {index: self._reset(index) for index in range(torch.cuda.device_count() if started else 0)}
-        """Memory that torch holds for others, by GPU: reserved, and in use."""
-
-    def restart(self, device: torch.device) -> None:
-        """Forget the peak so far. Memory that others held at the start is still theirs."""
-        if device.type == "cuda":
-            self._reset(self._index(device))
-            return
-        try:  # "5" resets the peak of the resident memory: the Linux kernel's documentation of /proc/pid/clear_refs
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        except OSError:  # not Linux, or a sandbox that forbids it
-            self._known = False
-
-    def bytes(self, device: torch.device) -> int | None:
-        """Return the peak; on a GPU of memory reserved by torch, captured graphs included. None if it is not known.
-
-        A program may fit into memory that others have reserved and do not use; its peak is at least the memory in use.
-        """
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            reserved, used = self._others.get(self._index(device), (0, 0))
-            more = torch.cuda.max_memory_reserved(device) - reserved
-            return max(0, more, torch.cuda.max_memory_allocated(device) - used)
-        if not (self._alone and self._known):
-            return None
-        with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
-            lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-            return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+def reserved_bytes() -> int | None:
+    """Free unused memory and forget its peak; return what torch holds on all GPUs. None if it has begun on none."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         return None
-
-    @staticmethod
-    def _index(device: torch.device) -> int:
-        return torch.cuda.current_device() if device.index is None else device.index
-
-    @staticmethod
-    def _reset(index: int) -> tuple[int, int]:
-        """Free unused memory and forget the peak; return the memory that is reserved and in use now."""
-        torch.cuda.synchronize(index)
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
+    for index in range(torch.cuda.device_count()):
         torch.cuda.reset_peak_memory_stats(index)
-        return torch.cuda.memory_reserved(index), torch.cuda.memory_allocated(index)
+    return sum(map(torch.cuda.memory_reserved, range(torch.cuda.device_count())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,32 +159,33 @@ class Running:
         declined = (tier.why for tier in tiers if tier.state == "declined")
         return known.get(self.tier.name) or known.get(below) or next(declined, "no reason is known")
 
-    def get_ready(self, batches: Iterator[Any], memory: PeakMemory) -> Ready:
+    def get_ready(self, batches: Iterator[Any], reserved: int) -> Ready:
         """Run until `READY` steps in a row ran as asked and did nothing else; then measure the memory of steady steps.
+
+        Args:
+            batches: without an end.
+            reserved: bytes that torch held before the program was made.
 
         Raises:
             NotRunError: the way does not run as asked, or is not ready after `LIMIT_STEPS`.
         """
         ends = self._first_steps(batches)
         self.check()
-        preparing = memory.bytes(self.device)
-        memory.restart(self.device)
+        reserved_bytes()
         for batch in itertools.islice(batches, READY):
             self.run(batch)
-        prepared = len(ends) - 1 - READY
+        peak = None
+        if self.device.type == "cuda":
+            peak = sum(map(torch.cuda.max_memory_reserved, range(torch.cuda.device_count()))) - reserved
+        steady = statistics.median(after - before for before, after in itertools.pairwise(ends[-READY - 1 :]))
         parts = self.parts().values()
-        steady = [after - before for before, after in itertools.pairwise(ends[-READY - 1 :])]
+        missed = sum(part.cache_misses for part in parts)
+        warm = "warm" if sum(part.cache_hits for part in parts) else "none"
         return Ready(
-            steps=len(ends) - 1,
-            seconds=ends[-1],
-            steady_seconds=statistics.median(steady),
-            prepared_steps=prepared,
-            prepared_seconds=ends[prepared],
+            cold_seconds=max(0.0, ends[-1] - (len(ends) - 1) * steady),
             compile_seconds=sum(part.compile_seconds for part in parts),
-            cache_hits=sum(part.cache_hits for part in parts),
-            cache_misses=sum(part.cache_misses for part in parts),
-            preparing_bytes=preparing,
-            peak_bytes=memory.bytes(self.device),
+            caches="empty" if missed else warm,
+            peak_bytes=peak,
         )
 
     def _first_steps(self, batches: Iterator[Any]) -> list[float]:
@@ -298,24 +230,19 @@ class Running:
             self.loop.close()
 
 
-def start(name: str, make: Callable[[], Workload], *, alone: bool = False) -> tuple[Running, Ready]:
+def start(name: str, make: Callable[[], Workload]) -> tuple[Running, Ready]:
     """Make a program, set it up for a way, and run it until it is steady.
-
-    Args:
-        name: of the way.
-        make: makes a new workload.
-        alone: this process runs nothing else, so that its memory is the program's.
 
     Raises:
         NotRunError: it does not run as asked here.
         Exception: the user's own, raised in eager.
     """
-    memory = PeakMemory(alone=alone)
+    reserved = reserved_bytes() or 0
     with seeded():
         workload = make()
         running = Running(name, workload)
         try:
-            return running, running.get_ready(workload.endless(), memory)
+            return running, running.get_ready(workload.endless(), reserved)
         except BaseException:
             running.close()
             raise

@@ -144,37 +144,29 @@ def ask(
         limit_s: seconds after which the child is killed.
         environment: of the child; None takes this process's.
     """
+    with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
+        try:
+            # -P: a file in the user's folder must not be taken for a module of Python's or torch's. Files, since a
+            # process that the child leaves behind would keep a pipe open.
+            command = host.python("-P", *arguments)
+            code = subprocess.run(  # noqa: S603 - our own interpreter
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, timeout=limit_s, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return {}, f"no answer after {limit_s:.0f} s"
+        out.seek(0)
+        err.seek(0)
+        answer, lines = out.read().strip().splitlines(), err.read().strip().splitlines()
+    if code < 0:
+        return {}, f"the process crashed with signal {signal.Signals(-code).name}"
     try:
-        # -P: a file in the user's folder must not be taken for a module of Python's or torch's.
-        done = _run(host.python("-P", *arguments), limit_s, environment)
-    except subprocess.TimeoutExpired:
-        return {}, f"no answer after {limit_s:.0f} s"
-    if done.returncode < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        return {}, f"the process crashed with signal {names.get(-done.returncode, -done.returncode)}"
-    try:
-        data = json.loads(done.stdout.strip().splitlines()[-1])
+        data = json.loads(answer[-1])
     except (ValueError, IndexError):
         data = None
-    if done.returncode == 0 and isinstance(data, dict):
+    if code == 0 and isinstance(data, dict):
         return data, ""
-    lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode} and said nothing"]
+    lines = lines or [f"it ended with exit code {code} and said nothing"]
     return {}, lines[-1].strip()[:_LONGEST]
-
-
-def _run(
-    command: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - our own interpreter, or a tool found on the user's own path
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env=environment,
-        timeout=limit_s,
-        check=False,
-    )
 
 
 def try_compile(device: str) -> TriedCompile:
@@ -210,7 +202,14 @@ def _driver() -> str:
     if path is None:
         return ""
     try:
-        done = _run([path, "--query-gpu=driver_version", "--format=csv,noheader"], TOOL_S)
+        done = subprocess.run(  # noqa: S603 - a tool found on the user's own path
+            [path, "--query-gpu=driver_version", "--format=csv,noheader"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TOOL_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return next(iter(done.stdout.split()), "") if done.returncode == 0 else ""
