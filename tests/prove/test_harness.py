@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 
 import harness_programs as programs
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +17,6 @@ from hotloop.errors import ConfigError
 from hotloop.measure import Limits
 from hotloop.testing import cudagraph_emulation
 
-COUNT = itertools.count()
 NAME = f"{Path(__file__).with_name('harness_programs.py')}"
 
 
@@ -201,41 +198,6 @@ def test_a_step_that_updates_by_hand_is_judged():
 def test_a_workloads_infer_must_be_a_function():
     with pytest.raises(ConfigError, match="Workload infer 3"):
         hotloop.Workload(torch.nn.Linear(1, 1), None, print, [], infer=3)
-
-
-class Result:
-    """A sampler's result, which compares by identity, as a user's class does."""
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (lambda y: y.numpy(), False),
-        (lambda y: y.numpy()[::-1], False),
-        (lambda y: {"image": y.numpy(), "names": np.array(["a", "b"])}, False),
-        (lambda y: [float("nan"), Result(), None], False),
-        (lambda y: [float("nan"), next(COUNT)], True),
-    ],
-)
-def test_calls_that_give_no_tensors_are_compared_as_far_as_they_can_be(given, told):
-    def make():
-        workload = programs.plain()
-        return dataclasses.replace(workload, infer=lambda x: given(workload.model(x)))
-
-    found = hotloop.harness(make, rounds=3, calls=2, look=False)
-    assert found.passed, found
-    assert bool(found.findings) is told
-
-
-def test_an_array_that_differs_is_found():
-    """The numbers of an array are compared as those of a tensor."""
-
-    def make():
-        workload = programs.plain()
-        return dataclasses.replace(workload, infer=lambda x: workload.model(x).numpy() + next(COUNT))
-
-    found = hotloop.harness(make, rounds=3, calls=2, look=False)
-    assert [one.kind for one in found.findings if one.fails] == ["numerics"]
 
 
 def command(*arguments):

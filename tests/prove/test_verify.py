@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from verify_programs import Block, Net, batches, workload, wrong
+from verify_programs import Net, batches, workload, wrong
 
 import hotloop
 from hotloop._torch import backends
@@ -53,8 +53,6 @@ def test_a_backward_that_is_wrong_by_a_thousandth_of_a_percent_is_found_and_name
     region = verdict.blamed.regions[0]
     assert region.kind == "GELU"
     assert region.file.endswith("activation.py")
-    assert region.inside.path == "model.blocks.1"
-    assert region.inside.line == Block.forward.__code__.co_firstlineno
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
@@ -69,27 +67,11 @@ def test_gradients_that_the_step_zeroes_in_place_are_compared_as_the_optimizer_f
     assert verdict.visible is not None
 
 
-def test_the_same_step_with_factor_1_passes():
-    """The control for the test above: planting a right operation changes nothing."""
-    with wrong("aten.gelu_backward", 1.0) as planted:
-        assert hotloop.verify(workload(), "aot_eager").passes
-    assert planted
-
-
 def test_a_wrong_backward_under_bfloat16_is_found_by_its_slope():
     with wrong("aten.native_batch_norm_backward", 1.01):
         verdict = hotloop.verify(workload(autocast=BF16), "aot_eager", search=False)
     assert not verdict.passes
     assert verdict.worst[0].measure == "slope"
-
-
-def test_others_of_the_class_at_fault_are_told():
-    with wrong("aten.gelu_backward", 1.0001):
-        verdict = hotloop.verify(
-            workload(nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 5), nn.GELU())), "aot_eager"
-        )
-    assert "others of its class, of which there are 1" in verdict.blamed.how
-    assert verdict.blamed.tests <= 8
 
 
 class Functional(nn.Module):

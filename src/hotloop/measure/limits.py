@@ -13,12 +13,6 @@ Rounding that is independent from element to element moves the slope by e / sqrt
 4 standard errors are allowed. Rounding that all elements share (of the loss, of one activation) moves the slope by a
 part of e. A wrong factor in one op moves the slope without a residual. The names are fields of ``Figures``.
 
-In TF32 there are two honest roundings, to nearest and down (``hotloop._torch.products``). Rounding down makes each
-tensor smaller, by a part that depends on how many products are behind the tensor. That part is the tensor's lean, and
-is measured on the step at hand. Where compiled code may round down, a slope is allowed twice the lean besides. An
-autotuned step on an H200 was off by 1.3 times the lean that a simulation on a CPU gave, in the worst tensor, and by 1.8
-times in all tensors together.
-
 A gradient can be all rounding: the gradient of an attention key's bias, or of a convolution's bias before BatchNorm, is
 truly 0. So of a tensor whose root mean square is under 4 * floor of the set's median tensor, only the absolute
 difference is judged. It may be floor of that median. Right compiles needed this below 0.012 of the median in bfloat16,
@@ -41,7 +35,7 @@ from hotloop._torch.ambient import matmul_precision
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from hotloop.measure.differences import Difference
 
@@ -137,7 +131,7 @@ class Limits:
         half: the figures for sets in which some tensors are held in bfloat16 or float16, where eager itself sums in few
             bits.
         scalars: relative error of a number that one of the two sides rounded to float32, on top of a few ulp.
-        leans: by tensor, the tilt of one honest rounding against another; empty where both round alike.
+        tilt: a slope that is allowed on top of the figures'.
     """
 
     compute_dtype: ComputeDtype | None
@@ -145,7 +139,7 @@ class Limits:
     wide: Figures | None = None
     half: Figures | None = None
     scalars: float = 0.0
-    leans: Mapping[str, float] = dataclasses.field(default_factory=dict, compare=False)
+    tilt: float = 0.0
 
     @classmethod
     def rounding(cls) -> Limits:
@@ -180,7 +174,7 @@ class Limits:
         """Return the limits of what an optimizer adds to parameters in the same step; for ``compiled`` limits only."""
         assert self.compute_dtype is not None
         limits = Limits.compiled(self.compute_dtype, updates=True)
-        return dataclasses.replace(limits, leans=self.leans, scalars=self.scalars)
+        return dataclasses.replace(limits, scalars=self.scalars, tilt=self.tilt)
 
     def ulps(self, dtype: str) -> float:
         """Return the relative difference that rounding alone may make in a tensor of this dtype."""
@@ -188,10 +182,6 @@ class Limits:
         # narrower dtype afterwards moves by at most one ulp of that dtype.
         eps, single = _eps(dtype), _eps("float32")
         return (eps if eps > single else 16.0 * single) + self.scalars
-
-    def lean(self, name: str) -> float:
-        """Return the tilt that a tensor is allowed because compiled code may round down: twice its lean."""
-        return 2.0 * self.leans.get(name, 0.0)
 
     def figures(self, dtypes: set[str]) -> Figures | None:
         """Return the figures for a set that holds tensors of these dtypes; None for ``rounding``."""

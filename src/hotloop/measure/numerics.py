@@ -315,7 +315,7 @@ def _score(
 def _score_compiled(
     numeric: list[Difference], figures: Figures, scale: float, limits: Limits, spread: _Spread
 ) -> tuple[list[Score], dict[str, float]]:
-    scored, pool, leans = [], [], []
+    scored, pool = [], []
     beside = _beside(numeric, scale)
     # Updates have no such floor: Adam makes a full step of whatever is rounding.
     judged = () if limits.updates else numeric
@@ -327,22 +327,16 @@ def _score_compiled(
         if each.name in small or each.tilt is None or each.residual is None:  # None: the reference is all zero
             scored.append(_score_small(each, figures, beside[each.name], spread))
             continue
-        lean = limits.lean(each.name)
-        slope = max(figures.slope_limit(each, median), spread.allowed(each.name, "slope")) + abs(lean)
+        slope = max(figures.slope_limit(each, median), spread.allowed(each.name, "slope")) + limits.tilt
         if each.numel > 1:
             pool.append((each.tilt, slope))
-            leans.append((lean, slope))
         residual = max(figures.residual_limit(median), spread.allowed(each.name, "residual"))
         scored.append(Score(each.name, "slope", each.tilt, slope))
         scored.append(Score(each.name, "residual", each.residual, residual))
     # Any single update can be random, so of updates the median tensor counts.
-    if limits.updates:
-        shared = _median([each.tilt for each in numeric if each.tilt is not None])
-        lean = _median([limits.lean(each.name) for each in numeric])
-    else:
-        shared, lean = pooled(pool), pooled(leans)
+    shared = _median([each.tilt for each in numeric if each.tilt is not None]) if limits.updates else pooled(pool)
     scored.append(Score(ALL, "residual", median, max(figures.median, spread.allowed("", "residual"))))
-    allowed = max(figures.pooled_limit(median), spread.allowed("", "slope")) + abs(lean) + limits.scalars
+    allowed = max(figures.pooled_limit(median), spread.allowed("", "slope")) + limits.tilt + limits.scalars
     scored.append(Score(ALL, "slope", shared, allowed))
     return scored, small
 

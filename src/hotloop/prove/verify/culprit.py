@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop import measure
-from hotloop._torch.graphs import is_own_file
 from hotloop._torch.module import class_forward
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import paused, status, uncompile
@@ -38,56 +37,42 @@ _NOT_AGAIN = "it did not show again on the same batches, so that no part could b
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """A module: its path from the model's name on, its class, and the place where its forward is written.
-
-    ``inside`` is the innermost module around it whose forward is the user's own, if its own forward is not.
-    """
+    """A module: its path from the model's name on, its class, and the place where its forward is written."""
 
     path: str
     kind: str
-    file: str | None = None
-    line: int | None = None
-    inside: Region | None = None
-    module: torch.nn.Module | None = dataclasses.field(default=None, repr=False, compare=False)
+    file: str | None
+    line: int | None
+    module: torch.nn.Module = dataclasses.field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, path: str, module: torch.nn.Module, around: Region | None = None) -> Region:
-        """Return the region of a module; ``around`` is the innermost module of the user's around it."""
+    def of(cls, path: str, module: torch.nn.Module) -> Region:
+        """Return the region of a module."""
         function = class_forward(type(module))
         code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
         file, line = (code.co_filename, code.co_firstlineno) if code is not None else (None, None)
-        inside = None if file is not None and is_own_file(file) else around
-        return cls(path, type(module).__name__, file, line, inside, module)
-
-    @property
-    def location(self) -> str:
-        """``file:line`` of its forward, or an empty string."""
-        return f"{self.file}:{self.line}" if self.file else ""
+        return cls(path, type(module).__name__, file, line, module)
 
     def __str__(self) -> str:
-        around = f" in {self.inside}" if self.inside is not None else ""
-        return f"{self.path} ({self.kind}{f', {self.location}' if self.file else ''}){around}"
+        return f"{self.path} ({self.kind}{f', {self.file}:{self.line}' if self.file else ''})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the region as plain JSON data."""
-        inside = self.inside.to_dict() if self.inside is not None else None
-        return {"path": self.path, "class": self.kind, "file": self.file, "line": self.line, "inside": inside}
+        return {"path": self.path, "class": self.kind, "file": self.file, "line": self.line}
 
     def children(self) -> list[Region]:
         """Return the modules directly inside, each once; in place of a list or dictionary, the modules in it."""
         found: dict[int, Region] = {}
-        around = self if self.file is not None and is_own_file(self.file) else self.inside
         containers = torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict
 
         def add(path: str, module: torch.nn.Module) -> None:
             for name, child in module.named_children():
                 if isinstance(child, containers):  # nobody calls these, only their children
                     add(f"{path}.{name}", child)
-                elif id(child) not in found:
-                    found[id(child)] = Region.of(f"{path}.{name}", child, around)
+                else:
+                    found.setdefault(id(child), Region.of(f"{path}.{name}", child))
 
-        if self.module is not None:
-            add(self.path, self.module)
+        add(self.path, self.module)
         return list(found.values())
 
 
@@ -184,7 +169,7 @@ class Tests:
         began = time.perf_counter()
         answer: bool | None = None
         try:
-            with self._compiled_alone([region.module for region in regions if region.module is not None]):
+            with self._compiled_alone([region.module for region in regions]):
                 answer = self.disagrees_now()
                 self._note_eager(regions)
         except CandidateFailedError as error:
@@ -210,8 +195,7 @@ class Tests:
     def _note_eager(self, regions: Sequence[Region]) -> None:
         """Note the regions that were to be compiled and stepped down to eager."""
         for region in regions:
-            parts = status(region.module).components.values() if region.module is not None else ()
-            for part in parts:
+            for part in status(region.module).components.values():
                 if part.fallbacks and part.state == "eager":
                     self.untested[str(region)] = part.causes[0].reason if part.causes else "it ran eagerly"
 
@@ -222,21 +206,6 @@ class Tests:
             middle = len(regions) // 2
             return self.at_fault(regions[:middle]) or self.at_fault(regions[middle:])
         return regions if answer else []
-
-    def others_alike(self, region: Region) -> str:
-        """Return the number of other modules of a region's class if they disagree as well, as a part of a sentence."""
-        waiting = [Region.of(name, model) for name, model in self._models.items()]
-        alike = []
-        while waiting:
-            other = waiting.pop()
-            waiting += other.children()
-            if type(other.module) is type(region.module) and other.module is not region.module:
-                alike.append(other)
-        try:
-            more = bool(alike) and self.disagree(alike)
-        except _OutOfTimeError:
-            return ""
-        return f"; so do others of its class, of which there are {len(alike)}" if more else ""
 
     def result(self, regions: Sequence[Region], how: str) -> Culprit:
         """Return the result of the search, which names the regions that could not be tested and may be at fault."""
@@ -267,7 +236,7 @@ def search(models: Mapping[str, torch.nn.Module], tests: Tests) -> Culprit:
                     how = "they disagree only when they are compiled together"
                 suspects = half or suspects
             elif not (parts := suspects[0].children()):
-                how = "it disagrees when nothing else is compiled" + tests.others_alike(suspects[0])
+                how = "it disagrees when nothing else is compiled"
             elif found := tests.at_fault(parts):
                 suspects = found
             else:

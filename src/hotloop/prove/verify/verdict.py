@@ -86,7 +86,6 @@ class Verdict(Shown):
         ran: the state of each compiled component, as `hotloop.status` gives it.
         blamed: the region at fault; None if it passes or was not searched for.
         seconds: of the whole verification.
-        copied_bytes: the largest copy of the state that was held.
         environment: versions and device.
     """
 
@@ -102,7 +101,6 @@ class Verdict(Shown):
     ran: dict[str, Any]
     blamed: Culprit | None = None
     seconds: float = 0.0
-    copied_bytes: int = 0
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +143,7 @@ class Verdict(Shown):
             notes.append(f"smallest wrong factor seen in a typical gradient: {self.visible:.1e}")
         states = [f"{name} {part.get('state', '')} ({part.get('running', '')})" for name, part in self.ran.items()]
         notes.append(f"ran: {', '.join(states) or 'nothing compiled'}")
-        notes.append(f"{self.seconds:.1f} s, {self.copied_bytes / 2**20:,.0f} MiB copied")
+        notes.append(f"{self.seconds:.1f} s")
         return notes
 
 
