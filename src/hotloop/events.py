@@ -301,20 +301,6 @@ class HostSync(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EagerPart(Event):
-    """A head, a loss or another part ran outside of compiled code; ``share`` of the step's device work, 0 to 1."""
-
-    kind: ClassVar[str] = "eager_part"
-    part: str
-    operations: int
-    share: float
-    seconds: float | None = None
-    file: str | None = None
-    line: int | None = None
-    source: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointOutside(Event):
     """Activation checkpointing wrapped compiled code from outside: its recomputation is not compiled with it."""
 

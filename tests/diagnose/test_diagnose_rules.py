@@ -260,10 +260,8 @@ def test_an_odd_batch_is_told_from_lengths_that_vary(reasons, measurements, kind
 
 
 def test_a_case_reads_a_record_whole():
-    case = Case.from_document(
-        {"events": [{"kind": "eager_part", "part": "loss", "operations": 3, "share": 0.5, "seconds": 1.0, "step": 7}]}
-    )
-    assert case.events[0].share == 0.5
+    case = Case.from_document({"events": [{"kind": "checkpoint_outside", "function": "Block", "line": 3, "step": 7}]})
+    assert case.events[0].line == 3
     assert (case.starts, case.steps) == (1, 1_000)
 
 

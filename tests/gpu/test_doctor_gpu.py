@@ -1,4 +1,4 @@
-"""The doctor where there is a GPU: what waits for it, which parts are left eager, and the machine as it is."""
+"""The doctor where there is a GPU: what waits for it, and the machine as it is."""
 
 from pathlib import Path
 
@@ -57,14 +57,6 @@ def test_reads_and_copies_to_the_host_have_their_line_and_their_wait(document):
     waits = {event["line"]: event for event in kinds(document, "host_sync")}
     assert set(waits) == {line_of("READ"), line_of("COPY")}
     assert all(event["seconds"] > 0 for event in waits.values())
-
-
-def test_the_loss_is_what_is_left_eager_by_its_share_of_the_kernels(document):
-    """Over 4,096 classes, so that its kernels are more than the 1% of the device's time from which a part is told of."""
-    parts = {event["part"]: event for event in kinds(document, "eager_part")}
-    assert parts["loss"]["line"] == line_of("LOSS")
-    assert 0 < parts["loss"]["share"] < 0.9
-    assert "head" not in parts
 
 
 def test_peaks_are_known_of_each_way(document):

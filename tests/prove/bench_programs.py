@@ -48,7 +48,7 @@ def blocks():
 
 
 def ragged():
-    return program(batches((16, 16, 16, 16, 16, 16, 16, 5)))
+    return program(batches([size for odd in range(5, 13) for size in (16, 16, 16, odd)]))
 
 
 def counting():

@@ -124,9 +124,7 @@ def test_captured_steps_are_replays_and_tiers_of_the_same_code_all_count_its_com
 
 def test_steps_of_a_shape_without_code_are_told():
     found = bench(programs.ragged, "aot_eager", steps=32)
-    assert 0.8 < found.way("aot_eager").as_asked < 1, (
-        "one batch in eight is short, and compiles nothing the first times"
-    )
+    assert 0.5 < found.way("aot_eager").as_asked < 1, "one batch in four is short, and compiles nothing the first times"
     assert "ran as asked, the others as written" in str(found)
 
 

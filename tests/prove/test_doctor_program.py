@@ -13,7 +13,7 @@ from hotloop import diagnose
 from hotloop import events as ev
 from hotloop.diagnose.host_sync import IN_A_SCALER
 from hotloop.errors import CompiledRunError, ConfigError
-from hotloop.prove.doctor import examining, observers
+from hotloop.prove.doctor import examining
 from hotloop.prove.doctor.examining import examine, last_batch
 from hotloop.prove.doctor.observers import EagerObserver
 from hotloop.report import build
@@ -32,27 +32,7 @@ def events(program):
     return of
 
 
-@pytest.fixture
-def however_small(monkeypatch):
-    """Have each part told: of a step that waits for a busy core, every share is small."""
-    monkeypatch.setattr(observers, "_LEAST_SHARE", 0.0)
-
-
 # -- what is observed --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("however_small")
-@pytest.mark.parametrize(
-    ("name", "preset", "part", "mark"),
-    [("clean", "aot_eager", "loss", "LOSS"), ("head_left", None, "head", "HEAD")],
-)
-def test_a_part_that_is_left_eager_is_named(events, line_of, name, preset, part, mark):  # noqa: PLR0917 - a table
-    found = {one["part"]: one for one in events(name, ev.EagerPart, preset)}
-    assert (found[part]["file"], found[part]["line"]) == (str(PROGRAMS), line_of(mark))
-    assert found[part]["operations"] >= 1
-    assert 0 < found[part]["share"] <= 1
-    assert found[part]["seconds"] > 0
-    assert "body" not in found
 
 
 def test_host_syncs_have_their_line_and_how_often(events, line_of):
@@ -308,12 +288,3 @@ def test_nothing_of_the_process_stays_changed_and_the_same_seed_makes_the_same_p
         seen.append(torch.get_rng_state())
     assert state() == before
     assert torch.equal(*seen)
-
-
-@pytest.mark.campaign
-@pytest.mark.inductor
-def test_with_inductor_the_loss_is_what_is_left(program, line_of, however_small):
-    document = examine(program("clean"), preset="default", steps=4)
-    parts = [one for one in document["events"] if one["kind"] == "eager_part"]
-    assert [(one["part"], one["line"]) for one in parts] == [("loss", line_of("LOSS"))]
-    assert document["components"]["model"]["running"] == "default"

@@ -6,7 +6,7 @@ from report_documents import FILE, HOSTILE, fresh
 from rich.console import Console
 
 from hotloop.diagnose import Advice
-from hotloop.events import BufferRecomputed, CheckpointOutside, EagerPart, SettingSwitched
+from hotloop.events import BufferRecomputed, CheckpointOutside, SettingSwitched
 from hotloop.remedies import REMEDIES
 from hotloop.report import build, write_html
 from hotloop.report.advice import ROWS
@@ -143,14 +143,12 @@ def test_the_page_shows_the_figures(tmp_path):
 
 def test_what_the_doctor_observes_reads_as_a_sentence():
     events = [
-        EagerPart(part="loss", operations=3, share=0.125, seconds=0.002),
         CheckpointOutside(function="Block"),
         BufferRecomputed(buffer="norm.num_batches_tracked"),
         SettingSwitched(setting="float32_matmul_precision", after="high", by="accelerate"),
     ]
     rows = {row.label: row.reason for row in build(fresh(events=[one.to_dict() for one in events])).events}
     assert rows == {
-        "Eager part": "loss: 12% of a step, 3 operations",
         "Checkpoint outside": "torch.utils.checkpoint is around Block",
         "Buffer recomputed": "a checkpoint's recomputation writes norm.num_batches_tracked again",
         "Setting switched": "float32_matmul_precision: high, by accelerate",

@@ -13,7 +13,6 @@ from hotloop.diagnose.container import Container
 from hotloop.diagnose.cudagraphs_skipped import CudagraphsSkipped
 from hotloop.diagnose.data_wait import DataWait
 from hotloop.diagnose.disabled import Disabled
-from hotloop.diagnose.eager_part import EagerPart
 from hotloop.diagnose.fallback import Fallback
 from hotloop.diagnose.frame_eager import FrameEager
 from hotloop.diagnose.graph_break import GraphBreak
@@ -54,7 +53,6 @@ RULES: dict[str, Rule] = {
         ColdCache(),
         Memory(),
         CudagraphsSkipped(),
-        EagerPart(),
         CheckpointOutside(),
         BufferRecomputed(),
         SettingSwitched(),

@@ -47,7 +47,6 @@ KINDS = {
     "tier_changed": Kind("Tier changed", "note", "{from_tier} → {to_tier}: {reason}"),
     "step_undone": Kind("Step undone", "bad", "{tier}: {reason}"),
     "host_sync": Kind("Host sync", "warn"),
-    "eager_part": Kind("Eager part", "note", "{part}: {share} of a step, {operations} operations"),
     "checkpoint_outside": Kind("Checkpoint outside", "warn", "torch.utils.checkpoint is around {function}"),
     "buffer_recomputed": Kind("Buffer recomputed", "warn", "a checkpoint's recomputation writes {buffer} again"),
     "setting_switched": Kind("Setting switched", "note", "{setting}: {after}, by {by}"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import math
@@ -23,8 +22,8 @@ from hotloop.compiling.observe import watch
 from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
 from hotloop.events import Compiled
-from hotloop.measure import Census, StepClock, machine, signature, typical
-from hotloop.prove.doctor.observers import EagerObserver, EagerParts
+from hotloop.measure import Census, StepClock, machine, signature
+from hotloop.prove.doctor.observers import EagerObserver
 from hotloop.prove.doctor.ways import EAGER, Way, Ways
 from hotloop.record import RunRecord
 from hotloop.step.workload import Workload, arguments, load_factory
@@ -180,7 +179,7 @@ class _Examination:
         return found | ({"data_workers": given.num_workers} if isinstance(given, DataLoader) else {})
 
     def _compile(self, ways: Ways) -> Way:
-        """Compile, run real steps, and observe one.
+        """Compile, and run real steps.
 
         The first compiled step takes an epoch's first batch, as in a real run. If it took the short batch, torch would
         compile for that size, and treat the full batches as the exception.
@@ -193,10 +192,6 @@ class _Examination:
             self._record.update("components", **ways.components())
         self._add(events[noted:], self._step)
         way.cache_hits = sum(event.cache_hits for event in events if isinstance(event, Compiled))
-        if not way.failed:
-            parts = EagerParts(ways.names, self._device)
-            step = functools.partial(self._run_step, way, next(self._batches), note=False)
-            self._add(parts.events(step, typical(way.first, skip=len(way.first) // 2)))
         return way
 
     def _run_in_order(self, way: Way, events: Sequence[Event]) -> int:

@@ -104,15 +104,6 @@ class Ways:
         return torch.device("cpu") if first is None else first.device
 
     @property
-    def names(self) -> dict[int, str]:
-        """The path of each module by its id, which begins with the model's own name."""
-        return {
-            id(module): f"{name}.{path}" if path else name
-            for name, model in self.models.items()
-            for path, module in model.named_modules(remove_duplicate=False)
-        }
-
-    @property
     def compiled_modules(self) -> list[torch.nn.Module]:
         """The modules that are compiled, or will be."""
         if not self.as_given:
