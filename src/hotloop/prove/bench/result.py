@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.measure import interval, machine
-from hotloop.prove.bench.verdict import BASELINE, Course, Speed, envelope, noise_of, sentence, why_eager
+from hotloop.prove.bench.verdict import BASELINE, Course, Speed, noise_of, sentence, why_eager
 from hotloop.record import RunRecord
 from hotloop.report import write_html
 from hotloop.report.text import figure, seconds, size
@@ -101,7 +101,7 @@ class Bench(Shown):
     Args:
         ways: each way, eager first, in the order asked for.
         verdict: the answer in one sentence.
-        stretches: ``(first, way)``: from runs of so many steps on, the way takes the least time.
+        longest: the way that takes the least time in the longest runs.
         noise: how far eager is from itself, as a share of its step; a smaller difference is none.
         total_steps: that the verdict is about; None if they are not known.
         document: everything as a run record's document.
@@ -110,7 +110,7 @@ class Bench(Shown):
     _columns: ClassVar[int] = 150
     ways: tuple[Way, ...]
     verdict: str
-    stretches: tuple[tuple[int, str], ...]
+    longest: str
     noise: float
     total_steps: int | None = None
     document: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
@@ -123,16 +123,12 @@ class Bench(Shown):
         """
         return {way.name: way for way in self.ways}[name]
 
-    def best(self, steps: int) -> str:
-        """Name the way that takes the least time in a run of so many steps."""
-        return [way for first, way in self.stretches if first <= steps][-1]
-
     def to_dict(self) -> dict[str, Any]:
         """Return the bench as plain JSON data."""
         return {
             "verdict": self.verdict,
             "total_steps": self.total_steps,
-            "stretches": [{"first": first, "way": way} for first, way in self.stretches],
+            "longest": self.longest,
             "noise": _plain(self.noise),
             "ways": [way.to_dict() for way in self.ways],
             "environment": self.document.get("environment", {}),
@@ -188,18 +184,20 @@ def conclude(
     del speeds[BASELINE]
     eager = courses[BASELINE]
     faster = [courses[way] for way, speed in speeds.items() if speed.difference(noise) == "faster"]
-    stretches = envelope([eager, *faster])
-    verdict = sentence(stretches, eager, total_steps)
-    if stretches == [(0, eager)] and not faster:
+    rivals = [eager, *faster]
+    longest = min(rivals, key=lambda course: course.step_seconds)
+    best = longest if total_steps is None else min(rivals, key=lambda course: course.seconds(total_steps))
+    verdict = sentence(best, longest, eager, total_steps)
+    if not faster:
         verdict += why_eager(speeds, noise)
     bench = Bench(
         ways=tuple(_way(measured, way, courses, speeds, noise, total_steps) for way in measured.ways),
         verdict=f"{verdict}.",
-        stretches=tuple((first, course.way) for first, course in stretches),
+        longest=longest.way,
         noise=noise,
         total_steps=total_steps,
     )
-    return dataclasses.replace(bench, document=_written(bench, measured, steps, record))
+    return dataclasses.replace(bench, document=_written(bench, best.way, measured, steps, record))
 
 
 def _cold_seconds(measured: Measured, way: str) -> float:
@@ -243,7 +241,7 @@ def _way(  # noqa: PLR0913, PLR0917 - the measurements of a bench
 
 
 def _written(
-    bench: Bench, measured: Measured, steps: int | None, record: str | os.PathLike[str] | RunRecord | None
+    bench: Bench, best: str, measured: Measured, steps: int | None, record: str | os.PathLike[str] | RunRecord | None
 ) -> dict[str, Any]:
     """Write the bench into a run record, and return its document."""
     run = record if isinstance(record, RunRecord) else RunRecord(record)
@@ -253,9 +251,8 @@ def _written(
     run.update("settings", name="hotloop bench", **settings)
     components = {f"{way}: {name}": part for way, parts in measured.parts.items() for name, part in parts.items()}
     run.update("components", **components)
-    figures = {key: value for key, value in bench.to_dict().items() if key in ("verdict", "stretches", "noise")}
+    figures = {key: value for key, value in bench.to_dict().items() if key in ("verdict", "longest", "noise")}
     run.update("measurements", ways={way.name: way.to_record() for way in bench.ways}, bench=figures)
-    best = bench.best(bench.total_steps) if bench.total_steps else bench.stretches[-1][1]
     run.append("verdicts", {"verdict": best, "reason": bench.verdict})
     if run is not record:
         run.finish()

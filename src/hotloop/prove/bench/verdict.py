@@ -77,49 +77,24 @@ class Course:
         return max(0, math.floor((self.cold_seconds - other.cold_seconds) / gain) + 1)
 
 
-def envelope(courses: Sequence[Course]) -> list[tuple[int, Course]]:
-    """Return which way takes the least time by the length of the run: the lower envelope of the courses.
+def sentence(best: Course, longest: Course, eager: Course, total_steps: int | None) -> str:
+    """Say which way takes the least time in a run of so many steps, and which in the longest runs.
 
     Args:
-        courses: the first is the way that runs anyhow (eager).
-
-    Returns:
-        the first length of each stretch with its course, in order, the first from 0 on.
+        best: the way that takes the least time in a run of ``total_steps``.
+        longest: the way with the fastest step.
+        eager: the way that runs anyhow.
+        total_steps: None if they are not known.
     """
-    found = [(0, courses[0])]
-    while rivals := [
-        (steps, course.seconds(steps), place)
-        for place, course in enumerate(courses)
-        if (steps := course.overtakes(found[-1][1])) is not None
-    ]:
-        steps, _, place = min(rivals)  # of ways that overtake in the same step, the fastest in total
-        if steps <= found[-1][0]:
-            steps = found.pop()[0]
-        found.append((steps, courses[place]))
-    return found
-
-
-def sentence(stretches: Sequence[tuple[int, Course]], eager: Course, total_steps: int | None) -> str:
-    """Say which way takes the least time in a run of so many steps, or by its length, the longest runs first."""
-    lengths = []
-    for place, (first, _) in enumerate(stretches):
-        if place == len(stretches) - 1:
-            lengths.append(f"from {first:,} steps on" if first else "at any length of the run")
-        else:
-            end = stretches[place + 1][0]
-            lengths.append(f"from {first:,} to {end - 1:,} steps" if first else f"below {end:,} steps")
-    told = []
-    for words, (first, course) in zip(lengths, stretches, strict=True):
-        ratio = eager.step_seconds / course.step_seconds
-        gain = "" if course is eager else f" ({ratio:.3g}{_TIMES} a step)"
-        told.append((first, course, f"{words}: {course.way}{gain}"))
+    faster = longest.way
+    if longest is not eager:
+        faster += f" ({eager.step_seconds / longest.step_seconds:.3g}{_TIMES} a step)"
     if total_steps is None:
-        text = "; ".join(words for _, _, words in reversed(told))
-        return text[:1].upper() + text[1:]
-    _, best, _ = [one for one in told if one[0] <= total_steps][-1]
+        pays = longest.overtakes(eager)
+        return f"From {pays:,} steps on: {faster}" if pays else f"At any length of the run: {faster}"
     gain = "" if best is eager else f", {eager.seconds(total_steps) / best.seconds(total_steps):.3g}{_TIMES} in all"
-    others = "".join(f"; {words}" for _, course, words in told if course is not best)
-    return f"At {total_steps:,} steps: {best.way}{gain}{others}"
+    other = "" if longest is best else f"; from {longest.overtakes(best):,} steps on: {faster}"
+    return f"At {total_steps:,} steps: {best.way}{gain}{other}"
 
 
 def why_eager(speeds: dict[str, Speed], noise: float) -> str:
