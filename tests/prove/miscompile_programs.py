@@ -41,21 +41,6 @@ class Modulated(nn.Module):
         return x
 
 
-class Pooled(nn.Module):
-    """An image that is resized, convolved and, where it is below its mean, max-pooled."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3, padding=1)
-
-    def forward(self, x):
-        y = F.interpolate(x.unsqueeze(1), scale_factor=(1.5, 1.25), mode="bilinear", align_corners=False)
-        y = self.conv(y[:, :, 1:10, 1:9])
-        pool = F.max_pool2d(y, kernel_size=3, stride=1, padding=1)
-        y = torch.where(y > pool.mean(dim=(2, 3), keepdim=True), y, pool)
-        return y.flatten(2).transpose(1, 2)[:, :, :2].flatten(1)[:, : 8 * WIDTH].unflatten(1, (8, WIDTH))
-
-
 class Diagonal(nn.Module):
     """A loss with a penalty: the sum of a learned matrix whose diagonal is learned by itself."""
 
@@ -319,10 +304,6 @@ def _zeros(right, _, __):
     return torch.zeros_like(right)
 
 
-def _another_position(right, _, __):
-    return right.roll(1, dims=-1)
-
-
 def _is_number(node, value):
     """Return whether dynamo passes a number of Python's here: as a tensor, so that it need not compile for each."""
     return (
@@ -373,7 +354,6 @@ def faults_of(part):
     """Return the wrong results that a report describes, new and on."""
     return {
         Modulated: lambda: [Fault("aten.cat", _never_written)],
-        Pooled: lambda: [Fault("aten.max_pool2d_with_indices_backward", _another_position)],
         Diagonal: lambda: [Fault("aten.diagonal_scatter", _zeros)],
         Sliced: lambda: [Fault("aten.slice_scatter", _zeros)],
         Scheduled: lambda: [Fault("number", _first_number, backward=False)],

@@ -15,7 +15,6 @@ import hotloop.cli
 from hotloop.compiling.fallback import emulation, step_marks
 from hotloop.errors import ConfigError
 from hotloop.measure import Limits
-from hotloop.testing import cudagraph_emulation
 
 NAME = f"{Path(__file__).with_name('harness_programs.py')}"
 
@@ -64,12 +63,6 @@ def test_training_and_inference_are_switched_apart():
     assert other.passed
 
 
-def test_one_model_of_two():
-    found = hotloop.harness(programs.allocator, {"model[1]": "reduce-overhead"})
-    assert list(found.components) == ["model[1]"]
-    assert found.passed
-
-
 def test_a_capture_that_is_passed_over_fails():
     found = hotloop.harness(programs.writes)
     kinds = {kind for kind, _ in failures(found)}
@@ -113,12 +106,6 @@ def test_a_model_that_is_called_past_its_compiled_entry_fails():
     assert all("call the module itself" in one.remedy for one in found.findings if one.fails)
 
 
-def test_an_emulation_in_force_is_used():
-    with cudagraph_emulation() as outer:
-        assert hotloop.harness(programs.plain).passed
-    assert outer.runs > 0
-
-
 def test_random_numbers_and_modes_are_as_they_were():
     torch.manual_seed(3)
     wanted = torch.rand(2)
@@ -145,7 +132,6 @@ def test_memory_that_is_too_small_for_both_programs_is_no_fault_of_the_compilers
     [
         ({"preset": "aot_eager"}, "it has no CUDA graphs; expected one that has: triton, reduce"),
         ({"preset": "reduce-overhed"}, "reduce-overhead"),
-        ({"preset": {"decoder": "reduce-overhead"}}, "names 'decoder': expected one of the models, model"),
         ({"rounds": 2}, "rounds 2: expected a whole number of 3"),
         ({"calls": 0}, "calls 0"),
     ],
@@ -193,11 +179,6 @@ def test_a_step_that_trains_nothing_is_refused(judge):
 
 def test_a_step_that_updates_by_hand_is_judged():
     assert hotloop.verify(by_hand, "aot_eager", steps=1).passes
-
-
-def test_a_workloads_infer_must_be_a_function():
-    with pytest.raises(ConfigError, match="Workload infer 3"):
-        hotloop.Workload(torch.nn.Linear(1, 1), None, print, [], infer=3)
 
 
 def command(*arguments):

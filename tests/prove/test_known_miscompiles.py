@@ -19,7 +19,6 @@ from hotloop import events as ev
 
 PLANTED = {
     193061: programs.Modulated,
-    185509: programs.Pooled,
     182012: programs.Diagonal,
     180772: programs.Sliced,
     185382: programs.Scheduled,

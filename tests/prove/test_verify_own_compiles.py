@@ -96,25 +96,3 @@ def test_the_regions_are_searched_where_the_programs_own_code_is_right(monkeypat
     program.model[1] = Wrong()
     verdict = hotloop.verify(program, "aot_eager")
     assert [one.path for one in verdict.blamed.regions] == ["model.1"]
-
-
-@pytest.fixture
-def wrong_here():
-    """Skip where this torch compiles the program rightly: 2.11 and 2.15 do, 2.13 and 2.14 do not."""
-    left = []
-    for backend in ("eager", "inductor"):
-        program = by_hand(backend)
-        for batch in program.batches:
-            program.step(*batch)
-        left.append(torch.cat([one.detach().flatten() for one in program.model.parameters()]))
-    torch.compiler.reset()
-    if torch.allclose(*left, rtol=1e-3):
-        pytest.skip(f"pytorch#185382: torch {torch.__version__} compiles it rightly; seen wrong with 2.13 and 2.14")
-
-
-@pytest.mark.campaign
-@pytest.mark.usefixtures("wrong_here")
-def test_the_report_as_it_is_fails_and_blames_no_region():
-    verdict = hotloop.verify(by_hand("inductor"), "aot_eager")
-    assert not verdict.passes
-    assert not verdict.blamed.regions

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hotloop import presets
@@ -24,7 +23,6 @@ from hotloop.compiling.fallback.step_marks import steps
 from hotloop.errors import ConfigError, describe
 from hotloop.measure import Limits
 from hotloop.measure.limits import compute_dtype
-from hotloop.presets import Preset
 from hotloop.prove.harness.held_outputs import HeldOutputs
 from hotloop.prove.harness.lockstep import Lockstep
 from hotloop.prove.harness.result import Finding, Harness
@@ -33,12 +31,12 @@ from hotloop.prove.workloads import same_random_numbers, seeded, source_of, surv
 from hotloop.step.compiled import Compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
 
     import torch
 
     from hotloop.compiling.control import ComponentStatus
-    from hotloop.config import Regions
+    from hotloop.presets import Preset
     from hotloop.prove.harness.subject import Calls
     from hotloop.step import Workload
 
@@ -47,7 +45,6 @@ ROUNDS = 6
 """Training steps: torch warms up in the first, records in the second and replays from the third on."""
 CALLS = 6
 """Calls without gradients after each."""
-Presets = str | Preset | Mapping[str, str | Preset]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,27 +58,6 @@ class Settings:
 
     chosen: Mapping[str, tuple[Preset, Preset]]
     more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of(cls, models: Sequence[str], preset: Presets, inference: Presets | None, **more: Any) -> Settings:
-        """Return the settings for models by name; see `harness`.
-
-        Raises:
-            ConfigError: a preset is given for a model that does not exist, or does not exist itself.
-        """
-        given = {"preset": preset, "inference": preset if inference is None else inference}
-        for argument, value in given.items():
-            if isinstance(value, Mapping) and (unknown := [name for name in value if name not in models]):
-                raise ConfigError(f"{argument} names {unknown[0]!r}: expected one of the models, {', '.join(models)}")
-        chosen = {}
-        for name in models:
-            training, inferring = (
-                presets.get(value.get(name, "none") if isinstance(value, Mapping) else value)
-                for value in given.values()
-            )
-            if training.backend != "eager" or inferring.backend != "eager":
-                chosen[name] = training, inferring
-        return cls(chosen=chosen, more=more)
 
     @property
     def cudagraphs(self) -> bool:
@@ -104,13 +80,11 @@ class Settings:
 
 def harness(  # noqa: PLR0913 - the public settings
     workload: Workload | Callable[[], Workload] | str,
-    preset: Presets = "reduce-overhead",
+    preset: str | Preset = "reduce-overhead",
     *,
-    inference: Presets | None = None,
+    inference: str | Preset | None = None,
     rounds: int = ROUNDS,
     calls: int = CALLS,
-    regions: Regions = "auto",
-    options: Mapping[str, Any] | None = None,
     look: bool = True,
 ) -> Harness:
     """Compare a program under a preset with CUDA graphs with eager: its training step, and its calls between the steps.
@@ -121,12 +95,10 @@ def harness(  # noqa: PLR0913 - the public settings
         workload: a function that makes a `hotloop.Workload`, or its name as ``file.py:make``; or a Workload whose step
             can be copied with its model. Its ``infer`` is called between the steps. Without ``infer`` each model is
             called as the training step called it, in evaluation mode.
-        preset: of the training calls, or by model (``model``, or ``model[0]`` and on if there are several).
+        preset: of the training calls.
         inference: of the calls without gradients; None takes ``preset``'s.
         rounds: training steps, 3 or more.
         calls: calls without gradients after each, 2 or more.
-        regions: see `hotloop.compile`.
-        options: see `hotloop.compile`.
         look: run a third program to list the outputs that are held.
 
     Raises:
@@ -144,7 +116,8 @@ def harness(  # noqa: PLR0913 - the public settings
             "a model is compiled already: expected it as it was before torch.compile or hotloop.compile; the harness "
             "compiles it, and holds it against eager"
         )
-    settings = Settings.of(tuple(written), preset, inference, regions=regions, options=options)
+    both = presets.get(preset), presets.get(preset if inference is None else inference)
+    settings = Settings(chosen=dict.fromkeys(written, both))
     if not settings.cudagraphs:
         named = ", ".join(known.name for known in presets.PRESETS.values() if known.cudagraphs)
         raise ConfigError(f"preset {settings.names(0)!r}: it has no CUDA graphs; expected one that has: {named}")
