@@ -312,14 +312,6 @@ class CheckpointOutside(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BufferRecomputed(Event):
-    """A checkpoint's recomputation wrote ``buffer`` again, as eager does and compiled code does not."""
-
-    kind: ClassVar[str] = "buffer_recomputed"
-    buffer: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SettingSwitched(Event):
     """A framework switched TF32 on, since it was asked to compile: ``by`` is its name."""
 

@@ -155,40 +155,6 @@ def checkpointed():
     return workload(Net(), of)
 
 
-class Normed(Net):
-    def __init__(self, *, checkpoints_norm):
-        super().__init__()
-        self.norm, self.checkpoints_norm = torch.nn.BatchNorm1d(16), checkpoints_norm
-
-    def forward(self, x):
-        if self.checkpoints_norm:
-            return self.head(checkpoint(lambda x: self.norm(self.body(x)), x, use_reentrant=False))
-        return self.head(self.norm(checkpoint(self.body, x, use_reentrant=False)))
-
-
-def counted_twice(*, checkpoints_norm=True):
-    return workload(Normed(checkpoints_norm=checkpoints_norm))
-
-
-def counted_twice_in_both():
-    def of(model, optimizer):
-        def step(x, y):
-            F.mse_loss(checkpoint(model, x, use_reentrant=False), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
-
-    model = Normed(checkpoints_norm=False)
-    model.body = torch.nn.Sequential(model.body, torch.nn.BatchNorm1d(16))
-    model.forward = lambda x: model.head(model.body(x))
-    return workload(model, of)
-
-
-def counted_once():
-    return counted_twice(checkpoints_norm=False)
-
-
 def head_left():
     """The program compiles a part itself, and leaves the head eager."""
 

@@ -111,37 +111,3 @@ def without_room():
         return output
 
     return Program(call=call).workload()
-
-
-class Score(nn.Module):
-    """Scores that are only compared with each other: the bias is the same in all, so its gradient is all rounding."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = (nn.Linear(16, 16, bias=False) for _ in range(2))
-        self.score = nn.Linear(16, 1)
-
-    def forward(self, x):
-        return self.score(torch.tanh(self.second(torch.tanh(self.first(x)))))
-
-
-def compared():
-    """Inputs so small that the other gradients are small too: the rounding exceeds the limits beside them."""
-    torch.manual_seed(0)
-    model = Score()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    draw = torch.Generator().manual_seed(1)
-    given = [(1e-4 * torch.randn(512, 16, generator=draw), torch.randn(512, 1, generator=draw)) for _ in range(4)]
-
-    def step(x, worth):
-        scores = model(x)
-        loss = ((scores - scores.mean() - worth) ** 3).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    def infer(x, worth):
-        return model(x)
-
-    return hotloop.Workload(model, optimizer, step, given, infer=infer)

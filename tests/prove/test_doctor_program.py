@@ -89,14 +89,6 @@ def test_checkpointing_around_the_compiled_model_is_found_at_its_call(events, li
     assert not events("clean", ev.CheckpointOutside)
 
 
-@pytest.mark.parametrize(
-    ("name", "buffers"),
-    [("counted_twice", ["norm.num_batches_tracked"]), ("counted_once", []), ("counted_twice_in_both", [])],
-)
-def test_a_buffer_that_a_checkpoint_writes_twice_is_found(events, name, buffers):
-    assert [one["buffer"] for one in events(name, ev.BufferRecomputed)] == buffers
-
-
 @pytest.mark.parametrize(("name", "steps"), [("long_epoch", 6), ("short_epoch", 4)])
 def test_the_compile_is_for_full_batches_and_the_odd_one_recompiles(program, name, steps):
     document = examine(program(name), preset="aot_eager", steps=steps)

@@ -14,7 +14,6 @@ import hotloop
 import hotloop.cli
 from hotloop.compiling.fallback import emulation, step_marks
 from hotloop.errors import ConfigError
-from hotloop.measure import Limits
 
 NAME = f"{Path(__file__).with_name('harness_programs.py')}"
 
@@ -196,63 +195,3 @@ def test_the_command_prints_a_verdict_and_its_exit_code_is_the_verdicts(capsys):
     assert {one["kind"] for one in data["findings"]} == {"skipped"}
     assert command(f"{NAME}:plain", "--preset", "aot_eager") == 2
     assert command("nowhere.py:make") == 2
-
-
-def rounded_otherwise(output):
-    """The result of other kernels for the same product: an ulp off, here and there."""
-    return output * (1 + torch.randint(-1, 2, output.shape) * 2.0**-23)
-
-
-def with_kernels_of_its_own(monkeypatch, change):
-    """Make the emulation's graphs round as Inductor's do, and the harness judge them as on a GPU."""
-    monkeypatch.setattr(Limits, "rounding", lambda: Limits.compiled("float32"))
-    right = emulation._Graph.run
-
-    def run(self, args):
-        outputs = right(self, args)
-        floats = [isinstance(one, torch.Tensor) and one.is_floating_point() for one in outputs]
-        backward = self._traced.kind == "backward"
-        return [change(one, backward) if float_ else one for one, float_ in zip(outputs, floats, strict=True)]
-
-    monkeypatch.setattr(emulation._Graph, "run", run)
-
-
-def referred(caplog):
-    return any("judged again, in more bits" in one.getMessage() for one in caplog.records)
-
-
-@pytest.mark.campaign
-def test_a_gradient_that_is_all_rounding_is_no_fault(monkeypatch, caplog):
-    with_kernels_of_its_own(monkeypatch, lambda output, _: rounded_otherwise(output))
-    with caplog.at_level("INFO", "hotloop"):
-        found = hotloop.harness(programs.compared, look=False)
-    assert found.passed, str(found)
-    assert referred(caplog), "against eager alone it is past its limit"
-
-
-@pytest.mark.parametrize("shape", [(16, 16), (1, 16)], ids=["of the middle", "of the last layer"])
-def test_a_wrong_gradient_beside_one_that_is_all_rounding_fails(monkeypatch, caplog, shape):
-    def change(output, backward):
-        return rounded_otherwise(output) * (1.001 if backward and output.shape == shape else 1)
-
-    with_kernels_of_its_own(monkeypatch, change)
-    with caplog.at_level("INFO", "hotloop"):
-        found = hotloop.harness(programs.compared, look=False)
-    assert "gradient of " in next(what for kind, what in failures(found) if kind == "numerics")
-    assert referred(caplog)
-
-
-def test_wrong_numbers_without_gradients_fail_beside_the_reference_too(monkeypatch, caplog):
-    with_kernels_of_its_own(monkeypatch, lambda output, _: output * 1.001)
-    with caplog.at_level("INFO", "hotloop"):
-        found = hotloop.harness(programs.compared, "none", inference="reduce-overhead", look=False)
-    assert "without gradients" in next(what for kind, what in failures(found) if kind == "numerics")
-    assert referred(caplog)
-
-
-def test_a_nan_is_not_looked_into(monkeypatch, caplog):
-    with_kernels_of_its_own(monkeypatch, lambda output, _: output * float("nan"))
-    with caplog.at_level("INFO", "hotloop"):
-        found = hotloop.harness(programs.compared, look=False)
-    assert not found.passed
-    assert not referred(caplog)

@@ -6,7 +6,7 @@ from report_documents import FILE, HOSTILE, fresh
 from rich.console import Console
 
 from hotloop.diagnose import Advice
-from hotloop.events import BufferRecomputed, CheckpointOutside, SettingSwitched
+from hotloop.events import CheckpointOutside, SettingSwitched
 from hotloop.remedies import REMEDIES
 from hotloop.report import build, write_html
 from hotloop.report.advice import ROWS
@@ -144,13 +144,11 @@ def test_the_page_shows_the_figures(tmp_path):
 def test_what_the_doctor_observes_reads_as_a_sentence():
     events = [
         CheckpointOutside(function="Block"),
-        BufferRecomputed(buffer="norm.num_batches_tracked"),
         SettingSwitched(setting="float32_matmul_precision", after="high", by="accelerate"),
     ]
     rows = {row.label: row.reason for row in build(fresh(events=[one.to_dict() for one in events])).events}
     assert rows == {
         "Checkpoint outside": "torch.utils.checkpoint is around Block",
-        "Buffer recomputed": "a checkpoint's recomputation writes norm.num_batches_tracked again",
         "Setting switched": "float32_matmul_precision: high, by accelerate",
     }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hotloop.diagnose.buffer_recomputed import BufferRecomputed
 from hotloop.diagnose.capture_dropped import CaptureDropped
 from hotloop.diagnose.case import Case
 from hotloop.diagnose.checkpoint_outside import CheckpointOutside
@@ -54,7 +53,6 @@ RULES: dict[str, Rule] = {
         Memory(),
         CudagraphsSkipped(),
         CheckpointOutside(),
-        BufferRecomputed(),
         SettingSwitched(),
         HostSync(),
         TierDeclined(),

@@ -48,7 +48,6 @@ KINDS = {
     "step_undone": Kind("Step undone", "bad", "{tier}: {reason}"),
     "host_sync": Kind("Host sync", "warn"),
     "checkpoint_outside": Kind("Checkpoint outside", "warn", "torch.utils.checkpoint is around {function}"),
-    "buffer_recomputed": Kind("Buffer recomputed", "warn", "a checkpoint's recomputation writes {buffer} again"),
     "setting_switched": Kind("Setting switched", "note", "{setting}: {after}, by {by}"),
     "sentinel_disagreed": Kind("Sentinel disagreed", "bad", "{tier}: {reason}"),
 }

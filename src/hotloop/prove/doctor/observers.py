@@ -15,15 +15,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hotloop import events as ev
 from hotloop._torch.autograd import in_backward
-from hotloop._torch.dispatch import name_of, observing, tensors_in, written_by
+from hotloop._torch.dispatch import name_of, observing, tensors_in
 from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.host_reads import host_read
-from hotloop._torch.places import address_of
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     Place = tuple[str, int]
 
@@ -44,15 +43,6 @@ class EagerObserver:
         self._device = device
         self._stepping = 0
         self._targets = {id(module) for module in targets}
-        self._buffers = {
-            address_of(buffer): name
-            for module in targets
-            for name, buffer in module.named_buffers()
-            if buffer.layout == torch.strided
-        }
-        self._counted: set[str] = set()
-        """Buffers that the forward has written."""
-        self._recomputed: dict[str, None] = {}
         self._reads: dict[tuple[Place | None, str], list[float]] = {}
         self._checkpoints: dict[Place, str] = {}
 
@@ -78,16 +68,10 @@ class EagerObserver:
             yield ev.HostSync(**_located(place), reason=reason, times=float(len(waits)), seconds=seconds)
         for place, function in self._checkpoints.items():
             yield ev.CheckpointOutside(function=function, **_located(place))
-        for name in self._recomputed:
-            yield ev.BufferRecomputed(buffer=name)
 
     def _operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        written = written_by(operation, args, kwargs)
-        if in_backward():  # recomputes; the call of the checkpoint itself was in the forward
-            self._find_recomputed(written)
-        else:
+        if not in_backward():  # the backward recomputes; the call itself was in the forward
             self._find_checkpoint()
-            self._counted.update(self._buffers_in(written))
         reason = self._why_host_waits(operation, args, kwargs)
         began = time.perf_counter()
         result = operation(*args, **kwargs)
@@ -101,19 +85,6 @@ class EagerObserver:
         inner = next((module for module in modules if id(module) in self._targets), None)
         if place is not None and inner is not None:
             self._checkpoints[place] = type(inner).__name__
-
-    def _find_recomputed(self, written: Iterable[torch.Tensor]) -> None:
-        """Note buffers that a backward writes: a checkpoint inside a module that is compiled runs its forward again."""
-        for name in self._counted.intersection(self._buffers_in(written)):
-            stack = stack_of(inspect.currentframe())
-            # Around the module, the checkpoint calls its compiled code again, which writes again as eager does.
-            if stack.in_checkpoint and not any(id(module) in self._targets for module in stack.modules):
-                self._recomputed[name] = None
-
-    def _buffers_in(self, written: Iterable[torch.Tensor]) -> Iterator[str]:
-        """Yield the names of the buffers among tensors; one without memory of its own is none."""
-        places = (address_of(one) for one in written if one.layout == torch.strided)
-        yield from (self._buffers[place] for place in places if place and place in self._buffers)
 
     def _why_host_waits(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Say why Python waits for an operation; empty if it does not.

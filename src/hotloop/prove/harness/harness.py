@@ -2,8 +2,7 @@
 
 The program runs twice in lockstep, eager and compiled: each training step from the same state, then many calls without
 gradients on the same modules. Outputs are held, as an allocator or a sampler holds its best, and checked again after
-later calls and the next step. If only numbers disagree, the cause may be rounding: then both programs run once more and
-are also compared with the same steps in more bits. A third program lists the outputs that it holds at each mark.
+later calls and the next step. A third program lists the outputs that it holds at each mark.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import collections
 import contextlib
 import dataclasses
 import itertools
-import logging
 from typing import TYPE_CHECKING, Any
 
 from hotloop import presets
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from hotloop.prove.harness.subject import Calls
     from hotloop.step import Workload
 
-_log = logging.getLogger("hotloop")
 ROUNDS = 6
 """Training steps: torch warms up in the first, records in the second and replays from the third on."""
 CALLS = 6
@@ -154,13 +151,8 @@ class _Run:
         lookout = HeldOutputs()
         with emulation.cudagraph_emulation() if start_emulation else contextlib.nullcontext():
             limits = Limits.rounding() if emulated else limits
-            nearest, again = self._in_lockstep(eager, limits)
+            nearest = self._in_lockstep(eager, limits)
             del eager
-            if again:
-                other = self._make()
-                self._first_step(other)
-                nearest, _ = self._in_lockstep(other, limits, referred=True)
-                del other
             if look:
                 self._look_for_held(lookout)
         return Harness(
@@ -190,27 +182,20 @@ class _Run:
             seen = survey_training(eager.holdings, eager.device, [], step, step)
         return Limits.compiled(compute_dtype(seen.matrix_dtypes, eager.device))
 
-    def _in_lockstep(self, eager: Subject, limits: Limits, *, referred: bool = False) -> tuple[str, bool]:
-        """Run eager and a compiled program in lockstep.
-
-        Returns:
-            the value nearest to its limit, and whether both are to be judged again in more bits.
-        """
+    def _in_lockstep(self, eager: Subject, limits: Limits) -> str:
+        """Run eager and a compiled program in lockstep; return the value nearest to its limit."""
         compiled = self._make()
         with seeded():
             compiled.step(next(compiled.workload.endless()))  # still eager, as the first step of the other was
         self._settings.install(compiled.models)
-        lockstep = Lockstep(eager, compiled, limits, referred=referred)
+        lockstep = Lockstep(eager, compiled, limits)
         lockstep.run(self._rounds, self._calls)
-        if lockstep.may_be_rounding and not referred and limits.compute_dtype is not None:
-            _log.info("harness: judged again, in more bits: %s", "; ".join(map(str, lockstep.findings)))
-            return "", True
         self._findings += lockstep.findings
         for name, part in status(dict(compiled.models)).components.items():
             if name in self._settings.chosen:
                 self._components[name] = part.to_dict()
                 self._check_component(name, part, complete=not lockstep.ended)
-        return lockstep.nearest or "everything equals eager's", False
+        return lockstep.nearest or "everything equals eager's"
 
     def _check_component(self, name: str, part: ComponentStatus, *, complete: bool) -> None:
         """Compare what ran with what was asked for: presets, captures, calls.

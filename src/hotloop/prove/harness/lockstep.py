@@ -11,21 +11,21 @@ import torch
 
 from hotloop._torch.random_state import RandomState
 from hotloop.errors import StaleOutputError
-from hotloop.measure import compare_with_reference, flatten, over_steps
+from hotloop.measure import compare, flatten, over_steps
 from hotloop.measure.tree import names
 from hotloop.prove.harness.result import REMEDY, Finding
 from hotloop.prove.harness.subject import Calls, noting_calls
 from hotloop.step.capture.engines import traced_path
 from hotloop.step.prove.proof import plain_run, values_of
-from hotloop.step.workload import arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from hotloop.measure import Comparison, Limits
     from hotloop.prove.harness.subject import Subject
 
 _REPORT_IT = "train without this preset, and report it: this is a bug of the compiler's or of ours"
+_NUMBERS = "see what hotloop verify says of this preset, beside float64; train without it if that fails"
 _NO_ROOM = (
     "the harness holds the program twice, eager and compiled: run it where nothing else uses the GPU, or on a smaller "
     "batch; a program that did not fit into memory is not proven safe"
@@ -66,12 +66,10 @@ class Lockstep:
         eager: the reference.
         compiled: the same program, compiled, after the same steps.
         limits: how far the two may be apart.
-        referred: compare both with the same step in more bits as well; limits then grow with eager's own rounding.
     """
 
-    def __init__(self, eager: Subject, compiled: Subject, limits: Limits, *, referred: bool = False) -> None:
+    def __init__(self, eager: Subject, compiled: Subject, limits: Limits) -> None:
         self._eager, self._compiled, self._limits = eager, compiled, limits
-        self._wide_of = limits.compute_dtype if referred else None
         self._noted: Calls = {}
         self._comparisons: dict[str, list[Comparison]] = collections.defaultdict(list)
         self._held: list[_Kept] = []
@@ -79,8 +77,6 @@ class Lockstep:
         self.nearest = ""
         self.ended = False
         """The compiled program could not go on."""
-        self.may_be_rounding = False
-        """There are findings that fail, and all of them are numbers past their limits."""
 
     def run(self, rounds: int, calls: int) -> None:
         """Run rounds of a training step and calls without gradients, until something is wrong."""
@@ -102,11 +98,10 @@ class Lockstep:
     def _step(self, batch: Any, number: int) -> None:
         """Run a training step of both, from the same state with the same random numbers."""
         what = f"training step {number + 1}"
-        wide = self._in_more_bits(self._eager.workload.step, *arguments(batch))
         self._compiled.follow(self._eager)
         random = RandomState([self._eager.device])
         with noting_calls(self._eager.models, self._noted), traced_path(self._eager.device):
-            made = self._eager.made(batch, wide)
+            made = self._eager.made(batch)
         random.restore()
 
         def compiled_step() -> tuple[Any, dict[str, torch.Tensor | None]]:
@@ -122,26 +117,16 @@ class Lockstep:
     def _infer(self, batch: Any, number: int, call: int, calls: int) -> None:
         """Call both without gradients."""
         what = f"call {call + 1} of {calls} after training step {number + 1}"
-        wide = self._in_more_bits(lambda: list(self._eager.infer(batch, self._noted, call))) or {}
         random = RandomState([self._eager.device])
         eager = [_copied(output) for output in self._eager.infer(batch, self._noted, call)]
         random.restore()
         outputs = self._compiled.infer(batch, self._noted, call)
-        for index, ours in enumerate(eager):
+        for ours in eager:
             output = self._compiled_call(what, lambda: next(outputs))
             theirs = self._compiled_call(what, functools.partial(_copied, output))
-            reference = {name: wide.get(name.replace("output", f"result[{index}]", 1)) for name in ours}
-            comparison = compare_with_reference(reference, ours, theirs, self._limits)
-            self._comparisons["without gradients"].append(comparison)
+            self._comparisons["without gradients"].append(compare(ours, theirs, self._limits))
             self._keep(f"the output of {what}", output)
             del output
-
-    def _in_more_bits(self, step: Callable[..., Any], *call: Any) -> Mapping[str, torch.Tensor | None] | None:
-        """Run eager in more bits, and undo it; None if that is not wanted or not possible."""
-        if self._wide_of is None:
-            return None
-        with traced_path(self._eager.device):
-            return self._eager.in_more_bits(step, self._wide_of, *call)
 
     def _compiled_call(self, what: str, run: Callable[[], Any]) -> Any:
         """Run a part of the compiled program. Eager has run the same part, so an exception is not the user's own."""
@@ -167,21 +152,18 @@ class Lockstep:
                 raise _WrongError(Finding(kind="held", what=what, remedy=REMEDY))
 
     def _judge(self) -> None:
-        nearest, only_numbers = 0.0, not any(finding.fails for finding in self.findings)
+        nearest = 0.0
         for kind, comparisons in self._comparisons.items():
             try:
                 joined = over_steps(comparisons)
             except StaleOutputError as error:
                 self.findings.append(Finding(kind="held", what=str(error)))
-                only_numbers = False
                 continue
             if not joined.agrees:
-                only_numbers &= joined.may_be_rounding
-                self.findings.append(Finding(kind="numerics", what=f"{kind}: {joined}", remedy=_REPORT_IT))
+                self.findings.append(Finding(kind="numerics", what=f"{kind}: {joined}", remedy=_NUMBERS))
             elif joined.worst is not None and joined.nearness > nearest:
                 nearest = joined.nearness
                 self.nearest = f"{kind} nearest its limit: {joined.worst.name}, at {joined.nearness:.0%} of it"
-        self.may_be_rounding = only_numbers and any(finding.fails for finding in self.findings)
 
 
 def _split(output: Any) -> dict[str, torch.Tensor]:

@@ -12,16 +12,14 @@ from hotloop.measure import flatten, unflatten
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.prove.proof import plain_run, values_of
 from hotloop.step.prove.reference_runs import StepOutputs
-from hotloop.step.prove.wide_reference import draws_of, step_in_first, wider_dtypes
-from hotloop.step.state.program import Call, Program
+from hotloop.step.state.program import Call
 from hotloop.step.workload import Workload, arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from torch import nn
 
-    Values = Mapping[str, torch.Tensor | None]
 
 KEPT_CALLS = 4
 """Calls of each model that are kept, to be repeated without gradients. Different inputs make old outputs visible."""
@@ -62,29 +60,14 @@ class Subject:
                     if isinstance(value, torch.Tensor):  # a learning rate that a capture can read
                         group[key].copy_(value)
 
-    def made(self, batch: Any, wide: Values | None = None) -> StepOutputs:
-        """Run the training step; return copies of everything that it made.
-
-        Args:
-            batch: of the step.
-            wide: the same values in more bits, to be returned beside them.
-        """
+    def made(self, batch: Any) -> StepOutputs:
+        """Run the training step; return copies of everything that it made."""
         parameters = {name: one for name, one in self.holdings.tensors().items() if name.startswith("parameter ")}
         start = {name: parameter.clone() for name, parameter in parameters.items()}
         result, at_step = plain_run(self.holdings, lambda: self.step(batch))
         values = values_of(self.holdings, result, at_step)
         copies = {name: None if value is None else value.clone() for name, value in values.items()}
-        return StepOutputs(start, copies, wide)
-
-    def in_more_bits(self, step: Callable[..., Any], compute_dtype: str, *call: Any) -> Values | None:
-        """Run a function in the widest dtype that it runs in, and undo it.
-
-        Returns:
-            the values that it made, by the names that a proof uses; None if it runs in no wider dtype.
-        """
-        program = Program(step, self.holdings, self.device, lambda: False)
-        draws = draws_of(program, (call, {}))
-        return step_in_first(program, (call, {}), list(wider_dtypes(compute_dtype)), draws)[0]
+        return StepOutputs(start, copies, None)
 
     def infer(self, batch: Any, calls: Calls, number: int) -> Iterator[Any]:
         """Call without gradients: the program's own function, or each model as the training step called it.
