@@ -16,7 +16,8 @@ import hotloop
 from hotloop._torch import backends
 from hotloop.errors import ConfigError
 from hotloop.prove.bench import child, way
-from hotloop.prove.bench.bench import block_steps, ways_for
+from hotloop.prove.bench.bench import ways_for
+from hotloop.prove.bench.measured import block_steps
 from hotloop.prove.bench.verdict import Course, Speed, noise_of, sentence, why_eager
 from hotloop.prove.workloads import source_of
 from hotloop.record import load

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    from hotloop.prove.bench.bench import Measured
+    from hotloop.prove.bench.measured import Measured
     from hotloop.prove.bench.verdict import Difference
 
 
