@@ -98,6 +98,11 @@ def test_the_compile_is_for_full_batches_and_the_odd_one_recompiles(program, nam
     assert (census["signatures"], next(dim["dim"] for dim in census["varying_dims"])) == (2, 0)
 
 
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from range(10)
+
+
 @pytest.mark.parametrize(
     ("batches", "within", "shapes"),
     [
@@ -105,7 +110,7 @@ def test_the_compile_is_for_full_batches_and_the_odd_one_recompiles(program, nam
         (DataLoader(TensorDataset(torch.ones(23, 1)), batch_size=4), 6, None),
         (DataLoader(TensorDataset(torch.ones(23, 1)), batch_size=4, drop_last=True), 3, None),
         (DataLoader(TensorDataset(torch.ones(23, 1)), batch_size=None), 3, None),
-        (DataLoader(IterableDataset(), batch_size=3), 3, None),
+        (DataLoader(Endless(), batch_size=3), 3, None),
         ([torch.ones(2)] * 9 + [[torch.ones(1)]], 9, [(1,)]),
         ([1, 2, 3], 3, None),
         (iter([1] * 10), 3, None),
