@@ -110,7 +110,7 @@ class Measured:
         self.again.append((again.seconds, eager.seconds))
         for place, way in enumerate(names[:-1]):
             block = found[place]
-            if block is not None and block.steady and eager.steady:
+            if block is not None and (block.steady or way == BASELINE):
                 blocks[way].append(block)
                 self.pairs[way].append((block.seconds, eager.seconds))
 
