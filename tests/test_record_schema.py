@@ -1,7 +1,5 @@
 """The documents of a run, a cross-validation and a search are read, checked and written by one `record.Schema`."""
 
-import dataclasses
-import json
 import multiprocessing
 import os
 import stat
@@ -63,14 +61,6 @@ def test_what_is_too_large_or_no_file_is_not_read(kind, tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipes" / kind.file)
     with pytest.raises(RecordError, match="it is no regular file"):
         kind.load(tmp_path / "pipes")
-
-
-def test_a_document_of_an_earlier_version_has_what_came_later(tmp_path):
-    newer = dataclasses.replace(study.SCHEMA, version=2, mappings=("notes",), later=("notes",))
-    study.SCHEMA.write(tmp_path, least(study.SCHEMA))
-    assert newer.load(tmp_path) == {**least(study.SCHEMA), "notes": {}}
-    newer.write(tmp_path, newer.load(tmp_path))
-    assert json.loads((tmp_path / newer.file).read_text())["schema"] == 2
 
 
 def written(path, letter):

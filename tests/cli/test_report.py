@@ -36,13 +36,6 @@ def test_a_summary_and_a_page_beside_the_record(folder, name, capsys):
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_the_page_can_be_put_elsewhere(folder, tmp_path, capsys):
-    assert report(folder, "--html", tmp_path / "x" / "y.html") == 0
-    assert f"Report: {tmp_path / 'x' / 'y.html'}" in capsys.readouterr().out
-    assert (tmp_path / "x" / "y.html").exists()
-    assert not (folder / "report.html").exists()
-
-
 def test_json_is_all_that_is_printed(folder, tmp_path, capsys):
     assert report(folder, "--json") == 0
     data = json.loads(capsys.readouterr().out)
@@ -51,24 +44,6 @@ def test_json_is_all_that_is_printed(folder, tmp_path, capsys):
     assert not (folder / "report.html").exists()
     assert report(folder, "--json", "--html", tmp_path / "y.html") == 0
     assert json.loads(capsys.readouterr().out)["html"] == str(tmp_path / "y.html")
-
-
-@pytest.mark.parametrize("content", [None, b"{}", b"\xff\x00"])
-def test_what_is_no_record_is_2_and_one_line(tmp_path, content, capsys):
-    path = tmp_path / "record.json"
-    if content is not None:
-        path.write_bytes(content)
-    assert report(path) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("hotloop: ")
-    assert str(path) in captured.err
-    assert captured.err.count("\n") == 1
-    assert not captured.out
-
-
-def test_a_page_that_cannot_be_written_is_1_and_says_what_to_do(folder, capsys):
-    assert report(folder, "--html", folder / "record.json" / "x.html") == 1
-    assert "--html" in capsys.readouterr().err
 
 
 def test_no_torch_is_imported(folder):

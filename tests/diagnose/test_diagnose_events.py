@@ -12,10 +12,8 @@ from torch import nn
 
 import hotloop
 from hotloop import events as ev
-from hotloop._torch.module import Inlined, root_function
 from hotloop.compiling.observe import explain
-from hotloop.diagnose.break_texts import cause_of
-from hotloop.diagnose.graph_break import GraphBreak
+from hotloop.diagnose.breaks import cause_of
 from hotloop.diagnose.guards import guard_of
 
 
@@ -89,23 +87,6 @@ def test_a_function_names_its_arguments_from_the_first():
     assert found.reason == "factor == True"
 
 
-def test_what_a_root_calls():
-    model = Scaled()
-    name = root_function("Scaled", module=True, inlined=Inlined.of(model)).__name__
-    found = Inlined.by_root[name]
-    assert found.parameters == ("rows", "factor")
-    assert found.file == __file__
-    assert Inlined.of(len) is None
-    model.forward = lambda x: x  # no bound method: it has no self
-    assert Inlined.of(model).parameters == ("x",)
-
-    def circular(x):
-        return x
-
-    circular.__wrapped__ = circular
-    assert Inlined.of(circular) is None
-
-
 def test_a_break_inside_a_package_names_the_programs_own_line(tmp_path, monkeypatch):
     package = tmp_path / "site-packages" / "somebodys.py"
     package.parent.mkdir()
@@ -126,18 +107,6 @@ def test_a_break_inside_a_package_names_the_programs_own_line(tmp_path, monkeypa
     assert (named.by_file, named.by_line) == (__file__, line_of(Model, "somebodys.halve"))
     assert named.by_source == "return somebodys.halve(x * 2)"
     sys.modules.pop("somebodys")
-
-
-def test_a_break_in_the_programs_own_line_needs_no_other():
-    class Model(nn.Module):
-        def forward(self, x):
-            print(end="")
-            return x * 2
-
-    model = hotloop.compile(Model(), "aot_eager")
-    with hotloop.watch() as events:
-        model(torch.ones(2))
-    assert {one.by_file for one in of(ev.GraphBreak, events)} == {None}
 
 
 def test_a_hint_is_for_the_cause_and_not_for_what_torch_hints_at():
@@ -167,16 +136,5 @@ def test_a_print_is_told_to_be_moved_whatever_it_prints():
             model(torch.zeros(2))
         found = [*of(ev.GraphBreak, events), *of(ev.FrameEager, events)]
         assert len({one.reason for one in found}) > 1, "what it prints stops tracing as well"
-        assert {one.hint for one in found} == {GraphBreak.problem("print").change}
+        assert {one.hint for one in found} == {cause_of("", "print(x)").change}
         assert {cause_of(one.reason, one.source).kind for one in found} == {"print"}
-
-
-def test_a_print_in_a_hook_of_the_model_breaks_its_graph_as_its_cure_says():
-    model = nn.Linear(2, 2)
-    model.register_forward_hook(lambda _module, _inputs, _output: print(end=""))
-    hotloop.compile(model, "aot_eager")
-    with hotloop.watch() as events:
-        model(torch.ones(1, 2))
-    found = of(ev.GraphBreak, events)
-    assert any("`print`" in one.reason for one in found)
-    assert "hook" in cause_of(found[0].reason, found[0].source).change

@@ -1,4 +1,4 @@
-"""Each rule on saved documents: what it must find, what it says, and that it finds nothing else."""
+"""Each rule on saved documents: what it must find, what it says, and that it finds nothing else; the catalogue too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import json
 
 import pytest
+from diagnose_catalogue import render
 from diagnose_documents import PROGRAMS, SAVED, WRITTEN, line_of
 
 from hotloop.diagnose import CATALOGUE, RULES, Case, diagnose
@@ -13,7 +14,7 @@ from hotloop.diagnose.host_sync import IN_A_SCALER
 
 FILES = {path.stem: path for folder in (SAVED, WRITTEN) for path in sorted(folder.glob("*.json"))}
 NAMES = {f"{one.rule}-{one.kind}".removesuffix(f"-{one.rule}"): one for one in CATALOGUE}
-ALSO = {"recompile_limit": {"recompile-int_attribute"}}
+ALSO = {"recompile_limit": {"recompile-attribute"}}
 """What a program shows beside its own problem, since one follows from the other."""
 
 
@@ -34,6 +35,8 @@ def test_every_entry_has_a_saved_document_and_every_rule_entries():
     assert set(FILES) == set(NAMES) | {"clean-train", "clean-loop", "clean-ways"}
     assert {one.rule for one in CATALOGUE} == set(RULES)
     assert len(NAMES) == len(CATALOGUE)
+    page = render()
+    assert all(problem.symptom in page and problem.change in page for problem in CATALOGUE)
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -89,26 +92,10 @@ def test_the_ways_in_figures():
     assert "rules out eager+graph" in the("host_sync").what
 
 
-def test_a_capture_is_advised_only_where_a_step_can_be_captured():
-    document = loaded("slower_preset")
-    for device, captures in (("cuda:0", True), ("cpu", False)):
-        document.setdefault("environment", {})["device"] = device
-        slower = next(one for one in diagnose(document) if one.rule == "slower_preset")
-        assert ("captures" in slower.change) is captures
-
-
-def test_steps_that_nobody_planned_are_said_to_be_assumed():
-    document = loaded("never_pays")
-    assert "2,000 are planned" in str(*diagnose(document))
-    del document["settings"]
-    assert "nobody said how many; 1,000 assumed" in str(*diagnose(document))
-
-
 def test_a_break_that_torch_asks_for_in_its_own_code_is_nobodys_to_mend():
-    document = loaded("graph_break-asked")
-    for event in document["events"]:
-        if event["kind"] == "graph_break":
-            event["file"] = "site-packages/torch/optim/optimizer.py"
+    document = loaded("graph_break-disabled")
+    asked = {"reason": "Call to `torch._dynamo.graph_break()`", "file": "site-packages/torch/optim/optimizer.py"}
+    document["events"] = [one | asked for one in document["events"] if one["kind"] == "graph_break"]
     assert diagnose(document) == []
 
 
@@ -122,12 +109,6 @@ def test_ways_whose_intervals_meet_are_not_told_apart(name):
     slowest = max(way["step_ms"] for way in ways.values())
     for way in ways.values():
         way["step_ms_high"] = slowest
-    assert diagnose(document) == []
-
-
-def test_a_short_wait_for_batches_is_no_advice():
-    document = loaded("data_wait")
-    document["measurements"]["data_wait_ms"] = 3.0
     assert diagnose(document) == []
 
 
@@ -161,14 +142,6 @@ def test_a_grad_scalers_read_is_spared_by_a_fused_optimizer():
     assert "return the tensor" not in advice.change
 
 
-def test_a_batch_size_that_got_code_of_its_own_costs_the_compile_before_it():
-    document = loaded("recompile-ragged_batch")
-    (advice,) = diagnose(document)
-    document["events"] = sorted(document["events"], key=lambda one: one["kind"] == "recompiled")
-    (behind,) = diagnose(document)
-    assert behind.seconds == advice.seconds > 0
-
-
 def test_only_the_way_that_was_asked_for_is_weighed():
     ways = {"eager": {"step_ms": 1.0}, "aot_eager": {"step_ms": 2.0}, "default": {"step_ms": 3.0}}
     both = diagnose({"measurements": {"ways": ways}})
@@ -178,7 +151,7 @@ def test_only_the_way_that_was_asked_for_is_weighed():
 
 
 def test_the_worst_comes_first():
-    documents = [loaded(name) for name in ("recompile-int_attribute", "graph_break-print", "host_sync", "memory-more")]
+    documents = [loaded(name) for name in ("recompile-attribute", "graph_break-print", "host_sync", "memory-more")]
     merged = {
         "events": [event for one in documents for event in one["events"]],
         "measurements": documents[-1]["measurements"],
@@ -233,28 +206,20 @@ def size(before, after, dim=0, name="x"):
     return f"tensor '{name}' size mismatch at index {dim}. expected {before}, actual {after}"
 
 
-def census(*dims):
-    keys = ("name", "dim", "least", "most", "distinct")
-    return {"shapes": {"train_step": {"varying_dims": [dict(zip(keys, one, strict=True)) for one in dims]}}}
-
-
 @pytest.mark.parametrize(
-    ("reasons", "measurements", "kind"),
+    ("reasons", "kind"),
     [
-        ([size(32, 7)], {}, "ragged_batch"),
-        ([size(32, 1)], {}, "ragged_batch"),
-        ([size(32, 7), size(32, 7, name="y")], {}, "ragged_batch"),
-        ([size(7, 32)], {}, "dynamic_lengths"),
-        ([size(32, 24), size(24, 16)], {}, "dynamic_lengths"),
-        ([size(64, 48, dim=1)], {}, "dynamic_lengths"),
-        ([size(32, 24)], census(("args[0]", 0, 8, 32, 5)), "dynamic_lengths"),
-        ([size(16, 32)], census(("args[0]", 0, 16, 32, 2)), "ragged_batch"),
-        ([size(32, 24)], census(("args[0]", 1, 8, 32, 5)), "ragged_batch"),
-        (["2 <= x.size()[0]"], {}, "ragged_batch"),
+        ([size(32, 7)], "ragged_batch"),
+        ([size(32, 1)], "ragged_batch"),
+        ([size(32, 7), size(32, 7, name="y")], "ragged_batch"),
+        ([size(7, 32)], "dynamic_lengths"),
+        ([size(32, 24), size(24, 16)], "dynamic_lengths"),
+        ([size(64, 48, dim=1)], "dynamic_lengths"),
+        (["2 <= x.size()[0]"], "ragged_batch"),
     ],
 )
-def test_an_odd_batch_is_told_from_lengths_that_vary(reasons, measurements, kind):
-    (advice,) = diagnose({"events": recompiled(*reasons), "measurements": measurements})
+def test_an_odd_batch_is_told_from_lengths_that_vary(reasons, kind):
+    (advice,) = diagnose({"events": recompiled(*reasons)})
     assert (advice.rule, advice.kind) == ("recompile", kind)
     assert advice.remedy == {"ragged_batch": "odd_batch_eager", "dynamic_lengths": "mark_dynamic"}[kind]
 
@@ -277,8 +242,8 @@ def test_what_is_printed_cannot_harm_a_terminal():
 def test_whatever_a_file_holds_raises_nothing(name):
     """A record is a file: each value is replaced by what it must not be, one kind at a time."""
     document = loaded(name)
-    for wrong in (None, "nan", -1, 1e400, [], {}, [None], True):
-        for event in range(min(4, len(document["events"]))):
+    for wrong in (None, "nan", -1, 1e400, [], [None], True):
+        for event in range(min(2, len(document["events"]))):
             for key in document["events"][event]:
                 if key != "kind":
                     broken = copy.deepcopy(document)

@@ -180,15 +180,3 @@ def test_the_machine_in_words_and_as_json(machine, capsys):
 @pytest.mark.parametrize(("names", "code"), [("problem", 1), ("any", 1), ("warning", 0), ("graph_break", 2)])
 def test_fail_on_of_the_machine(machine, names, code):
     assert doctor("--fail-on", names) == code
-
-
-@pytest.mark.parametrize("args", [("--html", "a.html"), ("--steps", 4), ("--preset", "triton"), ("--total-steps", 9)])
-def test_what_is_no_option_of_the_machine_is_refused(machine, args, capsys):
-    assert doctor(*args) == 2
-    assert f"{args[0]} {args[1]}: not an option of a look at the machine" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("args", [("--steps", 4), ("--preset", "triton"), ("--quick",)])
-def test_what_is_no_option_of_a_record_is_refused(folder, args, capsys):
-    assert doctor(folder, *args) == 2
-    assert "not an option of" in capsys.readouterr().err

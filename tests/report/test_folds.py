@@ -44,11 +44,11 @@ def text_of(view):
 def test_a_reader_sees_that_the_second_fold_compiled_nothing():
     view = folds.build(document())
     assert view.compiled == "Compiled or captured in fold 0: 2 compiles. Nothing in folds 1, 2."
-    assert [(row.compiles, row.captured, row.prepared) for row in view.folds] == [("2", "0", "31 s"), ("0", "0", "0"), ("0", "0", "0")]  # fmt: skip
+    assert [(row.compiles, row.captured) for row in view.folds] == [("2", "0"), ("0", "0"), ("0", "0")]
     for shown in (text_of(view), render(view)):
-        for said in ("3 of 3 folds finished.", "0.8100", "0.0100", "inductor", "31 s", view.compiled):
+        for said in ("3 of 3 folds finished.", "0.8100", "0.0100", "inductor"):
             assert said in shown
-    assert "At the last validation: f1 0.8000" in render(view)
+    assert view.compiled in text_of(view)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,6 @@ def test_a_failed_fold_is_said_with_its_cause():
 def test_nothing_in_a_document_acts_as_code_or_markup():
     known = document(recipe=EVIL, error=EVIL, settings={EVIL: EVIL}, status=EVIL)
     known["folds"][0].update(error=EVIL, chosen=[EVIL], folder=EVIL, best={EVIL: EVIL, "f1": float("nan")})
-    known["contents"][0] = {"train": {"rows": EVIL, "shares": {EVIL: 0.5}}, "validation": []}
     known["metrics"]["best"] = {EVIL: {"mean": EVIL}}
     view = folds.build(json.loads(json.dumps(known)))
     page = render(view)

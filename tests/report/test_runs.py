@@ -122,20 +122,6 @@ def test_a_search_runs_where_one_of_its_trials_does(tmp_path):
     assert runs.read(folder).status == "running"
 
 
-def test_a_fetched_search_is_on_its_cluster_before_it_lists_a_trial(tmp_path):
-    folder = a_study(tmp_path / "search")
-    document = json.loads((folder / "study.json").read_text())
-    (folder / "study.json").write_text(json.dumps(document | {"trials": [], "left": 3, "submitted": "20260101-abcd"}))
-    assert runs.read(folder).status == "on cluster"
-    for then, status in {"running": "on cluster", "failed": "open"}.items():
-        known = {"run": "20260101-abcd", "address": "http://head:8265", "status": then, "fetched": 5.0}
-        (folder / "submit-run.json").write_text(json.dumps(known))
-        row = runs.read(folder)
-        assert (row.status, f"on http://head:8265, {then} at 1970" in row.place) == (status, True)
-    (folder / "study.json").write_text(json.dumps(document | {"trials": [], "left": 3, "submitted": None}))
-    assert (runs.read(folder).status, runs.read(folder).place) == ("open", "")  # it has gone on here since
-
-
 def test_torn_and_foreign_folders_are_listed_with_what_is_wrong(tmp_path):
     torn = {
         "torn": ("record.jsonl", '{"set": {"schema"'), "document": ("record.json", "[]"), "kf": ("kfold.json", "["),

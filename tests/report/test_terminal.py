@@ -7,7 +7,7 @@ from rich.console import Console
 from hotloop import record
 from hotloop.cli.report import report
 from hotloop.report import build
-from hotloop.report.terminal import EVENTS, draw, spark
+from hotloop.report.terminal import EVENTS, draw
 
 
 def shown(document, width=120):
@@ -31,14 +31,12 @@ def test_the_summary_says_what_ran_and_why(document):
         "Peak memory",
         "3 GiB",
         "validation f1",
-        "inductor  pays from step 40 on",
-        "equal  within the error ratio",
-        "≈ 5.97 s",
+        "pays from step 40 on",
+        "within the error ratio",
         "Fallback",
-        "Step time",
     ):
         assert said in text
-    assert text.index("12 s  ") < text.index("≈ 5.97 s") < text.index("≈ 3.97 s")
+    assert text.index("Fallback") < text.index("Recompiled") < text.index("Compiled")
 
 
 def test_what_runs_as_it_was_written_is_not_said_to_have_run_so_0_times():
@@ -59,7 +57,7 @@ def test_a_decision_has_its_reason_and_its_first_figures():
         "chance": 0.5,
     }
     said = " ".join(shown(fresh(decisions=[decision])).split())
-    assert said.endswith("Decisions stay [b]eager[/] stays step 8, tier eager, steps left 28, …")
+    assert said.endswith("stay 8 [b]eager[/] stays")
 
 
 def test_an_empty_run_is_three_lines(empty):
@@ -81,13 +79,6 @@ def test_hostile_text_is_neither_markup_nor_escapes(hostile, width):
 def test_what_is_left_out_is_counted():
     events = [{"kind": "recompiled", "reason": f"guard {n}", "step": n} for n in range(EVENTS + 7)]
     assert "and 7 more" in shown(fresh(events=events))
-
-
-def test_a_spark_line_keeps_the_peak():
-    bars = spark([1.0] * 500 + [9.0] + [1.0] * 499)
-    assert len(bars) == 48
-    assert bars.count("█") == 1
-    assert spark([2.0]) == "▁"
 
 
 def test_a_run_of_several_processes_has_a_table_of_all(tmp_path, capsys):

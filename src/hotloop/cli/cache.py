@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from hotloop.cli.common import AsJson, console, echo_json
 from hotloop.errors import ConfigError
@@ -129,27 +130,17 @@ def _store() -> CompiledStore:
 
 
 def _row(entry: Entry, stale: str) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "models": dict(entry.models),
-        "files": len(entry.files),
-        "bytes": entry.size,
-        "hits": entry.uses,
-        "used": entry.used,
-        "fits": dict(entry.fits),
-        "stale": stale,
-    }
+    facts = {"models": dict(entry.models), "files": len(entry.files), "bytes": entry.size, "fits": dict(entry.fits)}
+    return {"name": entry.name, **facts, "hits": entry.uses, "used": entry.used, "stale": stale}
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("entry", "models", "files", "size", "hits", "last used", "stale"):
-        table.add_column(column, justify="right" if column in ("files", "size", "hits") else "left")
+    table = Table("entry", "models", "files", "size", "hits", "last used", "stale", box=None, padding=(0, 2, 0, 0))
     for row in rows:
         models = ", ".join(f"{kind} {name[:12]}" for name, kind in row["models"].items())
         used = time.strftime("%Y-%m-%d", time.localtime(row["used"]))
-        cells = [row["name"][:12], models, f"{row['files']:,}", _mib(row["bytes"]), f"{row['hits']:,}", used]
-        table.add_row(*(cell.replace("[", r"\[") for cell in (*cells, row["stale"])))
+        figures = (f"{row['files']:,}", _mib(row["bytes"]), f"{row['hits']:,}")
+        table.add_row(*map(Text, (row["name"][:12], models, *figures, used, row["stale"])))
     return table
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import difflib
 import json
-import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -20,7 +17,7 @@ from hotloop import record
 from hotloop.errors import ConfigError, DataError, HotloopError, RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Workload = Annotated[
@@ -41,20 +38,8 @@ class ProgramCommand(typer.core.TyperCommand):
     """A command whose ``--help`` also lists the settings of the program that its arguments name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the arguments for `format_help`, which is called before they are read.
-
-        Raises:
-            ConfigError: a setting is written as an option, ``--lr 0.1``.
-        """
+        """Keep the arguments for `format_help`, which is called before they are read."""
         ctx.meta["hotloop.arguments"] = list(args)
-        options = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
-        for place, one in enumerate(() if ctx.resilient_parsing else args):  # a shell completes what is not whole yet
-            name, equals, value = one.partition("=")
-            ours = name in options or difflib.get_close_matches(
-                name, options, n=1, cutoff=0.75
-            )  # or one of ours, misspelt
-            if re.fullmatch(r"--\w[\w.-]+", name) and not ours and name not in ctx.help_option_names:
-                raise _written_as_option(name, value if equals else next(iter(args[place + 1 :]), "VALUE"), args)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -78,54 +63,6 @@ class DefaultGroup(typer.core.TyperGroup):
         """Put the default before the arguments that name no command."""
         named = args[0] in self.commands or args[0] in ctx.help_option_names if args else ctx.resilient_parsing
         return super().parse_args(ctx, args if named else [self.default, *args])
-
-
-def complete_setting(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the settings, for a shell, of the recipe or program that is named before; none where it cannot be read.
-
-    A program is read, and not run: a script may train when it is imported.
-    """
-    # typer before 0.29 hands over tuples
-    given = [one for value in ctx.params.values() if isinstance(value, list | tuple) for one in value]
-    try:
-        return [f"{one}=" for one in _settings(given, _read_arguments) if one.startswith(incomplete)]
-    except Exception:  # noqa: BLE001 - a shell shows no error beside what is typed; the command will
-        return []
-
-
-def _read_arguments(name: str) -> list[str]:
-    """Return the names of the arguments of a program's function, as its file has them."""
-    file, _, function = name.rpartition(":")
-    made = [one for one in ast.parse(Path(file).read_bytes()).body if isinstance(one, ast.FunctionDef)]
-    given = [one.args for one in made if one.name == function]
-    return [one.arg for its in given for one in (*its.args, *its.kwonlyargs) if one.arg not in ("fold", "fabric")]
-
-
-def _known_arguments(name: str) -> list[str]:
-    from hotloop.train import program  # noqa: PLC0415 - loads torch and the optional packages
-
-    return [one.name for one in program.known(name).parameters]
-
-
-def _settings(args: list[str], arguments: Callable[[str], list[str]] = _known_arguments) -> list[str]:
-    """Return the names of the settings of the recipe or program that arguments name, a program's own first."""
-    from hotloop.train import configure, schema  # noqa: PLC0415 - loads torch and the optional packages
-
-    own = next(filter(None, map(configure.program_name, args)), None)
-    recipe = next((one.partition("=")[2] for one in args if one.startswith("recipe=")), "criteria")
-    model = configure.model(configure.recipe_choice(own) if own else recipe)
-    known = [f"program.{one}" for one in arguments(own)] if own else []
-    return known + [one for one in schema.names(model) if not getattr(schema.at(model, one), "is_group", False)]
-
-
-def _written_as_option(option: str, value: str, args: list[str]) -> ConfigError:
-    """Build the error of a setting that is written as an option: with the setting that is meant, where one is."""
-    name = option.removeprefix("--").replace("-", "_")
-    known = _settings(args)
-    leaves = {one.rpartition(".")[2]: one for one in reversed(known)}  # of two alike, the program's own
-    near = next(iter(difflib.get_close_matches(name.rpartition(".")[2], leaves, n=1)), None)
-    hint = f"write {leaves[near]}={value}" if near else "`hotloop settings` lists all"
-    return ConfigError(f"{option}: no such option; a setting is written NAME=VALUE: {hint}")
 
 
 def raised_by_program(error: BaseException) -> bool:
@@ -165,34 +102,27 @@ def users_program() -> Iterator[None]:
         ConfigError, DataError, RecordError: wrong usage, as it was raised.
         typer.Exit: for everything else.
     """
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    except WRONG_USAGE:
-        raise
-    except HotloopError as error:
-        typer.echo(f"hotloop: {error}", err=True)
-        raise typer.Exit(NO_RESULT) from error
-    except (Exception, SystemExit) as error:
-        show_raised(error)
-        raise typer.Exit(NO_RESULT) from error
+    with contextlib.redirect_stdout(sys.stderr), ending(NO_RESULT, apart=WRONG_USAGE):
+        yield
 
 
 @contextlib.contextmanager
-def checking() -> Iterator[None]:
-    """Turn whatever goes wrong in a dry run into exit code 2; an exception of the program is shown as Python shows it.
+def ending(code: int, apart: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turn whatever goes wrong in the block into an exit code; the program's exception is shown as Python shows it.
 
     Raises:
         typer.Exit: something went wrong.
     """
     try:
         yield
+    except apart:
+        raise
     except HotloopError as error:
         typer.echo(f"hotloop: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(code) from error
     except (Exception, SystemExit) as error:
         show_raised(error)
-        raise typer.Exit(2) from error
+        raise typer.Exit(code) from error
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from hotloop.cli.common import AsJson, console, echo_json, echo_result, users_pr
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 STEPS = 30
 """Steps for which each way to run is timed, unless --steps says otherwise."""
@@ -62,23 +62,10 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
     Without an argument it judges this machine. With a program it runs real steps, eager and compiled. With a run it
     reads the record. Exit code 1: something that ``--fail-on`` names was found. 3: your program raised.
     """
-    options = {"--preset": preset, "--steps": steps, "--total-steps": total_steps, "--html": html}
     if target is None:
-        _refuse(options, "a look at the machine (hotloop doctor --json gives all of it)")
         _judge_machine(fail_on, as_json=as_json, quick=quick)
     else:
-        _refuse({"--quick": quick or None}, "a workload or a run")
         _judge_run(target, preset, steps, total_steps, fail_on, html, as_json=as_json)
-
-
-def _refuse(options: Mapping[str, Any], what: str) -> None:
-    """Refuse options that would change nothing.
-
-    Raises:
-        ConfigError: one of the options was given.
-    """
-    if given := [f"{name} {value}" for name, value in options.items() if value is not None]:
-        raise ConfigError(f"hotloop doctor {' '.join(given)}: not an option of {what}")
 
 
 def _wanted(fail_on: str | None, known: Iterable[str]) -> set[str]:
@@ -143,7 +130,7 @@ def _document(target: str, preset: str | None, steps: int | None, total_steps: i
     """Return the document of a run record with its advice: a recorded run, or a run of the workload now.
 
     Raises:
-        ConfigError: the target is a file without a function, or an option does not fit a recorded run.
+        ConfigError: the target is a file without a function.
     """
     if not Path(target).exists() and ":" in target:
         from hotloop.prove.doctor.examining import examine  # noqa: PLC0415 - loads torch
@@ -156,7 +143,6 @@ def _document(target: str, preset: str | None, steps: int | None, total_steps: i
             return examine(target, preset=preset, steps=steps, total_steps=total_steps, say=say)
     if Path(target).suffix == ".py":
         raise ConfigError(f"hotloop doctor {target}: expected FILE.py:function, a function that returns a Workload")
-    _refuse({"--preset": preset, "--steps": steps}, "a run that is on record")
     from hotloop import record  # noqa: PLC0415 - not for a look at the machine
     from hotloop.diagnose import diagnose  # noqa: PLC0415
 

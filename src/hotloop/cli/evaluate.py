@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from hotloop.cli.common import console, echo_json
 from hotloop.errors import ConfigError
@@ -20,9 +19,9 @@ def evaluate(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="checkpoint=FILE|run=FOLDER|fold=N [SETTING=VALUE]...",
+            metavar="checkpoint=FILE|run=FOLDER [fold=N] [SETTING=VALUE]...",
             help="A checkpoint, a run (its best checkpoint), or the folds of a cross-validation, all or one. "
-            "fold=N without run= is a fold of the newest in runs/. Then changed settings.",
+            "Then changed settings.",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
@@ -49,10 +48,10 @@ def evaluate(
         typer.echo(f"  {name:<10} {value:.4f}")
 
 
-def _values(arguments: list[str], *names: str) -> list[str]:
-    """List the values of the arguments ``NAME=VALUE`` with one of these names."""
-    parts = [argument.partition("=") for argument in arguments]
-    return [value for name, equals, value in parts if equals and name in names]
+def _value(arguments: list[str], name: str) -> str | None:
+    """Return the value of the last argument ``NAME=VALUE``."""
+    values = [argument.removeprefix(f"{name}=") for argument in arguments if argument.startswith(f"{name}=")]
+    return values[-1] if values else None
 
 
 def _study_folder(arguments: list[str]) -> Path | None:
@@ -61,16 +60,12 @@ def _study_folder(arguments: list[str]) -> Path | None:
     Raises:
         ConfigError: ``fold=N`` without a cross-validation.
     """
-    runs = [Path(run) for run in _values(arguments, "run")]
-    wanted = _values(arguments, "fold")
-    if wanted and not _values(arguments, "run", "checkpoint"):
-        studies = Path("runs").glob(f"*/*/{folds.DOCUMENT}")
-        runs = [path.parent for path in sorted(studies, key=lambda path: path.stat().st_mtime)[-1:]]
-    if len(runs) == 1 and folds.SCHEMA.is_at(runs[0]):
-        return runs[0]
-    if wanted:
+    run, fold = _value(arguments, "run"), _value(arguments, "fold")
+    if run is not None and folds.SCHEMA.is_at(Path(run)):
+        return Path(run)
+    if fold is not None:
         raise ConfigError(
-            f"fold={wanted[0]} names a fold of a cross-validation: expected run=FOLDER with the folder that hotloop "
+            f"fold={fold} names a fold of a cross-validation: expected run=FOLDER with the folder that hotloop "
             f"kfold wrote {folds.DOCUMENT} into"
         )
     return None
@@ -86,10 +81,8 @@ def _checkpoint(arguments: list[str]) -> tuple[Path, list[str]]:
 
     named = [argument for argument in arguments if argument.startswith(("checkpoint=", "run="))]
     if len(named) != 1 or not named[0].partition("=")[2]:
-        place = next((one for one in arguments if "=" not in one and Path(one).exists()), None)
-        meant = f": did you mean {'run' if Path(place).is_dir() else 'checkpoint'}={place}?" if place else ""
         raise ConfigError(
-            f"hotloop eval: expected one of checkpoint=FILE and run=FOLDER, found {' '.join(named) or 'none'}{meant}"
+            f"hotloop eval: expected one of checkpoint=FILE and run=FOLDER, found {' '.join(arguments) or 'none'}"
         )
     kind, _, value = named[0].partition("=")
     path = Path(value) if kind == "checkpoint" else checkpoint.find(Path(value), checkpoint.BEST, checkpoint.LAST)
@@ -105,20 +98,18 @@ def _judge_folds(folder: Path, arguments: list[str], *, as_json: bool) -> None:
     from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
     from hotloop.train import kfold  # noqa: PLC0415
 
-    wanted = _values(arguments, "fold")
-    if wanted and not wanted[-1].isdecimal():
-        raise ConfigError(f"fold={wanted[-1]}: expected the number of a fold, counted from 0")
-    fold = int(wanted[-1]) if wanted else None
+    wanted = _value(arguments, "fold")
+    if wanted is not None and not wanted.isdecimal():
+        raise ConfigError(f"fold={wanted}: expected the number of a fold, counted from 0")
+    fold = None if wanted is None else int(wanted)
     overrides = [argument for argument in arguments if not argument.startswith(("run=", "fold="))]
-
     document = folds.load(folder)
     with contextlib.redirect_stdout(sys.stderr):  # what the program prints
         judged = kfold.judge(folder, fold, recipes.load(document["recipe"]), overrides)
     over_folds = kfold.spread([result["metrics"] for result in judged])
-    if fold is None:
-        done = {result["fold"] for result in judged}
-        for number in (entry["fold"] for entry in document["folds"] if entry["fold"] not in done):
-            sys.stderr.write(f"fold {number} has no checkpoint yet, and is left out\n")
+    missing = {entry["fold"] for entry in document["folds"]} - {result["fold"] for result in judged}
+    for number in sorted(missing) if fold is None else ():
+        typer.echo(f"fold {number} has no checkpoint yet, and is left out", err=True)
     if as_json:
         echo_json({"run": str(folder), "split": "validation", "folds": judged, "over_folds": over_folds})
         return
@@ -127,13 +118,11 @@ def _judge_folds(folder: Path, arguments: list[str], *, as_json: bool) -> None:
 
 
 def _table(judged: list[dict[str, Any]], over_folds: dict[str, dict[str, float | None]]) -> Table:
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("fold", "step", *over_folds):
-        table.add_column(name, justify="left" if name == "fold" else "right")
+    table = Table("fold", "step", *over_folds, box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
     for result in judged:
         metrics = (f"{result['metrics'][name]:.4f}" for name in over_folds)
         table.add_row(str(result["fold"]), str(result["step"]), *metrics)
     if len(judged) > 1:
-        table.add_row("mean", "", *(Text(f"{metric['mean']:.4f}", style="bold") for metric in over_folds.values()))
+        table.add_row("mean", "", *(f"{metric['mean']:.4f}" for metric in over_folds.values()))
         table.add_row("± std", "", *(f"{metric['std']:.4f}" for metric in over_folds.values()))
     return table

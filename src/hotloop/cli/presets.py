@@ -60,7 +60,7 @@ def show(
 def _measured_table() -> Table:
     table = Table(title=f"\nMeasured: {measured.MACHINE}", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for column in ("preset", "workload", "ms/eager", "gain", "cold s", "GiB compiling/after/eager"):
-        table.add_column(column, justify="left" if column in ("preset", "workload") else "right")
+        table.add_column(column)
     for name in presets.NAMES:
         for row in measured.rows(name):
             workload = f"{row.workload} blocks" if row.regions == "blocks" else row.workload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group
@@ -14,9 +14,6 @@ from hotloop.cli.common import AsJson, console, echo_json
 from hotloop.errors import ConfigError
 from hotloop.report import runs
 from hotloop.report.text import count, figure, line, moment, quantity, text, words
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 app = typer.Typer(no_args_is_help=True)
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, a cross-validation or a search.")]
@@ -34,25 +31,16 @@ def list_runs(
     If FOLDER is a cross-validation or a search, list its folds or trials. A run that cannot be read is listed with
     what is wrong with it.
     """
-    list_rows(folder, as_json=as_json)
-
-
-def list_rows(folder: Path, *, as_json: bool, kinds: tuple[str, ...] = ()) -> None:
-    """Print the runs below a folder, of some kinds alone where they are given.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
     if not folder.is_dir():
         is_file = "is a file, and no folder of runs" if folder.is_file() else "no such folder"
         raise ConfigError(f"{folder}: {is_file}; `hotloop train` puts runs into runs/, or into run.folder")
-    found = [row for row in runs.find(folder) if not kinds or row.kind in kinds]
+    found = runs.find(folder)
     if as_json:
         echo_json([row.to_dict(whole=False) for row in found])
     elif found:
         console().print(_table(found, folder))
     else:
-        typer.echo(f"No {' or '.join(kinds) or 'run'} below {folder}")
+        typer.echo(f"No run below {folder}")
 
 
 @app.command()
@@ -65,23 +53,26 @@ def show(run: Run, as_json: AsJson = False) -> None:
     if as_json:
         echo_json({**row.to_dict(), "members": [one.to_dict(whole=False) for one in inside]})
         return
-    facts: dict[str, Any] = {"status": row.status, "place": row.place, "kind": row.kind, "problem": row.problem}
-    facts |= {
+    facts = {
+        "status": row.status,
+        "place": row.place,
+        "kind": row.kind,
+        "problem": row.problem,
         "recipe": row.recipe,
         "when": moment(row.created),
         "steps": row.steps,
         "best": _best(row),
         "ran": row.tier,
     }
-    for title, values in (("", facts), ("Figures", row.figures), ("Settings", row.settings)):
-        if title and values:
-            console().print(Text(f"\n{title}", style="bold"))
-        shown = {name: text(value) if title == "Settings" else quantity(name, value) for name, value in values.items()
-                 if value not in (None, "")}  # fmt: skip
-        console().print(_pairs(shown))
+    figures = {name: quantity(name, value) for name, value in row.figures.items()}
+    for title, values in (("", facts), ("Figures", figures), ("Settings", row.settings)):
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+        for name, value in values.items():
+            if value not in (None, ""):
+                table.add_row(Text(line(name if "." in name else words(name), 200)), Text(line(value, 1000)))
+        console().print(Text(title, style="bold"), table)
     if inside:
-        console().print(Text(f"\n{'Folds' if row.kind == runs.FOLDS else 'Trials'}", style="bold"))
-        console().print(_table(inside, run))
+        console().print(Text("Folds" if row.kind == runs.FOLDS else "Trials", style="bold"), _table(inside, run))
 
 
 @app.command()
@@ -89,27 +80,22 @@ def compare(
     names: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="The folders of two or more runs.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: the settings in which they differ, then their metrics and measurements side by side.
-
-    Of a search, its best trial is compared.
-    """
+    """Compare runs: the settings in which they differ, then their metrics and measurements side by side."""
     if len(names) < 2:  # noqa: PLR2004 - one run has nothing beside it
         raise ConfigError(f"hotloop runs compare {names[0]}: expected two or more runs")
-    names = [runs.best_of(name) for name in names]
     rows = [runs.known(name) for name in names]
     settings = runs.beside([row.settings for row in rows])
     differ = {name: values for name, values in settings.items() if any(one != values[0] for one in values)}
-    facts = [{"status": row.status, "ran": row.tier, "steps": row.steps} for row in rows]
-    figures = runs.beside([{**fact, **row.figures} for fact, row in zip(facts, rows, strict=True)])
+    figures = runs.beside([{"status": row.status, "ran": row.tier, "steps": row.steps, **row.figures} for row in rows])
     if as_json:
         echo_json({"runs": list(map(str, names)), "settings": differ, "figures": figures})
         return
-    for title, lines in (("Settings that differ", differ), ("Figures", figures)):
+    shown = {name: [quantity(name, one) for one in values] for name, values in figures.items()}
+    for title, values in (("Settings that differ" if differ else "No setting differs", differ), ("Figures", shown)):
         table = _plain(title, *map(str, names))
-        for name, values in lines.items():
-            shown = [quantity(name, one) if title == "Figures" else text(one) for one in values]
-            table.add_row(*(Text(line(one, 200)) for one in (name, *shown)))
-        console().print(table if lines else Text("No setting differs"), "")
+        for name, each in values.items():
+            table.add_row(*(Text(line(one, 200)) for one in (name, *each)))
+        console().print(table, "")
 
 
 @app.command("rm")
@@ -163,13 +149,6 @@ def _table(rows: list[runs.Row], folder: Path) -> Group:
         table.add_row(Text(name), status, *map(Text, cells))
         below += [Text(f"{name}: {one}") for one in (row.place, row.problem) if one]
     return Group(table, *below)
-
-
-def _pairs(values: Mapping[str, str]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for name, value in values.items():
-        table.add_row(Text(line(words(name) if "." not in name else name, 200)), Text(line(value, 1000)))
-    return table
 
 
 def _plain(*names: str) -> Table:

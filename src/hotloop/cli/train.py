@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from hotloop.cli.common import INTERRUPTED, checking, complete_setting, console, echo_failure, echo_json
+from hotloop.cli.common import INTERRUPTED, console, echo_failure, echo_json, ending
 from hotloop.errors import StepLostError
 from hotloop.report import folds
 from hotloop.report.terminal import draw
@@ -24,7 +24,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[FILE.py:make] [SETTING=VALUE]...",
-        autocompletion=complete_setting,
         help="A program of your own, and settings, such as training.num_epochs=3 or program.lr=1e-3.",
     ),
 ]
@@ -111,7 +110,7 @@ class Printed:
         """
         apart = contextlib.redirect_stdout(sys.stderr) if self.as_json or self.quiet else contextlib.nullcontext()
         try:
-            with apart, checking() if self.dry else contextlib.nullcontext():
+            with apart, ending(2) if self.dry else contextlib.nullcontext():
                 yield
         except (Exception, SystemExit) as error:
             if self.as_json and not isinstance(error, StepLostError):  # the command starts again by itself

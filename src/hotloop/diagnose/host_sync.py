@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hotloop import events as ev
-from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
+from hotloop.diagnose.case import Case, grouped
+from hotloop.diagnose.rule import Found, Problem
 from hotloop.diagnose.sized_results import remedy_of
 from hotloop.diagnose.switches import switch_at
 from hotloop.diagnose.words import several, times
@@ -28,45 +29,40 @@ def spared_by(place: str) -> str:
     return switch_at(place) or LIBRARYS
 
 
-class HostSync(Rule):
-    problems = (
-        Problem(
-            rule="host_sync",
-            symptom="a step waits for the device at a line",
-            cause="a value is read on the host (.item(), float(), print, .cpu(), a branch): on a GPU nothing can be "
-            "launched ahead, and the step cannot be captured",
-            cost="the wait, and the gap that the device has after it",
-            change="return the tensor from the step and read it outside, every so many steps",
-        ),
-    )
+PROBLEM = Problem(
+    rule="host_sync",
+    symptom="a step waits for the device at a line",
+    cause="a value is read on the host (.item(), float(), print, .cpu(), a branch): on a GPU nothing can be "
+    "launched ahead, and the step cannot be captured",
+    cost="the wait, and the gap that the device has after it",
+    change="return the tensor from the step and read it outside, every so many steps",
+)
 
-    def find(self, case: Case) -> Found:
-        """Yield one advice per line, with the tiers that it rules out, except for lines that break a graph."""
-        # Rules `graph_break` and `frame_eager` advise on these lines.
-        broken = {(event.file, event.line) for event in case.of(ev.GraphBreak)}
-        broken |= {(event.file, event.line) for event in case.of(ev.FrameEager)}
-        events = [event for event in case.of(ev.HostSync) if not event.file or (event.file, event.line) not in broken]
-        waits = "on a GPU the step would wait for the device" if case.on_cpu else "the step waits for the device"
-        for group in grouped(events, lambda event: (event.component, event.file, event.line, event.reason)):
-            event = group[-1]
-            tiers = several(
-                declined.tier
-                for declined in case.of(ev.TierDeclined)
-                if declined.file and (declined.file, declined.line) == (event.file, event.line)
-            )
-            rules_out = f"; it rules out {tiers}" if tiers else ""
-            yield self.problem().advice(
-                f"{waits} {times(event.times)} a step: {event.reason}{rules_out}",
-                **case.place(event),
-                milliseconds=None if event.seconds is None else event.seconds * 1e3,
-                times=len(group),
-                change=self.change(event.reason, event.source),
-            )
 
-    def change(self, reason: str, source: str) -> str:
-        """Return what to change, by who reads the value: a GradScaler, a package, or the user's own line."""
-        if IN_A_SCALER in reason:
-            return SCALED
-        if "an installed package" in reason:
-            return f"{spared_by(reason)}; hotloop.Loop says whether it keeps the step from being captured"
-        return remedy_of(reason, source) or self.problem().change
+def find(case: Case) -> Found:
+    """Yield one advice per line, with the tiers that it rules out, except for lines that break a graph."""
+    # Rules `graph_break` and `frame_eager` advise on these lines.
+    broken = {(event.file, event.line) for event in (*case.of(ev.GraphBreak), *case.of(ev.FrameEager))}
+    events = [event for event in case.of(ev.HostSync) if not event.file or (event.file, event.line) not in broken]
+    waits = "on a GPU the step would wait for the device" if case.on_cpu else "the step waits for the device"
+    declined = [event for event in case.of(ev.TierDeclined) if event.file]
+    for group in grouped(events, lambda event: (event.component, event.file, event.line, event.reason)):
+        event = group[-1]
+        tiers = several(one.tier for one in declined if (one.file, one.line) == (event.file, event.line))
+        rules_out = f"; it rules out {tiers}" if tiers else ""
+        yield PROBLEM.advice(
+            f"{waits} {times(event.times)} a step: {event.reason}{rules_out}",
+            **case.place(event),
+            milliseconds=None if event.seconds is None else event.seconds * 1e3,
+            times=len(group),
+            change=_change(event.reason, event.source),
+        )
+
+
+def _change(reason: str, source: str) -> str:
+    """Return what to change, by who reads the value: a GradScaler, a package, or the user's own line."""
+    if IN_A_SCALER in reason:
+        return SCALED
+    if "an installed package" in reason:
+        return f"{spared_by(reason)}; hotloop.Loop says whether it keeps the step from being captured"
+    return remedy_of(reason, source) or PROBLEM.change

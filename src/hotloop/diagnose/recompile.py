@@ -3,14 +3,136 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hotloop import events as ev
+from hotloop.diagnose.case import Case, grouped
 from hotloop.diagnose.guards import LEFT_BEHIND, Guard, guard_of
-from hotloop.diagnose.recompile_words import PROBLEMS, problem_of, what_of
-from hotloop.diagnose.rule import Case, Found, Rule, grouped
+from hotloop.diagnose.rule import Found, Problem
+from hotloop.diagnose.words import several
+from hotloop.report.text import count as counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_ONE_MORE = "one more compile"
+_recompile = functools.partial(
+    Problem,
+    rule="recompile",
+    cost="one compile for each, up to torch's limit of 8 per function; after that, anything new runs eager",
+)
+
+PROBLEMS = (
+    _recompile(
+        kind="ragged_batch",
+        symptom="the last batch of an epoch is smaller",
+        cause="code is compiled for exact sizes first. hotloop.compile then adds code for a second batch size and "
+        "keeps that of the full batches; torch.compile runs both on one dynamic graph from then on",
+        change="nothing if the one compile pays; else drop the odd batch (drop_last=True in the DataLoader), or pad it",
+        cost="one more compile; with torch.compile alone also a dynamic graph for all later full batches",
+        remedy="odd_batch_eager",
+    ),
+    _recompile(
+        kind="dynamic_lengths",
+        symptom="a size varies from batch to batch",
+        cause="code is compiled for exact sizes first; torch makes a size dynamic at its second value, and with "
+        "dynamic=False it compiles once per size",
+        change="mark the size dynamic on the first batch (torch._dynamo.mark_dynamic), or pad to a few sizes",
+        cost="one more compile; with dynamic=False one for each size",
+        remedy="mark_dynamic",
+    ),
+    _recompile(
+        kind="size_relation",
+        symptom="the code depends on a size",
+        cause="the model compares, divides or branches on a size, so compiled code is valid for a range of sizes only",
+        change="move the branch on the size out of the model, or pad batches so that all fall on one side of it",
+        cost="one compile for each range",
+        remedy="buckets",
+    ),
+    _recompile(
+        kind="attribute",
+        symptom="a value on a module or global changes",
+        cause="torch treats what a module or global holds (a number, a flag, a string, None) as a constant, and "
+        "compiles once for each value; a float becomes an input at its second value",
+        change="keep it as a tensor (a buffer), pass it in as an argument, or set it once before training",
+    ),
+    _recompile(
+        kind="train_eval",
+        symptom="the model goes from train() to eval() within one lane",
+        cause="modules like Dropout and BatchNorm behave differently then, so each mode has code of its own",
+        change="nothing if it happens once; else set the mode once, and evaluate under torch.no_grad(), which has a "
+        "lane of its own",
+        cost=_ONE_MORE,
+    ),
+    _recompile(
+        kind="setting",
+        symptom="a global setting of torch's changes",
+        cause="compiled code is valid for torch's settings at the time of its compile: gradient mode, autocast, "
+        "threads, deterministic algorithms",
+        change="set it once, before the first step; evaluate under torch.no_grad() or torch.inference_mode(), not both",
+    ),
+    _recompile(
+        kind="input",
+        symptom="a tensor has another dtype, layout, device or number of dimensions, or needs a gradient",
+        cause="code is compiled for exactly such tensors as it saw first",
+        change="give each input one form before the model: x.contiguous(), one dtype, one device; freeze layers once",
+    ),
+    _recompile(
+        kind="new_object",
+        symptom="a module, function or parameter was replaced by another",
+        cause="code is compiled for the very objects that it saw: a new layer, or a class or function that is defined "
+        "again, is another object",
+        change="change the object in place instead of replacing it, and define classes and functions once, at the top "
+        "of a file",
+    ),
+    _recompile(
+        kind="growth",
+        symptom="a list, modules or hooks that the model reads are added to",
+        cause="a length is a constant of the code, and so are the modules and hooks that exist, adapters among them",
+        change="return what you collect, or write into a tensor of fixed size; add layers, adapters and hooks before "
+        "the first step",
+    ),
+    _recompile(
+        kind="arguments",
+        symptom="arguments of the call that are not tensors change",
+        cause="numbers, strings, flags and the lengths of lists are constants of the code; a number becomes an input "
+        "at its second value",
+        change="pass a tensor if the value varies, and call the model with the same arguments each time",
+    ),
+    _recompile(
+        kind="other",
+        symptom="compiled code did not fit",
+        cause="something that it depends on has changed",
+        change="keep what the guard names the same from call to call",
+    ),
+)
+LIMIT = Problem(
+    rule="recompile_limit",
+    symptom="a function was compiled as often as torch allows",
+    cause="torch compiles one function 8 times at most (torch._dynamo.config.recompile_limit), and runs it "
+    "eager for anything unseen after that, silently",
+    cost="the compiles that filled the limit, and eager speed for what comes after",
+    change="fix what recompiles it: see the advice on recompiles. Do not raise the limit: it hides the cause",
+)
+_KINDS = {problem.kind: problem for problem in PROBLEMS}
+_WHAT = {
+    "ragged_batch": "a batch of {last} came where batches had {first} ({subject})",
+    "dynamic_lengths": "dimension {dim} of {subject} varies ({values})",
+    "size_relation": "the code depends on a size ({subject})",
+    "attribute": "{subject} changed (it was {values})",
+    "growth": "the length of {subject} changed{was}",
+    "arguments": "argument {subject} changed (it was {values})",
+    "setting": "torch's setting {subject} changed",
+    "input": "{subject} changed{change}",
+    "new_object": "{subject} was replaced by another",
+    "size": "dimension {dim} of {subject} is another one{change}",
+    "other": "compiled code did not fit ({subject})",
+}
+"""What advice says of a cause; a cause that is not here is told by its symptom."""
+_WHOLE = {"setting", "train_eval", "size"}
+"""Causes that meet many places of a component at once: a mode, or a size that every frame and argument sees."""
 
 
 @dataclasses.dataclass
@@ -70,81 +192,98 @@ def resumed_at(function: str) -> int | None:
 Group = list[tuple[RecompiledFrame, Guard]]
 
 
-class Recompile(Rule):
-    problems = PROBLEMS
-    whole = frozenset({"grad_mode", "threads", "precision", "setting", "train_eval", "size"})
-    """Causes that meet many places of a component at once: a mode, or a size that every frame and argument sees."""
-
-    def find(self, case: Case) -> Found:
-        """Yield one advice per thing that changed."""
-        for kind, group in self.groups(case):
-            first = next((frame.event for frame, _ in group if frame.event.file), group[0][0].event)
-            yield problem_of(kind).advice(
-                what_of(kind, [guard for _, guard in group]),
-                **case.place(first),
-                times=len(group),
-                compiles=count(frame for frame, _ in group),
-                seconds=sum(frame.seconds for frame, _ in group),
-            )
-
-    def groups(self, case: Case) -> Iterator[tuple[str, Group]]:
-        """Yield each thing that changed, by its kind in the catalogue, with the recompiles that it caused."""
-        breaks = case.of(ev.GraphBreak)  # their advice counts the recompiles that they cause
-        frames = [frame for frame in recompiles(case) if not any(map(frame.is_caused_by, breaks))]
-        for group in grouped([(frame, guard_of(frame.event)) for frame in frames], self._key):
-            guards = [guard for _, guard in group]
-            yield self.kind_of_sizes(guards, case) if guards[0].cause == "size" else guards[0].cause, group
-
-    def _key(self, item: tuple[RecompiledFrame, Guard]) -> tuple[object, ...]:
-        frame, guard = item
-        key = frame.event.component, guard.cause
-        if guard.cause == "setting":
-            return *key, *guard.values
-        if guard.cause == "size":
-            return *key, guard.dim
-        return key if guard.cause in self.whole else (*key, guard.subject)
-
-    def kind_of_sizes(self, guards: list[Guard], case: Case) -> str:
-        """Return ``ragged_batch`` if the first dimension had one size and an odd smaller one, else ``dynamic_lengths``.
-
-        The run's census of shapes knows all sizes, if it has one. torch alone names the first two only, since it makes
-        a size dynamic at its second value. Without a census, a smaller second size of the first dimension is taken for
-        the odd one.
-        """
-        if guards[0].dim != 0:
-            return "dynamic_lengths"
-        distinct = self.distinct_sizes(guards, case.measurements.get("shapes"))
-        if distinct is None:
-            odd = all(_became_smaller(guard.values) for guard in guards)
-            distinct = len({value for guard in guards for value in guard.values}) if odd else 0
-        return "ragged_batch" if distinct == 2 else "dynamic_lengths"  # noqa: PLR2004 - the usual size and the odd one
-
-    @staticmethod
-    def distinct_sizes(guards: list[Guard], shapes: object) -> int | None:
-        """Return how many sizes the first dimension of a step's input had, of an input that had the guards' sizes.
-
-        Args:
-            guards: failed guards on sizes.
-            shapes: the record's censuses, each by its step's name; None is returned if no census has such an input.
-        """
-        sizes = [int(value) for guard in guards for value in guard.values if value.isdigit()]
-        counts = []
-        for census in shapes.values() if isinstance(shapes, Mapping) and sizes else ():
-            dims: Any = census.get("varying_dims") if isinstance(census, Mapping) else None
-            for dim in dims if isinstance(dims, list | tuple) else ():
-                if not isinstance(dim, Mapping) or dim.get("dim") != 0:
-                    continue
-                least, most, distinct = (dim.get(key) for key in ("least", "most", "distinct"))
-                if not (isinstance(least, int) and isinstance(most, int) and isinstance(distinct, int)):
-                    continue
-                if least <= min(sizes) and max(sizes) <= most:
-                    counts.append(distinct)
-        return max(counts, default=None)
+def find(case: Case) -> Found:
+    """Yield one advice per thing that changed."""
+    for kind, group in groups(case):
+        first = next((frame.event for frame, _ in group if frame.event.file), group[0][0].event)
+        guards = [guard for _, guard in group]
+        yield problem_of(kind).advice(
+            f"{changed(kind, guards)}: {counted(len(guards), 'recompile')}",
+            **case.place(first),
+            times=len(group),
+            compiles=count(frame for frame, _ in group),
+            seconds=sum(frame.seconds for frame, _ in group),
+        )
 
 
-def _became_smaller(sizes: tuple[str, ...]) -> bool:
+def find_limits(case: Case) -> Found:
+    """Yield one advice per function that reached torch's limit, with what recompiled it most."""
+    known = [(kind, [frame.event for frame, _ in group]) for kind, group in groups(case)]
+    for group in grouped(case.of(ev.RecompileLimit), lambda event: (event.component, event.function)):
+        limited, what = group[0], f"{group[0].function} was compiled as often as torch allows"
+        here = [(kind, [one for one in events if _is_of(one, limited)]) for kind, events in known]
+        kind, events = max(here, key=lambda item: len(item[1]), default=("", []))
+        if not events:
+            yield LIMIT.advice(what, **case.place(limited), times=len(group))
+            continue
+        cause = problem_of(kind)
+        yield LIMIT.advice(
+            f"{what}; {counted(len(events), 'recompile')} came from one thing: {cause.symptom}",
+            **case.place(events[0]),
+            times=len(group),
+            change=f"{cause.change}. Do not raise the limit: it hides the cause",
+            remedy=cause.remedy,
+        )
+
+
+def _is_of(event: ev.Recompiled, limited: ev.RecompileLimit) -> bool:
+    return (event.component, event.function) == (limited.component, limited.function)
+
+
+def groups(case: Case) -> list[tuple[str, Group]]:
+    """Return each thing that changed, by its kind in the catalogue, with the recompiles that it caused."""
+    breaks = case.of(ev.GraphBreak)  # their advice counts the recompiles that they cause
+    frames = [frame for frame in recompiles(case) if not any(map(frame.is_caused_by, breaks))]
+    found = grouped([(frame, guard_of(frame.event)) for frame in frames], _key)
+    return [(_kind([guard for _, guard in group]), group) for group in found]
+
+
+def _key(item: tuple[RecompiledFrame, Guard]) -> tuple[object, ...]:
+    frame, guard = item
+    subject = guard.dim if guard.cause == "size" else "" if guard.cause in _WHOLE else guard.subject
+    return frame.event.component, guard.cause, subject
+
+
+def _kind(guards: list[Guard]) -> str:
+    """Return the kind of what changed. torch names the first two sizes only: a smaller second is an odd batch's."""
+    if guards[0].cause != "size":
+        return guards[0].cause
+    sizes = {value for guard in guards for value in guard.values}
+    odd = guards[0].dim == 0 and len(sizes) == 2 and all(_became_smaller(guard.values) for guard in guards)  # noqa: PLR2004 - the usual size and the odd one
+    return "ragged_batch" if odd else "dynamic_lengths"
+
+
+def _became_smaller(sizes: Sequence[str]) -> bool:
     """Return whether the second of two sizes is the smaller one, or 1."""
-    if len(sizes) != 2:  # noqa: PLR2004 - a size before and after
-        return False
-    before, after = sizes
+    before, after = (*sizes, "", "")[:2]
     return after == "1" or (before.isdigit() and after.isdigit() and int(after) < int(before))
+
+
+def problem_of(kind: str) -> Problem:
+    """Return the problem behind a cause."""
+    return _KINDS.get(kind, PROBLEMS[-1])
+
+
+def changed(kind: str, guards: Sequence[Guard]) -> str:
+    """Say what changed, with the values in torch's guards."""
+    values = [value for guard in guards for value in guard.values]
+    subject = several(guard.subject for guard in guards if guard.subject)
+    if kind == "arguments" and subject in ("args", "kwargs"):
+        return "the call has other arguments than before"
+    return _WHAT.get(kind, problem_of(kind).symptom).format(
+        subject=subject,
+        values=several(values) or "not empty",
+        was=f" (it was {several(values)})" if values else "",
+        change=f" ({values[0]} to {values[1]})" if len(values) > 1 else "",
+        first=values[0] if values else "another size",
+        last=values[-1] if values else "another size",
+        dim=guards[0].dim,
+    )
+
+
+def words_of(event: ev.Recompiled) -> tuple[str, str]:
+    """Return what one recompile says has changed, and what to change."""
+    guard = guard_of(event)
+    # Only further recompiles show whether a size is a ragged batch or a length, and what a break left behind.
+    alone = {"size": "dynamic_lengths", "break_value": "other"}
+    return changed(guard.cause, [guard]), problem_of(alone.get(guard.cause, guard.cause)).change

@@ -1,19 +1,17 @@
-"""What every rule is made of: the base class `Rule`, the problems that it can find, and the advice that it gives.
-
-A rule is one file with one subclass of `Rule`. This module also re-exports what most rules read a run with.
-"""
+"""What every rule is made of: the problems that it can find, the function that finds them, and its advice."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hotloop.diagnose.case import Case, grouped, number, overlap
-from hotloop.diagnose.words import count, figure, size
+from hotloop.diagnose.words import figure
 from hotloop.remedies import REMEDIES, Remedy
+from hotloop.report.text import count, size
 
-__all__ = ["Advice", "Case", "Found", "Problem", "Rule", "grouped", "number", "overlap"]
+if TYPE_CHECKING:
+    from hotloop.diagnose.case import Case
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +91,7 @@ class Advice:
 
 
 Found = Iterator[Advice]
-"""What a rule's `Rule.find` returns."""
+"""What the function of a rule yields."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,21 +125,8 @@ class Problem:
         return Advice(rule=self.rule, kind=self.kind, what=what, **{**words, **fields})
 
 
-class Rule:
-    """A rule: the problems that it can find, and `find`, which finds them in one run."""
+class Rule(NamedTuple):
+    """A rule: the problems that it can find, and the function that yields an advice for each of them in one run."""
 
-    problems: ClassVar[tuple[Problem, ...]]
-
-    @property
-    def name(self) -> str:
-        """The rule's name in the catalogue and on the command line."""
-        return self.problems[0].rule
-
-    @classmethod
-    def problem(cls, kind: str = "") -> Problem:
-        """Return the problem of a kind; by default the rule's first, which is the only one of most rules."""
-        return next(problem for problem in cls.problems if kind in ("", problem.kind))
-
-    def find(self, case: Case) -> Found:
-        """Yield an advice for each problem in a run."""
-        raise NotImplementedError
+    problems: tuple[Problem, ...]
+    find: Callable[[Case], Found]

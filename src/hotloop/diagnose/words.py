@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
+
+from hotloop.report import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -11,23 +12,7 @@ if TYPE_CHECKING:
 
 def figure(value: float) -> str:
     """Return a number with its three leading digits: 0.14, 12.3, 1,234."""
-    if not value:
-        return "0"
-    places = max(0, 2 - math.floor(math.log10(abs(value))))
-    shown = f"{value:,.{places}f}"
-    return shown.rstrip("0").rstrip(".") if "." in shown else shown
-
-
-def count(many: int, word: str) -> str:
-    """Return a count with its noun: 1 compile, 3 compiles."""
-    return f"{many:,} {word}{'' if many == 1 else 's'}"
-
-
-def size(value: float) -> str:
-    """Return a number of bytes in binary units: 1.25 GiB."""
-    units = ("B", "KiB", "MiB", "GiB", "TiB")
-    power = min(len(units) - 1, max(0, int(math.log2(abs(value)) // 10))) if value else 0
-    return f"{figure(value / 1024**power)} {units[power]}"
+    return text.figure(value, 3)
 
 
 def times(many: float) -> str:

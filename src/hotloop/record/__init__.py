@@ -1,8 +1,7 @@
 """The run record: one versioned JSON document of a run, written as the run goes and readable after a kill.
 
 Lines are appended to ``record.jsonl`` the moment something happens; ``record.json`` is the same as one document,
-replaced atomically at most every five seconds (less often if that would cost over 2% of the time). After ``kill -9``
-the lines are ahead of the document, so `load` prefers them.
+written at the end. `load` prefers the lines, which a killed run has alone.
 """
 
 from hotloop.files import whole

@@ -12,7 +12,7 @@ LISTS = ("steps", "metrics", "events", "decisions", "verdicts", "advice")
 """Sections that grow by one entry a line."""
 MAPPINGS = ("environment", "settings", "told", "components", "measurements")
 """Sections of which a line updates some keys."""
-SCHEMA = Schema("run record", DOCUMENT, 1, LISTS, MAPPINGS, later=("advice", "told"))
+SCHEMA = Schema("run record", DOCUMENT, 1, LISTS, MAPPINGS)
 
 
 def empty() -> dict[str, Any]:

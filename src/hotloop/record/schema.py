@@ -31,10 +31,9 @@ class Schema:
     Args:
         name: what it is, for messages.
         file: its name in its folder.
-        version: the newest that this hotloop reads and writes; all before are read.
+        version: the newest that this hotloop reads and writes.
         lists: fields that are lists of objects.
         mappings: fields that are objects.
-        later: those of them that the documents of earlier versions lack.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Schema:
     version: int
     lists: tuple[str, ...]
     mappings: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
 
     def is_at(self, path: Path) -> bool:
         """Return whether a path is a folder that holds the document, or the document itself."""
@@ -62,8 +60,6 @@ class Schema:
             raise RecordError(f"{path} is no readable {self.name}: {error}") from error
         if not isinstance(document, dict):
             raise RecordError(f"{path} is no {self.name}: expected a JSON object, found {type(document).__name__}")
-        added: dict[str, Any] = {name: [] if name in self.lists else {} for name in self.later}
-        document = {**added, **document}
         self.check(document, path)
         return document
 

@@ -1,4 +1,4 @@
-"""Writes a run record as the run goes: lines at once, the document now and then."""
+"""Writes a run record as the run goes: lines at once, the document at the end."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import contextlib
 import io
 import json
 import logging
-import math
 import os
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
-from hotloop.errors import ConfigError, RunPrunedError
+from hotloop.errors import RunPrunedError
 from hotloop.files import open_append, open_regular, whole
 from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA, empty
 from hotloop.record.process import this_process
@@ -21,11 +20,8 @@ from hotloop.record.reading import LONGEST, load
 from hotloop.record.schema import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-SNAPSHOT_SECONDS = 5.0
-SNAPSHOT_SHARE = 0.02
-"""Share of the run's time that replacing the document may take: the interval grows with the document."""
 ERROR_LENGTH = 4000
 """Characters kept of the error that ended a run: torch's compile errors can be megabytes."""
 
@@ -53,22 +49,16 @@ class RunRecord:
 
     Args:
         folder: where to write the record; None keeps it in memory only.
-        before_anew: called with the folder before the record is written anew there, since somebody removed the folder.
-            It raises `ConfigError` where the folder is another run's by now; the record then stays in memory.
 
     Raises:
         RecordError: the folder holds something that is no record, or a record of a newer schema.
         OSError: the path cannot be a folder, since a file is in its way.
     """
 
-    def __init__(
-        self, folder: str | os.PathLike[str] | None, before_anew: Callable[[Path], None] | None = None
-    ) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self.folder = None if folder is None else Path(folder)
-        self._before_anew = before_anew
         self._lock = threading.RLock()
         self._warned = False
-        self._snapshot_at, self._snapshot_cost = -math.inf, 0.0
         has_lines, known = False, None
         self._lines = cast("BinaryIO", io.BytesIO())
         try:
@@ -88,8 +78,7 @@ class RunRecord:
             self.folder = None
         self._head = known or empty()
         self._counts = {name: len(self._head[name]) for name in LISTS}
-        # Entries are held as their JSON text. That takes a fraction of the memory of dictionaries, and a snapshot does
-        # not encode them again: it takes a fraction of a second even after a million steps.
+        # Entries are held as their JSON text, which takes a fraction of the memory of dictionaries.
         self._texts = {name: bytearray(to_json(self._head.pop(name))[1:-1].encode("ascii")) for name in LISTS}
         self._unwritten = bytearray()
         """Lines that the disk has not taken yet."""
@@ -117,7 +106,6 @@ class RunRecord:
             texts = self._texts[section]
             texts += b", " + text if texts else text
             self._counts[section] += 1
-            self._snapshot_if_due()
 
     def lengths(self) -> dict[str, int]:
         """Return how many entries each list section has: what a checkpoint keeps for `cut`."""
@@ -158,7 +146,6 @@ class RunRecord:
         with self._lock:
             self._write_line({"update": section, "values": plain})
             self._head[section].update(plain)
-            self._snapshot_if_due()
 
     def finish(self, status: str = "finished", error: str | None = None) -> None:
         """Set the run's final status and write the document a last time. Calling it again does nothing."""
@@ -166,65 +153,12 @@ class RunRecord:
             if self._lines.closed:
                 return
             self._set(status=status, error=error and error[:ERROR_LENGTH], finished=time.time())
-            try:
-                if self.folder is not None:
-                    with self._tolerant():
-                        self.snapshot(durable=True)
-            finally:
-                with self._tolerant():
-                    self._lines.close()
-
-    def snapshot(self, *, durable: bool = False) -> Path:
-        """Replace ``record.json`` atomically with the current document, and return its path.
-
-        Args:
-            durable: wait for the disk as well, so that the document survives a power cut; it survives a kill without.
-
-        Raises:
-            OSError: the document cannot be written.
-            ValueError: the record is kept in memory.
-        """
-        if self.folder is None:
-            raise ValueError("this run record is kept in memory: it has no folder to write a document in")
-        path = self.folder / DOCUMENT
-        with self._lock:
-            began = time.monotonic()
-            if not self._is_in_place():
-                self._begin_anew()
-            with whole(path, durable=durable) as file:
-                file.writelines(self._pieces())
-            self._snapshot_at = time.monotonic()
-            self._snapshot_cost = self._snapshot_at - began
-        return path
-
-    def _is_in_place(self) -> bool:
-        """Return whether the file of lines that is open is still the one in the folder."""
-        assert self.folder is not None
-        try:
-            return os.path.samestat((self.folder / LINES).stat(), os.fstat(self._lines.fileno()))
-        except FileNotFoundError:
-            return False
-
-    def _begin_anew(self) -> None:
-        """Write all lines again where somebody removed or moved the folder: the open file is not there any more."""
-        assert self.folder is not None
-        if self._before_anew is not None:
-            try:
-                self._before_anew(self.folder)
-            except ConfigError:
-                self.folder = None
-                raise
-        _log.warning("The run record in %s was removed while the run goes on: it is written anew.", self.folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lines.close()
-        self._lines, self._unwritten = open_append(self.folder / LINES), bytearray()
-        self._write_line({"set": self.document})
-
-    def _snapshot_if_due(self) -> None:
-        interval = max(SNAPSHOT_SECONDS, self._snapshot_cost / SNAPSHOT_SHARE)
-        if self.folder is not None and time.monotonic() - self._snapshot_at >= interval:
             with self._tolerant():
-                self.snapshot()
+                self._lines.close()
+            # Somebody may have removed the folder while the run went on: then nothing is written there.
+            if self.folder is not None and (self.folder / LINES).exists():
+                with self._tolerant(), whole(self.folder / DOCUMENT) as file:
+                    file.writelines(self._pieces())
 
     def _pieces(self) -> Iterator[bytes | bytearray]:
         """Yield the document's text in pieces, the long ones without a copy."""
@@ -238,7 +172,6 @@ class RunRecord:
     def _set(self, **values: Any) -> None:
         self._write_line({"set": values})
         self._head.update(values)
-        self._snapshot_if_due()
 
     def _write_line(self, line: dict[str, Any], entry: bytes = b"") -> None:
         if self._lines.closed:

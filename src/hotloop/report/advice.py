@@ -36,10 +36,9 @@ class AdviceRow:
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> AdviceRow:
         """Return the row of one piece of advice of the record."""
-        rule = line(entry.get("rule") or "advice", 60)
+        rule, costs = line(entry.get("rule") or "advice", 60), _costs(entry)
         words = {key: line(entry.get(key) or "", 1_000) for key in ("what", "cause", "change", "source")}
         remedy = next((words for name, words in REMEDIES.items() if name == entry.get("remedy")), "")
-        costs = cls._costs(entry)
         return cls(
             rule=rule,
             label=rule.replace("_", " ").capitalize(),
@@ -51,21 +50,17 @@ class AdviceRow:
             **words,
         )
 
-    @staticmethod
-    def _costs(entry: Mapping[str, Any]) -> tuple[str, ...]:
-        """Say what a problem costs, as far as it was measured."""
-        costs = []
-        if step := number(entry.get("milliseconds")):
-            costs.append(f"{seconds(step / 1e3)} a step")
-        if once := number(entry.get("seconds")):
-            costs.append(f"{seconds(once)} once")
-        if compiles := number(entry.get("compiles")):
-            costs.append(count(int(compiles), "compile"))
-        if nbytes := number(entry.get("nbytes")):
-            costs.append(size(nbytes))
-        if (times := number(entry.get("times"))) and times > 1:
-            costs.append(f"seen {figure(times)}x")
-        return tuple(costs)
+
+def _costs(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what a problem costs, as far as it was measured."""
+    names = ("milliseconds", "seconds", "compiles", "nbytes", "times")
+    step, once, compiles, nbytes, times = (number(entry.get(name)) or 0.0 for name in names)
+    costs = [f"{seconds(step / 1e3)} a step"] if step else []
+    costs += [f"{seconds(once)} once"] if once else []
+    costs += [count(int(compiles), "compile")] if compiles else []
+    costs += [size(nbytes)] if nbytes else []
+    costs += [f"seen {figure(times)}x"] if times > 1 else []
+    return tuple(costs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +81,11 @@ class WayRow:
     @classmethod
     def read(cls, name: Any, entry: Mapping[str, Any], eager: Mapping[str, Any]) -> WayRow:
         """Return the row of one way, compared with eager."""
-        step, cold, peak, low, high = (
-            number(entry.get(key)) for key in ("step_ms", "cold_seconds", "peak_bytes", "step_ms_low", "step_ms_high")
-        )
+        keys = ("step_ms", "cold_seconds", "peak_bytes", "step_ms_low", "step_ms_high")
+        step, cold, peak, low, high = (number(entry.get(key)) for key in keys)
         base = number(eager.get("step_ms"))
         speed = number(entry.get("speed")) or (base / step if base and step else None)  # measured in pairs, if it was
-        equal = " (within noise)" if name != "eager" and cls._no_difference(entry, eager) else ""
+        equal = " (within noise)" if name != "eager" and _is_no_difference(entry, eager) else ""
         between = "" if low is None or high is None else f" ({seconds(low / 1e3)} to {seconds(high / 1e3)})"
         cached = " (cached)" if number(entry.get("cache_hits")) else ""
         return cls(
@@ -103,17 +97,6 @@ class WayRow:
             note=line(entry.get("failed") or "", 1_000),
         )
 
-    @staticmethod
-    def _no_difference(entry: Mapping[str, Any], eager: Mapping[str, Any]) -> bool:
-        """Return whether a way is as fast as eager: as measured in pairs, or else by whether the intervals meet."""
-        if "difference" in entry:
-            return bool(entry["difference"] == "none")
-        ends = [number(figures.get(key)) for figures in (entry, eager) for key in ("step_ms_low", "step_ms_high")]
-        low, high, eager_low, eager_high = ends
-        if low is None or high is None or eager_low is None or eager_high is None:
-            return False
-        return low <= eager_high and eager_low <= high
-
     @property
     def sentence(self) -> str:
         """How fast the way is, or why it did not run."""
@@ -123,6 +106,17 @@ class WayRow:
             times, _, equal = self.against.partition(" ")
             return f"{self.name}: {times} eager {equal}".rstrip() + "."
         return f"{self.name}: {self.step} a step." if self.step else f"{self.name} was not timed."
+
+
+def _is_no_difference(entry: Mapping[str, Any], eager: Mapping[str, Any]) -> bool:
+    """Return whether a way is as fast as eager: as measured in pairs, or else by whether the intervals meet."""
+    if "difference" in entry:
+        return bool(entry["difference"] == "none")
+    low, high = (number(entry.get(key)) for key in ("step_ms_low", "step_ms_high"))
+    eager_low, eager_high = (number(eager.get(key)) for key in ("step_ms_low", "step_ms_high"))
+    if low is None or high is None or eager_low is None or eager_high is None:
+        return False
+    return low <= eager_high and eager_low <= high
 
 
 def ways(measured: Mapping[str, Any]) -> list[WayRow]:
@@ -138,17 +132,15 @@ def verdict(document: Mapping[str, Any]) -> str:
 
     If the record holds a bench, its verdict is the sentence.
     """
-    measured = document.get("measurements", {})
+    measured, entries = document.get("measurements", {}), document.get("advice", ())
     bench = measured.get("bench")
     if isinstance(bench, Mapping) and bench.get("verdict"):
         return line(bench["verdict"], 1_000)
-    entries = document.get("advice", ())
     rows = [row for row in ways(measured) if row.name != "eager"]
     if not rows and not entries:
         return ""
     asked = document.get("settings", {}).get("preset")
-    best = next((row for row in rows if row.name == asked), rows[0] if rows else None)
-    said = best.sentence if best is not None else ""
+    said = next((row.sentence for row in rows if row.name == asked), rows[0].sentence if rows else "")
     if not entries:
         return f"{said} Nothing to fix was found.".strip()
     first = AdviceRow.read(entries[0])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotloop import record
 from hotloop.errors import RecordError
-from hotloop.report.headline import KILLED, THERE, standing
-from hotloop.report.text import count, figure, flat, line, moment, number, seconds
+from hotloop.report.headline import KILLED, standing, tone_of
+from hotloop.report.text import count, figure, flat, line, listing, mapping, moment, number, seconds
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hotloop.report.charts import Chart
     from hotloop.report.occurrences import Tone
@@ -29,7 +28,6 @@ class FoldRow:
     """One fold: how it ended, its metrics in the table's order, and what was compiled in it."""
 
     fold: str
-    folder: str
     status: str
     tone: Tone
     metrics: tuple[str, ...]
@@ -38,53 +36,28 @@ class FoldRow:
     running: str
     compiles: str
     captured: str
-    prepared: str
     error: str
     chosen: str
 
     @classmethod
     def read(cls, entry: Mapping[str, Any], names: Sequence[str], *, killed: bool) -> FoldRow:
         """Return the row of one fold; ``names`` are the metrics of all folds."""
-        status, compiled = line(entry.get("status"), 40), _mapping(entry.get("compiled"))
+        status, compiled = line(entry.get("status"), 40), mapping(entry.get("compiled"))
         status = "interrupted" if killed and status == "running" else status
-        trained, prepared = number(entry.get("seconds")), number(compiled.get("seconds"))
-        chosen = entry.get("chosen")
+        trained = number(entry.get("seconds"))
         return cls(
             fold=str(entry["fold"]),
-            folder=line(entry.get("folder") or "", 200),
             status=status,
-            tone=_tone(status),
+            tone=tone_of(status),
             metrics=tuple(_metric(_best(entry).get(name)) for name in names),
-            step=_figure(entry.get("best_step" if _mapping(entry.get("best")) else "last_step")),
+            step=_figure(entry.get("best_step" if mapping(entry.get("best")) else "last_step")),
             trained=_figure(None) if trained is None else seconds(trained),
             running=line(compiled.get("running") or _figure(None), 60),
             compiles=_figure(compiled.get("compiles")),
             captured=_figure(compiled.get("captured")),
-            prepared=seconds(prepared) if prepared else _figure(prepared),
             error=line(entry.get("error") or "", 600),
-            chosen=", ".join(line(setting, 120) for setting in chosen) if isinstance(chosen, list) else "",
+            chosen=", ".join(line(setting, 120) for setting in listing(entry.get("chosen"))),
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class ContentRow:
-    """What one fold trains on and holds out."""
-
-    fold: str
-    rows: str
-    groups: str
-    labels: str
-    held_rows: str
-    held_groups: str
-    held_labels: str
-
-    @classmethod
-    def read(cls, fold: int, entry: Mapping[str, Any]) -> ContentRow:
-        """Return the row of one fold's contents."""
-        cells = []
-        for side in (_mapping(entry.get(name)) for name in ("train", "validation")):
-            cells += [_figure(side.get("rows")), _figure(side.get("groups")), shares(_mapping(side.get("shares")))]
-        return cls(str(fold), *cells)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +80,6 @@ class FoldsView:
     folds: tuple[FoldRow, ...]
     mean: tuple[str, ...]
     spread: tuple[str, ...]
-    last: tuple[tuple[str, str], ...]
-    contents: tuple[ContentRow, ...]
     settings: tuple[tuple[str, str], ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,21 +103,19 @@ def build(document: Mapping[str, Any]) -> FoldsView:
     """Return what a report shows of a cross-validation's document."""
     folds, status = document["folds"], standing(document)
     names = tuple(dict.fromkeys(line(name, 40) for fold in folds for name in _best(fold)))
-    best, last = (_mapping(document["metrics"].get(key)) for key in ("best", "last"))
-    best = best or last
+    best, last = (mapping(document["metrics"].get(key)) for key in ("best", "last"))
+    over = [mapping((best or last).get(name)) for name in names]
     return FoldsView(
         title=f"{line(document.get('recipe'), 80)}, {count(len(folds), 'fold')}",
         status=status,
-        tone=_tone(status),
+        tone=tone_of(status),
         when=moment(document.get("created")),
         sentence=_sentence(document),
         compiled=_compiled(folds),
         names=names,
         folds=tuple(FoldRow.read(fold, names, killed=status == KILLED) for fold in folds),
-        mean=tuple(_metric(_mapping(best.get(name)).get("mean")) for name in names),
-        spread=tuple(_metric(_mapping(best.get(name)).get("std")) for name in names),
-        last=tuple((name, _mean_and_std(_mapping(last.get(name)))) for name in names),
-        contents=tuple(ContentRow.read(fold, content) for fold, content in enumerate(document["contents"])),
+        mean=tuple(_metric(metric.get("mean")) for metric in over),
+        spread=tuple(_metric(metric.get("std")) for metric in over),
         settings=tuple((line(key, 200), line(value, 1000)) for key, value in flat(document["settings"])),
     )
 
@@ -176,7 +145,7 @@ def _compiled(folds: Sequence[Mapping[str, Any]]) -> str:
     """Say in which folds something was compiled or captured, and that the other folds reused it."""
     made, reused = [], []
     for fold in folds:
-        counts = _mapping(fold.get("compiled"))
+        counts = mapping(fold.get("compiled"))
         compiles, captured = (int(number(counts.get(key)) or 0) for key in ("compiles", "captured"))
         said = [count(compiles, "compile")] if compiles else []
         said += [count(captured, "captured step")] if captured else []
@@ -190,19 +159,9 @@ def _compiled(folds: Sequence[Mapping[str, Any]]) -> str:
     return f"Compiled or captured in {'; '.join(made)}.{nothing}"
 
 
-def _tone(status: str) -> Tone:
-    tones: dict[str, Tone] = {"finished": "good", "running": "note", "pending": "note", "interrupted": "warn"}
-    tones |= {KILLED: "warn", THERE: "note"}
-    return tones.get(status, "bad")
-
-
 def _best(fold: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the metrics of a fold's best validation; of its last one where nothing says which is the best."""
-    return _mapping(fold.get("best")) or _mapping(fold.get("last"))
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return mapping(fold.get("best")) or mapping(fold.get("last"))
 
 
 def _figure(value: Any) -> str:
@@ -214,8 +173,3 @@ def _metric(value: Any) -> str:
     """Return a metric with as many places as its neighbours, so that a column is easy to compare."""
     known = number(value)
     return f"{known:.4f}" if known is not None and abs(known) < 1000 else _figure(value)  # noqa: PLR2004 - a cell's width
-
-
-def _mean_and_std(entry: Mapping[str, Any]) -> str:
-    mean, std = _metric(entry.get("mean")), entry.get("std")
-    return mean if std is None else f"{mean} ± {_metric(std)}"

@@ -13,7 +13,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 from markupsafe import Markup
 
 from hotloop.files import whole
@@ -24,6 +23,8 @@ from hotloop.version import __version__
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+
+    import jinja2
 
     from hotloop.report.folds import FoldsView
     from hotloop.report.study import StudyView
@@ -90,6 +91,8 @@ def asset(name: str) -> str:
 @functools.cache
 def environment() -> jinja2.Environment:
     """Return the environment of the pages' templates: everything is escaped, and a name that is missing is an error."""
+    import jinja2  # noqa: PLC0415 - a program that is compiled draws no page
+
     return jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,

@@ -11,7 +11,7 @@ from hotloop import files, record
 from hotloop.errors import ConfigError, RecordError
 from hotloop.report import folds, study
 from hotloop.report.charts import MetricRow, metric_lines
-from hotloop.report.series import Steps
+from hotloop.report.headline import late
 from hotloop.report.text import count, flat, line, moment, number
 
 if TYPE_CHECKING:
@@ -146,24 +146,6 @@ def known(folder: Path) -> Row:
     return found
 
 
-def best_of(folder: Path) -> Path:
-    """Return the folder of a search's best trial; of anything else the folder itself.
-
-    Raises:
-        ConfigError: the search has no complete trial, or the folder of its best one is gone.
-    """
-    if kind_of(folder) != SEARCH:
-        return folder
-    best = _best_trial(study.SCHEMA.load(folder))
-    if not best:
-        raise ConfigError(f"{folder} is a search without a complete trial: name one of its runs, {folder}/trials/0000")
-    attempt = best.get("attempt", 1)
-    found = folder / "trials" / (f"{best['number']:04d}" + (f"-{attempt}" if attempt != 1 else ""))
-    if not found.is_dir():
-        raise ConfigError(f"{folder}: its best trial was in {found}, which is gone; name another run")
-    return found
-
-
 def _best_trial(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the attempt of a search's best trial that is complete; empty where there is none."""
     attempts = (one for one in document["trials"] if isinstance(one, dict))
@@ -192,48 +174,61 @@ def _below(folder: Path, deepest: int) -> Iterator[Path]:
 
 def row(folder: Path, document: Mapping[str, Any]) -> Row:
     """Return the row of a run by its record's document."""
-    settings = dict(flat(document["settings"]))
-    measured = document["measurements"]
+    settings, measured = dict(flat(document["settings"])), document["measurements"]
     metrics = [MetricRow.of(one) for one in metric_lines(document["metrics"])]
     validation = [one for one in metrics if one.split == "validation"] or metrics
-    goal = settings.get("recipe.goal") or measured.get("goal")
-    direction, _, wanted = goal.partition(":") if isinstance(goal, str) else ("", "", "")
-    entries = [one for one in document["metrics"] if wanted and number(one.get(wanted)) is not None]
-    first = validation[0].name if validation else ""
-    best, at = next(((one.best, one.best_step) for one in validation if one.name == first), (None, None))
-    if entries:
-        choose = min if direction == "min" else max
-        chosen = choose(entries, key=lambda one: number(one[wanted]) or 0.0)
-        best, at = number(chosen[wanted]), number(chosen.get("step"))
+    metric, best, at = _best(document, settings.get("recipe.goal") or measured.get("goal"), validation)
     last = document["steps"][-1] if document["steps"] else {}
-    done = number(measured.get("steps_done")) or number(last.get("step")) or len(Steps.read(document["steps"]).entries)
+    done = number(measured.get("steps_done")) or number(last.get("step")) or len(document["steps"])
     tiers = [last.get("running"), *(one.get("running") for one in document["components"].values())]
-    tier = next((one for one in tiers if one), "")
-    figures = {one.name: _at(document["metrics"], one.name, at, one.last) for one in validation}
-    begun, ended = number(document.get("created")), number(document.get("finished") or document.get("updated"))
-    idle = number(document.get("idle_seconds")) or 0.0
-    figures |= {"seconds": ended - begun - idle} if begun is not None and ended is not None else {}
-    figures |= {name: measured[name] for name in _FIGURES if number(measured.get(name)) is not None}
+    tier = next(filter(None, tiers), "")
+    losses = [loss for one in document["steps"] if (loss := number(one.get("loss"))) is not None]
+    tail = late(losses)
     unread = number(document.get("unread_lines"))
-    told = [f"{count(int(unread), 'line')} of its record cannot be read"] if unread else []
-    told += [line(document["error"], 300)] if document.get("error") else []
+    problems = [f"{count(int(unread), 'line')} of its record cannot be read"] if unread else []
+    problems += [line(document["error"], 300)] if document.get("error") else []
     status, place = _standing(folder, document)
     return Row(
         folder=folder,
         status=status,
         recipe=line(settings.get("recipe.name") or "", 200),
-        created=begun,
+        created=number(document.get("created")),
         steps=int(done),
-        loss=_late_loss(document["steps"]),
-        metric=line(wanted if entries else first, 60),
+        loss=sum(tail) / len(tail) if tail else None,
+        metric=line(metric, 60),
         best=best,
         tier="eager" if tier == "none" else line(tier, 60),
-        problem="; ".join(told),
+        problem="; ".join(problems),
         place=place,
         settings=settings,
-        figures=figures,
+        figures={**{one.name: _at(document["metrics"], one, at) for one in validation}, **_figures(document)},
         writer=_writer(document),
     )
+
+
+def _best(document: Mapping[str, Any], goal: Any, validation: list[MetricRow]) -> tuple[str, float | None, Any]:
+    """Return the metric that judges a run, its best value, and the step of that: by its goal, else the first metric."""
+    direction, _, wanted = goal.partition(":") if isinstance(goal, str) else ("", "", "")
+    entries = [one for one in document["metrics"] if wanted and number(one.get(wanted)) is not None]
+    if entries:
+        choose = min if direction == "min" else max
+        chosen = choose(entries, key=lambda one: number(one[wanted]) or 0.0)
+        return wanted, number(chosen[wanted]), number(chosen.get("step"))
+    return (validation[0].name, validation[0].best, validation[0].best_step) if validation else ("", None, None)
+
+
+def _at(entries: list[Mapping[str, Any]], metric: MetricRow, step: float | None) -> float:
+    """Return a metric of the validation at a step; else its last value."""
+    values = (number(one.get(metric.name)) for one in entries if step is not None and number(one.get("step")) == step)
+    return next((value for value in values if value is not None), metric.last)
+
+
+def _figures(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how long a run took, and its measurements."""
+    begun, ended = number(document.get("created")), number(document.get("finished") or document.get("updated"))
+    idle, measured = number(document.get("idle_seconds")) or 0.0, document["measurements"]
+    took = {"seconds": ended - begun - idle} if begun is not None and ended is not None else {}
+    return {**took, **{name: measured[name] for name in _FIGURES if number(measured.get(name)) is not None}}
 
 
 def _standing(folder: Path, document: Mapping[str, Any]) -> tuple[str, str]:
@@ -244,14 +239,12 @@ def _standing(folder: Path, document: Mapping[str, Any]) -> tuple[str, str]:
         return status, ""
     known = next(filter(None, map(_fetched, fetched_files(folder))), {})
     if known.get("run") != name:
-        where = f"on a cluster: where it was submitted, `hotloop submit status {name}` says how it is doing"
-        return ON_CLUSTER, where
+        return ON_CLUSTER, f"on a cluster: where it was submitted, `hotloop submit status {name}` says how it is doing"
     then, when = line(known.get("status"), 40), moment(known.get("fetched"))
     where = f"on {line(known.get('address'), 200)}, {then} at {when}"
     if then in _ENDED:
         return "killed", f"{where}. `hotloop submit resume {name}` goes on with it"
-    more = f"`hotloop submit status {name}` says how it is doing, `hotloop submit fetch {name}` brings what is new"
-    return ON_CLUSTER, f"{where}. {more}"
+    return ON_CLUSTER, f"{where}. `hotloop submit fetch {name}` brings what is new"
 
 
 def fetched_files(folder: Path) -> list[Path]:
@@ -268,40 +261,21 @@ def _fetched(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _late_loss(steps: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the mean of the last twentieth of the losses, as a run's page has it."""
-    losses = [loss for one in steps if (loss := number(one.get("loss"))) is not None]
-    late = losses[-max(1, len(losses) // 20) :]
-    return sum(late) / len(late) if late else None
-
-
 def _writer(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `record.was_killed` asks of a record; nothing where the record says that it ended."""
     names = ("status", "pid", "host", "submitted", "process_started") if document.get("status") == "running" else ()
     return {name: document.get(name) for name in names}
 
 
-def _at(entries: list[Mapping[str, Any]], name: str, step: float | None, otherwise: float) -> float:
-    """Return a metric of the validation at a step; else its last value."""
-    values = (number(one.get(name)) for one in entries if step is not None and number(one.get("step")) == step)
-    return next((value for value in values if value is not None), otherwise)
-
-
 def _folds(folder: Path, document: Mapping[str, Any]) -> Row:
-    each = document["folds"]
-    each_row = members(folder)
-    inside = next((one.settings for one in each_row if one.settings), document["settings"])
-    settings = {name: value for name, value in flat(inside) if name != "kfold.fold"}
-    kept = (document["metrics"].get(kind) for kind in ("best", "last"))
-    over = next((dict(one) for one in kept if isinstance(one, dict) and one), {})
-    means = {line(name, 60): number(one.get("mean")) for name, one in over.items() if isinstance(one, dict)}
-    goal = settings.get("recipe.goal")
-    by_goal = goal.partition(":")[2] if isinstance(goal, str) else ""
+    inside = members(folder)
+    settings = next((one.settings for one in inside if one.settings), dict(flat(document["settings"])))
+    over = document["metrics"].get("best") or document["metrics"].get("last")
+    known = over.items() if isinstance(over, dict) else ()
+    means = {line(name, 60): number(one.get("mean")) for name, one in known if isinstance(one, dict)}
     # A recipe may judge its runs by a goal of its own, which stands in the folds' records.
-    wanted = next((one.metric for one in each_row if one.metric in means), by_goal)
-    metric = wanted if wanted in means else next(iter(means), "")
-    steps = [number(one.get("step")) or 0.0 for one in each]
-    ran = [one["compiled"].get("running") for one in each if isinstance(one.get("compiled"), dict)]
+    metric = next((one.metric for one in inside if one.metric in means), next(iter(means), ""))
+    ran = [one["compiled"].get("running") for one in document["folds"] if isinstance(one.get("compiled"), dict)]
     status, place = _standing(folder, document)
     return Row(
         folder=folder,
@@ -309,14 +283,14 @@ def _folds(folder: Path, document: Mapping[str, Any]) -> Row:
         status=status,
         recipe=line(document.get("recipe") or "", 200),
         created=number(document.get("created")),
-        steps=int(sum(steps)),
+        steps=int(sum(number(one.get("step")) or 0.0 for one in document["folds"])),
         metric=metric,
         best=means.get(metric),
         tier=", ".join(dict.fromkeys(line(one, 60) for one in ran if one)),
         problem=line(document["error"], 300) if document.get("error") else "",
         place=place,
-        members=len(each),
-        settings=settings,
+        members=len(document["folds"]),
+        settings={name: value for name, value in settings.items() if name != "kfold.fold"},
         figures=means,
         writer=_writer(document),
     )
@@ -326,23 +300,22 @@ def _search(folder: Path, document: Mapping[str, Any]) -> Row:
     attempts = [one for one in document["trials"] if isinstance(one, dict)]
     best, metric = _best_trial(document), line(document.get("metric") or "", 60)
     began = [at for one in attempts if (at := number(one.get("began"))) is not None]
-    goes_on = [one for one in attempts if one.get("state") == "running"]
-    inside = members(folder) if goes_on else []
-    status, place = "finished", ""
-    if number(document.get("left")):
+    inside = members(folder) if any(one.get("state") == "running" for one in attempts) else []
+    works = next((one for one in inside if one.status in ("running", ON_CLUSTER)), None)
+    status, place = (works.status, works.place) if works else ("finished", "")
+    if works is None and number(document.get("left")):
         status, place = _standing(folder, {"status": "running", "submitted": document.get("submitted")})
         status = status if status == ON_CLUSTER else "open"
-    works = next((one for one in inside if one.status in ("running", ON_CLUSTER)), None)
     value, chosen = number(best.get("value")), best.get("values")
     return Row(
         folder=folder,
         kind=SEARCH,
-        status=works.status if works else status,
+        status=status,
         recipe=line(str(document.get("name") or "").rpartition("/")[0], 200),  # behind it is hpo.name
         created=min(began, default=number(document.get("written"))),
         metric=metric,
         best=value,
-        place=works.place if works else place,
+        place=place,
         members=len({number(one.get("number")) for one in attempts if one.get("state") not in ("interrupted", "died")}),
         settings=dict(flat(chosen)) if isinstance(chosen, dict) else {},
         figures={} if value is None else {metric: value},

@@ -144,3 +144,13 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flat(value, f"{name}.")
         else:
             yield name, value
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping of a record; an empty one for a value of another type."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def listing(value: Any) -> list[Any]:
+    """Return a list of a record; an empty one for a value of another type."""
+    return value if isinstance(value, list) else []

@@ -5,52 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hotloop.report import advice, charts, components, headline, occurrences, ways
+from hotloop.report import advice, charts, components, headline, occurrences
+from hotloop.report.occurrences import LENGTH, EventRow
 from hotloop.report.series import Line, Steps
-from hotloop.report.text import count, figure, flat, line, moment, nth, number, place, quantity, text, words
+from hotloop.report.text import count, figure, flat, line, nth, number, quantity, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from hotloop.report.advice import AdviceRow, WayRow
     from hotloop.report.charts import Chart, MetricRow
     from hotloop.report.components import Component
     from hotloop.report.headline import Card, Headline
-    from hotloop.report.occurrences import EventRow
-
-LENGTH = 1000
-"""Characters of a setting that are shown."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A decision or a verdict: its title, what it says, and its other fields."""
-
-    title: str
-    text: str
-    where: str
-    rows: tuple[tuple[str, str], ...]
-
-    @classmethod
-    def read(cls, entry: Mapping[str, Any]) -> Entry:
-        """Return a decision or a verdict of any shape: the first of a few usual keys names it, another says why."""
-        titles = ("title", "choice", "decision", "verdict", "action", "name", "kind")
-        title = next((key for key in titles if entry.get(key)), None)
-        why = next((key for key in ("reason", "text", "message", "summary") if entry.get(key)), None)
-        apart = {title, why, "file", "line", "time"}
-        said = line(entry[why], LENGTH) if why else ""
-        if "verdict" in entry and text(entry.get("kind")) in occurrences.KINDS:  # it is an event as well
-            apart |= {"kind", "tier", "worst", "component"}
-            said = occurrences.reason(entry)
-        values = ((key, value) for key, value in flat(entry) if key.split(".")[0] not in apart and value is not None)
-        rows = [(words(key), line(quantity(key, value))) for key, value in values]
-        at = moment(entry.get("time"))
-        return cls(
-            title=line(entry[title], 120) if title else "",
-            text=said,
-            where=place(entry),
-            rows=tuple([*rows, ("Time", at)] if at else rows),
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +38,8 @@ class View:
     told: list[tuple[str, str]]
     settings: list[tuple[str, str]]
     environment: list[tuple[str, str]]
-    decisions: list[Entry]
-    verdicts: list[Entry]
+    decisions: list[EventRow]
+    verdicts: list[EventRow]
     diagnosis: str
     ways: list[WayRow]
     advice: list[AdviceRow]
@@ -81,8 +47,8 @@ class View:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the view as plain JSON data without the charts' columns, which the record itself has."""
-        charts = [{"key": chart.key, "title": chart.title, "summary": chart.summary} for chart in self.charts]
-        return {**dataclasses.asdict(dataclasses.replace(self, charts=[])), "charts": charts}
+        shown = [{"key": chart.key, "title": chart.title, "summary": chart.summary} for chart in self.charts]
+        return {**dataclasses.asdict(dataclasses.replace(self, charts=[])), "charts": shown}
 
 
 def build(document: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]] | None = None) -> View:
@@ -98,30 +64,26 @@ def build(document: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]] | 
     lines = charts.metric_lines(document["metrics"])
     metrics = [charts.MetricRow.of(line) for line in lines]
     parts = components.components(document["components"])
-    later = zip(times.steps[1:], times.values[1:], strict=True)  # the cost of the first step has many causes
-    usual = times.steady
-    slow = {step: value - usual for step, value in later if value > 2 * usual} if usual is not None else {}
-    rows, left = occurrences.rows(document["events"], slow)
+    rows, left = occurrences.rows(document["events"])
     head = headline.Headline.of(document, steps, parts)
-    cards = headline.Cards(measured, steps, times, metrics, goes_on=head.status in ("running", headline.THERE))
-    if "speed_up" in measured and cards.no_speed_up:
-        measured = {**measured, "speed_up": cards.no_speed_up}
+    goes_on = head.status in ("running", headline.THERE)
+    why = headline.no_speed_up(measured, steps) if "speed_up" in measured else ""
     return View(
         headline=head,
-        cards=cards.all(),
-        charts=[*ways.chart(document), *charts.RunCharts(steps, lines, document["events"]).all()],
+        cards=headline.cards(measured, steps, times, metrics, goes_on=goes_on),
+        charts=charts.of_run(steps, lines, document["events"]),
         components=parts,
         events=rows,
         events_total=len(document["events"]),
         events_left=left,
         metrics=metrics,
-        measurements=list(_measurements(measured, times)),
+        measurements=list(_measurements({**measured, "speed_up": why} if why else measured, times)),
         processes=[(f"rank {rank}", _process(each)) for rank, each in {0: document, **ranks}.items()] if ranks else [],
-        told=_told(document.get("told", {})),
+        told=_cut([_told(subject, value) for subject, value in document.get("told", {}).items()]),
         settings=_settings(document["settings"]),
         environment=_settings(document["environment"]),
-        decisions=_entries(document["decisions"]),
-        verdicts=_entries(document["verdicts"]),
+        decisions=[EventRow.decided(entry) for entry in document["decisions"][: occurrences.ROWS]],
+        verdicts=[EventRow.decided(entry) for entry in document["verdicts"][: occurrences.ROWS]],
         diagnosis=advice.verdict(document),
         ways=advice.ways(measured),
         advice=[advice.AdviceRow.read(entry) for entry in given[: advice.ROWS]],
@@ -131,7 +93,7 @@ def build(document: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]] | 
 
 def _measurements(known: Mapping[str, Any], times: Line) -> Iterator[tuple[str, str]]:
     """Yield every measurement, unknown ones too, and after them the figures of the steps themselves."""
-    apart = {"ways", "bench"} if advice.ways(known) else set()  # they have a table and a chart of their own
+    apart = {"ways", "bench"} if advice.ways(known) else set()  # they have a table of their own
     for key, value in flat({key: value for key, value in known.items() if key not in apart}):
         if value is not None:
             yield words(key), line(quantity(key, value), LENGTH)
@@ -155,25 +117,19 @@ def _process(document: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, (ran, *figures, *dict.fromkeys(whys))))
 
 
-def _told(values: Mapping[str, Any], most: int = 200) -> list[tuple[str, str]]:
-    """Return what the run printed before its first step: each subject with its lines, of a long list the first."""
-    rows = []
-    for subject, value in values.items():
-        lines = value if isinstance(value, list) else [value]
-        shown = [line(each, LENGTH) for each in lines[:most]]
-        if len(lines) > most:
-            shown.append(f"and {len(lines) - most:,} more lines in the record")
-        rows.append((line(words(subject), 200), "\n".join(shown)))
-    return rows
+def _told(subject: str, value: Any, most: int = 200) -> tuple[str, str]:
+    """Return what the run printed about a subject before its first step; of a long list the first lines."""
+    lines = value if isinstance(value, list) else [value]
+    shown = [line(each, LENGTH) for each in lines[:most]]
+    if len(lines) > most:
+        shown.append(f"and {len(lines) - most:,} more lines in the record")
+    return line(words(subject), 200), "\n".join(shown)
 
 
-def _settings(values: Mapping[str, Any], most: int = 2000) -> list[tuple[str, str]]:
-    rows = [(line(key, 200), line(value, LENGTH)) for key, value in flat(values)]
+def _settings(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return _cut([(line(key, 200), line(value, LENGTH)) for key, value in flat(values)])
+
+
+def _cut(rows: list[tuple[str, str]], most: int = 2000) -> list[tuple[str, str]]:
     left = len(rows) - most
     return [*rows[:most], ("…", f"{left:,} more in the record")] if left > 0 else rows
-
-
-def _entries(entries: Sequence[Mapping[str, Any]], most: int = 200) -> list[Entry]:
-    shown = [Entry.read(entry) for entry in entries[:most]]
-    left = len(entries) - len(shown)
-    return [*shown, Entry("…", f"{left:,} more in the record", "", ())] if left else shown

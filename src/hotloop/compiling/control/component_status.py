@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hotloop import events as ev
 from hotloop.compiling.observe import Cause
-from hotloop.diagnose import words
+from hotloop.report import text
 from hotloop.shown import Shown
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ class ComponentStatus:
         for what, count, places in (("graph break", self.graph_breaks, breaks), ("recompile", self.recompiles, anew)):
             if count:
                 left = len(places) - _MOST_PLACES
-                more = [f"and {words.count(left, 'more place')}"] if left > 0 else []
-                lines.append(f"{name}: {words.count(count, what)}: {'; '.join([*places[:_MOST_PLACES], *more])}")
+                more = [f"and {text.count(left, 'more place')}"] if left > 0 else []
+                lines.append(f"{name}: {text.count(count, what)}: {'; '.join([*places[:_MOST_PLACES], *more])}")
         return lines
 
     def cells(self, name: str) -> tuple[str, ...]:

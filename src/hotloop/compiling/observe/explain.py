@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hotloop import events as ev
 from hotloop._torch.graphs import is_user_file, last_user_frame
 from hotloop._torch.module import Inlined, root_name
-from hotloop.diagnose import break_texts
-from hotloop.diagnose.no_effect import NoEffect
-from hotloop.diagnose.recompile_words import words_of
+from hotloop.diagnose import breaks, observed
+from hotloop.diagnose.recompile import words_of
 from hotloop.diagnose.switches import switch_for
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ def break_event(entry: Break, component: str | None) -> ev.GraphBreak:
 
 def no_effect(problem: str, component: str | None, reason: str, **fields: Any) -> ev.NoEffect:
     """Return the event of a compile that takes no effect, with the catalogue's cure of the problem for its hint."""
-    hint = NoEffect.problem(problem).change
+    hint = observed.no_effect(problem).change
     return ev.NoEffect(component=component, problem=problem, reason=reason, hint=hint, **fields)
 
 
@@ -163,7 +162,7 @@ def hint_of(text: str, source: str = "", file: str | None = None) -> str:
         source: the line.
         file: the line's file; where a library reads a value that an argument spares, that argument is the cure.
     """
-    problem = break_texts.cause_of(_summary(text), source)  # without torch's hints, which name other causes too
+    problem = breaks.cause_of(_summary(text), source)  # without torch's hints, which name other causes too
     if problem.kind in ("item", "branch") and (switch := switch_for(file or "", source)):
         return switch
     hint = re.search(r"Hint: (.*)", text) if problem.kind == "other" else None

@@ -14,7 +14,7 @@ from dataclasses import field
 from typing import Any
 
 from hotloop import events as ev
-from hotloop.diagnose.recompile_words import words_of
+from hotloop.diagnose.recompile import words_of
 
 _Place = tuple[str, str | None, int | None]
 """A reason or the name of a function, with its file and line."""

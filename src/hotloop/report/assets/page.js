@@ -12,7 +12,7 @@ const GLYPHS = {
   fallback: ["down", "--bad"], recompile_limit: ["cross", "--bad"], frame_eager: ["circle", "--s7"],
   unavailable: ["cross", "--s4"], no_effect: ["circle", "--s4"], run_failed: ["cross", "--s1"], not_finite: ["cross", "--bad"],
   captured: ["triangle", "--s2"], capture_dropped: ["diamond", "--s2"], tier_changed: ["square", "--s0"],
-  overtakes: ["diamond", "--s0"], tier_proven: ["circle", "--s0"], tier_declined: ["down", "--s1"], step_undone: ["cross", "--s3"],
+  tier_proven: ["circle", "--s0"], tier_declined: ["down", "--s1"], step_undone: ["cross", "--s3"],
 };
 const glyphOf = (kind) => GLYPHS[kind] || ["circle", "--s6"];
 const SHAPES = {
@@ -193,14 +193,14 @@ function options(chart, state, width) {
   x.grid = {show: false};
   if (chart.axis === "time") x.incs = SPANS;
   const y = axis((u, splits) => splits.map((v) => v === null ? "" : format(chart, v)), 62);
-  if (chart.axis_log) Object.assign(x, {splits: logSplits, filter: (u, splits) => splits});
+
   if (state.log) Object.assign(y, {splits: logSplits, filter: (u, splits) => splits});  // uPlot would label powers of ten alone
   return {
     width, height: (wide ? 270 : 220) + lanes * LANE, padding: [8 + lanes * LANE, 22, 0, 0], legend: {show: false},
     scales: {
       x: {
-        time: false, distr: chart.axis_log ? 3 : 1,
-        range: (u, low, high) => low !== high ? [low, high] : chart.axis_log ? [low / 2, low * 2] : [low - 1, high + 1],
+        time: false, distr: 1,
+        range: (u, low, high) => low !== high ? [low, high] : [low - 1, high + 1],
       },
       y: {distr: state.log ? 3 : 1, range: yRange(state.log)},
     },

@@ -8,7 +8,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from hotloop.diagnose.no_effect import NoEffect
+from hotloop.diagnose.observed import no_effect
 from hotloop.interrupts import uninterrupted
 from hotloop.measure import ALL, Limits
 from hotloop.remedies import NOT_CHECKPOINTED
@@ -268,7 +268,7 @@ class CodeProofs:
         cause, reason = self._context.compiled.first_cause(), f"nothing of the model was compiled: {why}"
         if cause is None:
             return Obstacle(reason, _COMPILE_IT)
-        if cause.hint == NoEffect.problem("bypassed").change:
+        if cause.hint == no_effect("bypassed").change:
             return Obstacle(reason, f"call the model itself, model(x), or {_COMPILE_IT}")
         return Obstacle(reason, cause.hint or _SEE_IT, cause.file, cause.line)
 
