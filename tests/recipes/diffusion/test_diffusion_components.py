@@ -10,10 +10,9 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 import hotloop
 from hotloop._torch import backends
-from hotloop.errors import CompiledRunError
 from hotloop.recipes.diffusion.denoiser import mean_square
 from hotloop.testing import captured_step_emulation
-from hotloop.train import batches, failures
+from hotloop.train import batches
 from hotloop.train.average import Average
 
 CLASSES = {"CrossAttnDownBlock2D": "unet", "CLIPEncoderLayer": "text_encoder", "DownEncoderBlock2D": "vae"}
@@ -112,51 +111,6 @@ def test_a_component_that_cannot_be_compiled_runs_eager_and_the_others_compiled(
     torch.testing.assert_close(losses, train(eager, pixels, batch), rtol=1e-5, atol=1e-6)
     for ours, theirs in zip(denoiser.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("stage", ["forward run", "backward run"])
-@pytest.mark.parametrize("component", NAMES)
-@pytest.mark.some_of(2)
-def test_a_component_whose_compiled_code_fails_as_it_runs_is_named_and_taken_off_alone(plant, component, stage):
-    """Nobody owns these steps, so the failure is said; without this one's preset the others go on compiled."""
-    denoiser, pixels, batch = everything_trains()
-    eager = copy.deepcopy(denoiser)
-    fired = plant(component, stage)
-    parts = denoiser.parts()
-    hotloop.compile(parts, dict.fromkeys(NAMES, "aot_eager"))
-    said = rf"component '{component}' failed in its {stage.split()[0]}.*planted"
-    with pytest.raises(CompiledRunError, match=said) as failed:
-        train(denoiser, pixels, batch)
-    assert fired
-    assert f"To go on without it: compile.components.{component}.training=none" in str(failures.explain(failed.value))
-    hotloop.uncompile({component: parts[component]})
-    denoiser.zero_grad()
-    losses = train(denoiser, pixels, batch)
-    others = hotloop.status({name: part for name, part in parts.items() if name != component}).components
-    assert [(one.running, one.state) for one in others.values()] == [("aot_eager", "compiled")] * 2
-    torch.testing.assert_close(losses, train(eager, pixels, batch), rtol=1e-5, atol=1e-6)
-    for ours, theirs in zip(denoiser.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("stage", ["forward run", "backward run"])
-@pytest.mark.parametrize("component", NAMES)
-@pytest.mark.some_of(2)
-def test_what_fails_as_it_runs_in_a_loop_is_undone_and_the_result_is_eagers(plant, component, stage):
-    """A loop owns the step, and compiles its models by one tier, so it leaves that tier with all of them."""
-    denoiser, pixels, batch = everything_trains()
-    eager = copy.deepcopy(denoiser)
-    fired = plant(component, stage)
-    optimizer = torch.optim.SGD(denoiser.parameters(), lr=0.01)
-    with hotloop.Loop(denoiser.parts(), optimizer, state=denoiser, run="aot_eager") as loop:
-        run = loop.step(lambda pixels, batch: step(denoiser, optimizer, pixels, batch))
-        losses = [run(pixels, batch) for _ in range(6)]
-        tiers = {one.name: one.state for one in loop.status().tiers}
-    assert fired
-    assert tiers["aot_eager"] == "declined"
-    torch.testing.assert_close(losses, train(eager, pixels, batch, steps=6), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.campaign

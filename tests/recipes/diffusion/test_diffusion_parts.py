@@ -51,14 +51,6 @@ def test_min_snr_is_what_hang_et_al_write(prediction):
     assert make_noise(prediction).weight(TIMES).tolist() == [1.0] * 4
 
 
-def test_of_velocity_the_weight_is_that_of_the_clean_latents_error():
-    """An error of v by e is one of x_0 by sigma e, so both weights have to say the same of it."""
-    noise, gamma = make_noise("v_prediction", 5.0), 5.0
-    snr = (noise.alpha[TIMES] / noise.sigma[TIMES]).square().double()
-    of_clean = snr.clamp(max=gamma) * noise.sigma[TIMES].double().square()
-    torch.testing.assert_close(noise.weight(TIMES).double(), of_clean, rtol=1e-4, atol=0)
-
-
 def test_a_schedule_that_ends_in_noise_alone_takes_velocity_and_weighs_its_end_nothing():
     with pytest.raises(ConfigError, match=r"diffusion\.prediction=epsilon.*expected v_prediction"):
         make_noise("epsilon", rescale_betas_zero_snr=True)
@@ -248,18 +240,6 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
     _whole(place, write("three"))
     assert (place / "file").read_text() == "three"
     assert [one.name for one in tmp_path.iterdir()] == ["pipeline"]
-
-
-def test_shapes_that_stay_apart_make_the_batches_of_one_step_alike():
-    class Apart(batches.Table):
-        apart, buckets = True, 2
-
-    data = Apart({"x": torch.arange(20)}, torch.arange(20))
-    data.bucket = (torch.arange(20) >= 11).long()
-    order = batches.epoch_order(data, 2, 0, 0, together=2)
-    assert len(order) == batches.per_epoch(data, 2, 2) == 8
-    for first, second in zip(order[::2], order[1::2], strict=True):
-        assert data.bucket[torch.cat([first, second])].unique().numel() == 1
 
 
 @pytest.mark.parametrize(("scale", "goes_on"), [(2.0, True), (0.5, False), (None, False)])

@@ -158,17 +158,6 @@ def test_adapters_of_all_three_networks_are_what_diffusers_loads(tmp_path, train
         assert any(bool(one.any()) for key, one in ours.items() if "lora_B" in key), f"{name}'s were trained"
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("how", ["cached", "texts"])
-def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_path, train, how):
-    settings = {"cached": [], "texts": [f"diffusion.train_{name}=true" for name in TEXTS]}[how]
-    train(*settings, "training.max_steps=1", "training.schedule=constant", into="begun")
-    train(*settings, "training.schedule=constant", into="steady")
-    RECIPE.train(start.prepare([f"run.resume={tmp_path / 'begun'}", "training.max_steps=3"]))
-    ours, theirs = (load(tmp_path / name)["model"]["model"] for name in ("begun", "steady"))
-    assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
-
-
 def test_a_batch_has_the_embeddings_of_the_pipeline_and_the_sizes_of_its_pictures(tmp_path, folder):
     settings = configure.load([*SMALL, f"diffusion.model={folder}"])
     data = pictures.load(settings)
@@ -262,28 +251,6 @@ def test_each_component_is_switched_on_its_own(train, name):
     assert states == {one: "compiled" if one == name else "eager" for one in (*NAMES, "loss")}
     told = outcome.components[name]
     assert (told["graph_breaks"], told["recompiles"]) == (0, 0)
-
-
-@pytest.mark.campaign
-@pytest.mark.long
-def test_all_four_compiled_train_as_eager_does(tmp_path, train):
-    texts = [f"diffusion.train_{name}=true" for name in TEXTS]
-    on = [f"compile.components.{name}.training=aot_eager" for name in TEXTS]
-    train(*texts, "diffusion.cache=false", into="eager")
-    outcome = train(*ON, *texts, *on, "diffusion.cache=false", "compile.components.vae.inference=aot_eager")
-    assert {name: told["state"] for name, told in outcome.components.items()} == {
-        **dict.fromkeys(NAMES, "compiled"),
-        "loss": "eager",
-    }
-    ours, theirs = ([one["loss"] for one in record.load(tmp_path / into)["steps"]] for into in ("run", "eager"))
-    assert ours == pytest.approx(theirs, rel=1e-5)
-
-
-def test_auto_owns_the_step_of_an_sdxl_whose_encoders_are_trained(train):
-    texts = [f"diffusion.train_{name}=true" for name in TEXTS]
-    outcome = train("training.optimization.use_torch_compile=auto", *texts)
-    assert (outcome.status, outcome.step) == ("finished", 3)
-    assert list(outcome.components) == [*NAMES, "loss"]
 
 
 @pytest.mark.campaign

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,10 +50,3 @@ def test_a_few_pictures_of_a_rare_ratio_go_to_the_neighbour():
     both = buckets.plan(shapes, 512, 64, 8, 3)
     assert (1024, 256) in both.sizes
     assert float(both.cut.max()) == 0
-
-
-def test_an_order_of_pictures_changes_no_size():
-    shapes = [(400 + 13 * index, 900 - 11 * index) for index in range(40)]
-    one, other = (buckets.plan(rows, 256, 32, 4, 3) for rows in (shapes, shapes[::-1]))
-    assert one.sizes == other.sizes
-    assert torch.equal(one.bucket, other.bucket.flip(0))

@@ -1,6 +1,5 @@
 """The recipe `focus`: what it learns from, that it learns, that it is resumed and compiled, and what outlives a call."""
 
-import json
 import signal
 import types
 
@@ -10,9 +9,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hotloop
-from hotloop import presets, recipes, record
+from hotloop import presets, record
 from hotloop._torch.module import get_entry
-from hotloop.errors import ConfigError, DataError, StaleOutputError
+from hotloop.errors import ConfigError, StaleOutputError
 from hotloop.recipes import focus
 from hotloop.recipes.focus import allocator, program, texts
 from hotloop.recipes.focus.context import BLOCK
@@ -100,26 +99,6 @@ def test_interrupted_and_resumed_it_is_the_run_that_was_not(tmp_path, train, mon
         assert all(torch.equal(one, theirs["model"][name][key]) for key, one in ours["model"][name].items())
 
 
-def test_a_resumed_run_takes_the_rate_and_the_decay_of_its_settings(tmp_path, train):
-    train("training.max_steps=3")
-    changed = ["training.max_steps=6", "training.weight_decay=0.25", "training.learning_rate=0.02"]
-    focus.train(start.prepare([f"run.resume={tmp_path / 'run'}", *changed]))
-    groups = load(tmp_path / "run")["others"]["optimizer"]["param_groups"]
-    assert [one["weight_decay"] for one in groups] == [0.25, 0.0]
-    assert max(one["learning_rate"] for one in record.load(tmp_path / "run")["steps"][3:]) > 0.01
-
-
-def test_a_run_is_not_resumed_on_other_documents_or_with_another_budget(tmp_path, train, monkeypatch):
-    train()
-    with pytest.raises(
-        ConfigError, match=r"focus\.budget cannot change .* \(focus\.budget=104 to 135\): another model.* a new run"
-    ):
-        start.prepare([f"run.resume={tmp_path / 'run'}", "focus.budget=135"])
-    monkeypatch.setattr(texts, "load", lambda _: texts.Sides((), ()))
-    with pytest.raises(DataError, match="was trained on other data"):
-        focus.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
-
-
 @pytest.mark.campaign
 def test_each_network_is_compiled_for_training_and_for_inference_apart(tmp_path, train, capsys):
     train(folder="eager")
@@ -172,23 +151,6 @@ def test_cuda_graphs_are_tried_on_a_program_made_anew_and_the_calls_are_counted(
 MODES = ("training", "inference")
 
 
-def test_cuda_graphs_that_are_not_safe_stay_off_and_the_record_says_why(tmp_path, train, monkeypatch):
-    monkeypatch.setattr(fit, "unsafe", lambda task, plan, *_: f"held: {', '.join(plan)}")
-    with cudagraph_emulation():
-        outcome = train(*ON, "compile.preset=none", "compile.components.lens.training=reduce-overhead")
-    lens = record.load(tmp_path / "run")["components"]["lens"]
-    assert (lens["requested"], lens["state"], lens["causes"][0]["stage"]) == ("reduce-overhead", "eager", "harness")
-    assert "held: lens" in lens["causes"][0]["reason"]
-    assert outcome.status == "finished"
-
-
-def test_with_auto_a_short_run_stays_eager_and_is_the_eager_one(tmp_path, train):
-    outcome = train("training.optimization.use_torch_compile=auto")
-    assert any("6 steps eager" in line for line in outcome.notes)
-    train(folder="eager")
-    assert losses(tmp_path / "run") == losses(tmp_path / "eager")
-
-
 def test_the_program_for_the_harness_learns_for_as_long_as_it_is_run():
     torch.manual_seed(0)
     workload = focus.make()
@@ -198,30 +160,6 @@ def test_the_program_for_the_harness_learns_for_as_long_as_it_is_run():
         workload.run(batch)
         assert workload.optimizer.param_groups[0]["lr"] == pytest.approx(3e-3, rel=1e-3)
         assert not torch.equal(weight, before)
-
-
-@pytest.mark.campaign
-def test_its_step_is_captured_as_one_piece():
-    from hotloop.testing import captured_step_emulation
-
-    def run(tier):
-        torch.manual_seed(0)
-        workload = focus.make()
-        loop = hotloop.Loop(workload.model, workload.optimizer, state=workload.state, run=tier, sentinel=0)
-        step, found = loop.step(workload.step), []
-        torch.manual_seed(1)
-        for batch, _ in zip(workload.endless(), range(12), strict=False):
-            found.append(float(step(*batch)["loss"]))
-        status = loop.status()
-        loop.close()
-        return found, status
-
-    eager, _ = run("eager")
-    with captured_step_emulation():
-        captured, status = run("eager+graph")
-    ran = {one.name: one.steps for one in status.tiers}
-    assert ran["eager+graph"] > 4, status
-    assert captured == pytest.approx(eager, rel=1e-5)
 
 
 @pytest.mark.campaign
@@ -346,36 +284,6 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"components\.lense: no such component"):
         focus.train(begun)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.campaign
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_ladder_that_was_given_is_walked(train, capsys):
-    outcome = train(
-        *ON, "compile.components.model.training=none", "compile.components.lens.training=reduce-overhead",
-        "compile.ladder=[aot_eager,none]", "training.max_steps=2",
-    )  # fmt: skip
-    assert outcome.components["lens"]["running"] == "aot_eager"
-    assert "no GPU that torch can use. Running in preset aot_eager" in capsys.readouterr().out
-
-
-def test_what_compiles_nothing_is_said_before_any_work_with_what_would(train, capsys):
-    train("compile.components.lens.training=reduce-overhead", "training.max_steps=1")
-    lines = capsys.readouterr().out
-    said = (
-        "compile.components.lens.training='reduce-overhead' has no effect while training.optimization.use_torch_compile"
-    )
-    assert f"{said}=false: nothing is compiled" in lines
-    assert 0 <= lines.index(said) < lines.index("Recipe focus on")
-    assert lines.count(said) == 1
-
-
-def test_the_recipe_is_known_and_its_record_is_plain(tmp_path, train):
-    train()
-    assert recipes.load("focus") is focus
-    document = record.load(tmp_path / "run")
-    assert document["measurements"]["budget"] == 104
-    json.dumps(document)
 
 
 AUTO = "training.optimization.use_torch_compile=auto"

@@ -98,27 +98,6 @@ def test_what_is_expanded_has_a_positive_score_and_what_is_collapsed_a_lower_one
 
 
 @quick
-@given(contexts())
-def test_a_block_that_is_collapsed_and_expanded_again_is_as_it_was(case):
-    frame, expanded, _ = case
-    for block in range(frame.blocks - frame.protected):
-        if expanded[0, block]:
-            wants = torch.zeros(len(expanded), frame.blocks)
-            wants[0, block] = 1.0
-            collapsed = edit(expanded, -wants, frame, 1)
-            assert not collapsed[0, block]
-            assert filled(frame, edit(collapsed, wants, frame, 1)) == filled(frame, expanded)
-
-
-@quick
-@given(contexts())
-def test_scores_of_nothing_and_scores_that_are_no_numbers_edit_nothing(case):
-    frame, expanded, scores = case
-    for nothing in (0.0, torch.nan):
-        assert torch.equal(edit(expanded, torch.full_like(scores, nothing), frame, 3), expanded)
-
-
-@quick
 @given(contexts(), st.integers(1, 4), st.integers(1, 3))
 def test_the_allocator_does_what_each_round_asks_for_and_after_one_that_asks_for_nothing_nothing(case, rounds, edits):
     frame, expanded, scores = case
@@ -186,9 +165,3 @@ def test_the_preference_loss_teaches_which_block_helps():
         scores = (scores - gradient).detach().requires_grad_()
     order = scores[0, 0, :3].argsort().tolist()
     assert (order, float(agreement), float(scores.detach()[0, 0, 3])) == ([2, 0, 1], 1.0, 0.0)
-
-
-def test_contexts_that_predict_alike_teach_nothing():
-    worth = torch.randn(2, 3, 3, requires_grad=True)
-    loss, agreement = losses.preference(worth, torch.ones(2, 3))
-    assert (loss.item(), agreement.item()) == (0.0, 0.0)

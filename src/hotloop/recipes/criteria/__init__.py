@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn import functional
 
-from hotloop.recipes.criteria import baselines, csv_pairs, encoder, icd10, tokenised
+from hotloop.recipes.criteria import csv_pairs, encoder, icd10, tokenised
 from hotloop.train import checkpoint, environment
 from hotloop.train import evaluate as evaluation
 from hotloop.train.export import Made
@@ -34,6 +35,8 @@ COMPONENTS = ("model", "loss")
 """What can be compiled: the encoder with its head, and the loss."""
 GOAL = Goal("f1")
 """What says which validation is the best."""
+BASELINE = "baseline_overlap_auc"
+"""What a record has the AUC of word overlap under."""
 
 
 @on_devices(*COMPONENTS)
@@ -55,9 +58,11 @@ def train(start: Start, display: Display, devices: Devices) -> Task:
     environment.seed(settings.run.seed)
     loaded = load_model(start, display)
 
-    # What needs no training, to judge the result by; a resumed run's record has the untrained encoder's already.
-    context = baselines.measure(split.validation, loaded)
-    display.say(baselines.describe(context))
+    # What needs no training, to judge the result by: the share of words that both texts have in common.
+    labels = torch.tensor([pair.label for pair in split.validation])
+    overlaps = torch.tensor([pair.overlap() for pair in split.validation])
+    context = {BASELINE: evaluation.auc(overlaps, labels)}
+    display.say(baseline(context))
 
     # Batches of one shape (or of a few declared ones), so that compiled code is compiled once.
     lengths = choose_lengths(loaded, split, settings)
@@ -124,7 +129,12 @@ def judge(loss: Loss) -> evaluation.Together:
 def remarks(best: Mapping[str, float], measured: Mapping[str, Any]) -> list[str]:
     """Say what needs no training, and how far chance alone moves the accuracy."""
     noise = evaluation.chance(best["accuracy"], measured["validation_pairs"], "pairs")
-    return [baselines.describe(measured), noise]
+    return [baseline(measured), noise]
+
+
+def baseline(measured: Mapping[str, Any]) -> str:
+    """Put the baseline among a record's measurements into words."""
+    return f"AUC without training: word overlap {measured[BASELINE]:.4f}"
 
 
 def load_model(start: Start, display: Display) -> encoder.Loaded:

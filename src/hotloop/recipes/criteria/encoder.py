@@ -53,15 +53,11 @@ class CrossEncoder(Logits):
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A model with its tokenizer, the most tokens it takes, and what a reader should be told about it.
-
-    ``embeds`` says that its weights are pretrained ones for single texts, with a head that is new: no reranker.
-    """
+    """A model with its tokenizer, the most tokens it takes, and what a reader should be told about it."""
 
     model: CrossEncoder
     tokenizer: Any
     longest: int
-    embeds: bool
     notes: tuple[str, ...]
 
 
@@ -104,7 +100,7 @@ def load(
     align(net)
     # Mismatched keys come as (name, shape found, shape wanted).
     new = sorted({*info.get("missing_keys", ()), *(key[0] for key in info.get("mismatched_keys", ()))})
-    return Loaded(CrossEncoder(net), tokenizer, _longest(tokenizer, net.config), bool(new), _notes(name, net, new))
+    return Loaded(CrossEncoder(net), tokenizer, _longest(tokenizer, net.config), _notes(name, net, new))
 
 
 def _refuse_kernel(name: str, config: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 
 from hotloop.errors import DataError
 
@@ -16,6 +17,11 @@ class Pair:
     criterion: str
     label: int
     group: str
+
+    def overlap(self) -> float:
+        """Return the share of both texts' distinct words that they have in common (Jaccard's index)."""
+        first, second = (set(re.findall(r"\w+", text.lower())) for text in (self.text, self.criterion))
+        return len(first & second) / max(1, len(first | second))
 
 
 @dataclasses.dataclass(frozen=True)
