@@ -105,7 +105,7 @@ def test_what_is_on_a_cluster_is_not_deleted_unless_it_is_to_be_forgotten(tmp_pa
             invoke("rm", "--yes", folder)
         assert folder.is_dir()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    remote_runs.keep(remote_runs.RemoteRun("20260101-120000-abcd", "http://gone:1", "", "", (), str(run), 0.0))
+    remote_runs.keep(remote_runs.RemoteRun("20260101-120000-abcd", "http://gone:1", (), str(run), ""))
     invoke("rm", "--yes", "--forget", run, search)
     assert not run.exists()
     assert not search.exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "report")]
 
 PROGRAM = '''
 import os, signal, time
@@ -104,7 +104,7 @@ def over():
 
     def wait(run, seconds=600):
         until = time.monotonic() + seconds
-        while (status := fetch.status_of(run)) in ("waiting", "running"):
+        while (status := fetch.statuses([run])[0]) in ("waiting", "running"):
             assert time.monotonic() < until
             time.sleep(0.3)
         return status

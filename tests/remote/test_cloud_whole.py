@@ -78,8 +78,9 @@ def test_a_run_elsewhere_comes_back_and_finds_compiled_code_in_the_shared_cache(
         shutil.rmtree(elsewhere.cache, ignore_errors=True)
         hotloop("submit", "--address", elsewhere.address, "--", *RUN, *compiled)
         assert over(runs.find(None)) == "finished", hotloop("submit", "logs").stdout
-        said.append((hotloop("submit", "logs").stdout, hotloop("submit", "fetch", "--checkpoints", "last").stderr))
-    (first, fetched), (second, _) = said
+        hotloop("submit", "fetch", "--checkpoints", "last")
+        said.append(hotloop("submit", "logs").stdout)
+    first, second = said
     assert f"Taken from the shared cache {share}: nothing" in first
     assert f"Given to the shared cache {share}: 1 bundle" in first
     assert f"Taken from the shared cache {share}: 1 bundle" in second
@@ -88,10 +89,6 @@ def test_a_run_elsewhere_comes_back_and_finds_compiled_code_in_the_shared_cache(
     assert record.load(folder)["host"] == platform.node()
     assert (folder / "report.html").is_file()
     assert (folder / "checkpoints" / "last.pt").is_file()
-    if subprocess.check_output([elsewhere.python, "-V"], text=True).split()[1] == platform.python_version():
-        assert "Compiled code from there: 1 bundle" in fetched
-    else:  # it is for another Python, and is left out
-        assert "Compiled code from there: nothing; it has code for python" in fetched
 
 
 @contextlib.contextmanager

@@ -229,7 +229,7 @@ def test_a_programs_parameters_are_fields(client, tmp_path):
     [
         ({"program": "train.py"}, "expected a file and its function"),
         ({"program": "none.py:make"}, "no such file"),
-        ({"recipe": "diffusion", "choice.pictures": "nonesuch"}, "no such choice"),
+        ({"recipe": "diffusion", "choice.data": "nonesuch"}, "no such choice"),
     ],
 )
 def test_what_cannot_be_shown_is_said(client, asked, said):
@@ -239,9 +239,9 @@ def test_what_cannot_be_shown_is_said(client, asked, said):
 
 
 def test_a_choice_of_a_group_changes_the_defaults(client):
-    text = client.get("/training", params={"recipe": "diffusion", "choice.pictures": "folder"}).text
-    assert "<option selected>folder</option>" in text
-    assert re.search(r'id="note-pictures.path"[^>]*><span class="wrong">pictures.path', text)
+    text = client.get("/training", params={"recipe": "criteria", "choice.data": "csv"}).text
+    assert "<option selected>csv</option>" in text
+    assert re.search(r'id="note-data.path"[^>]*><span class="wrong">data.path', text)
 
 
 # -- the settings of a run ---------------------------------------------------------------------------------------------

@@ -104,14 +104,12 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     forget: Annotated[
         bool,
-        typer.Option(
-            "--forget", help="Also a run on a cluster that is gone: its key is deleted, and nothing can be fetched."
-        ),
+        typer.Option("--forget", help="Also a run on a cluster that is gone: nothing can be fetched any more."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete runs with all that is in their folders; asks first. It refuses a run that trains now."""
-    from hotloop.remote import runs as remote_runs  # noqa: PLC0415 - filelock is an optional package
+    from hotloop.remote import runs as remote_runs  # noqa: PLC0415
     from hotloop.train import removal  # noqa: PLC0415
 
     gone = [one for name in names if (one := remote_runs.of_folder(name))] if forget else []
@@ -121,7 +119,7 @@ def remove(
         many = sum(map(removal.files, names))
         if not yes:
             typer.confirm(f"Delete {shown} ({count(many, 'file')})?", abort=True, err=True)
-        for one in gone:  # first: whoever follows it for the page would make its folder anew
+        for one in gone:
             remote_runs.forget(one.name)
 
     removal.remove(names, confirm, on_cluster=forget)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -43,45 +42,32 @@ def submit(  # noqa: PLR0913, PLR0917 - options of the command line
             "--address",
             metavar="URL",
             help="Of the dashboard of the cluster's head: http://HEAD:8265.",
-            show_default="the only one used before",
-        ),
-    ] = None,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--include", metavar="PATH", help="A file or folder that travels too, though git does not track it."
+            show_default="that of the newest run",
         ),
     ] = None,
     retries: Retries = 0,
-    limit_mb: Annotated[
-        int, typer.Option("--limit-mb", metavar="N", min=1, help="Most megabytes of files that travel.")
-    ] = 100,
+    pip: Annotated[
+        str | None, typer.Option("--pip", metavar="FILE", help="Requirements that Ray installs for this run.")
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check here and there, show what is found, and train nothing.")
+        bool, typer.Option("--dry-run", help="Check here and there, up to the first step, and train nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a run on a Ray cluster: docs/how-to/submit.md.
 
-    What git tracks in this folder travels, and what --include names. The cluster is looked at first: versions, room,
-    compiled code that fits. The run goes on when this command, or the connection, ends.
+    The files of this folder travel, but for what .gitignore names and what looks like a secret. The run goes on when
+    this command, or the connection, ends.
     """
-    from hotloop.remote import submitting  # noqa: PLC0415 - loads torch
+    from hotloop.remote import following, submitting  # noqa: PLC0415 - loads torch
 
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
-
-    request = submitting.Request(address, command or [], include or [], retries, limit_mb, dry_run)
-    found: dict[str, Any] = {}
-    # Who is ended while the cluster looks at itself stops the job that looks: it would take a GPU later.
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        run = submitting.submit(request, say, found.update)
-    finally:
-        signal.signal(signal.SIGTERM, former)
+    run = submitting.submit(command or [], address, retries, pip or "", dry=dry_run)
+    if dry_run:
+        how = following.print_log(run, lambda text: typer.echo(text, nl=False), follow=True)
+        raise typer.Exit(0 if how == "finished" else 1)
     if as_json:
-        echo_json({"status": "submitted" if run else "checked", **(run.to_dict() if run else {}), "found": found})
-    elif run:
+        echo_json(run.to_dict())
+    else:
         typer.echo(f"Submitted: {run.name}")
         typer.echo(f"Follow it: hotloop submit logs -f {run.name}\nFetch it:  hotloop submit fetch {run.name}")
 
@@ -111,37 +97,15 @@ def status(run: Run = None, as_json: AsJson = False) -> None:
 def logs(
     run: Run = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
-    retries: Annotated[
-        int,
-        typer.Option(
-            "--retries",
-            metavar="N",
-            min=0,
-            help="Follow the run. Where the cluster loses the run's node or its own head, wait up to an hour for the "
-            "head, and resume the run, up to N times. What dies on a living cluster `submit --retries` restarts.",
-        ),
-    ] = 0,
 ) -> None:
     """Print what a run has printed. Ctrl-C ends the printing, not the run. Exit code 1: the run has failed."""
     from hotloop.remote import following, runs  # noqa: PLC0415 - an optional package
 
     found = runs.find(run)
-
-    def write(text: str) -> None:
-        typer.echo(text, nl=False)
-
     try:
-        if retries:
-            from hotloop.remote import watching  # noqa: PLC0415 - loads torch
-
-            ended = watching.watch(found, write, lambda line: typer.echo(line, err=True), retries)
-        else:
-            ended = following.print_log(found, following.Rest(write), follow=follow)
+        ended = following.print_log(found, lambda text: typer.echo(text, nl=False), follow=follow)
     except KeyboardInterrupt as error:
-        told = (
-            "Whether the run goes on: hotloop submit status" if retries else "The run goes on: hotloop submit logs -f"
-        )
-        typer.echo(f"\n{told} {found.name}", err=True)
+        typer.echo(f"\nThe run goes on: hotloop submit logs -f {found.name}", err=True)
         raise typer.Exit(INTERRUPTED) from error
     if ended == "failed":
         typer.echo(f"{found.name} has failed. Go on with it: hotloop submit resume {found.name}", err=True)
@@ -153,37 +117,27 @@ def stop(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run by its name, or by its folder here.")],
     as_json: AsJson = False,
 ) -> None:
-    """Ask a run to stop, and wait until it has. It has a minute to save; `hotloop submit resume` goes on with it.
-
-    Ctrl-C ends the waiting alone.
-    """
+    """Ask a run to stop, and wait until it has. It has a minute to save; `hotloop submit resume` goes on with it."""
     from hotloop.remote import following, runs  # noqa: PLC0415 - an optional package
-    from hotloop.remote.client import OVER  # noqa: PLC0415
 
     found = runs.find(run)
-    try:
-        ran, how = following.stop(found, lambda line: typer.echo(line, err=True))
-    except KeyboardInterrupt as error:
-        typer.echo(f"\nWhether it has stopped: hotloop submit status {found.name}", err=True)
-        raise typer.Exit(INTERRUPTED) from error
+    ran, how = following.stop(found, lambda line: typer.echo(line, err=True))
     if as_json:
         echo_json({"name": found.name, "ran": ran, "status": how})
-    elif how not in OVER.values():
-        typer.echo(f"{found.name} is still {how}: hotloop submit status {found.name}")
     else:
         typer.echo(f"{found.name} {'is' if ran else 'was over already:'} {how}")
 
 
 @app.command()
 def resume(run: Run = None, retries: Retries = 0, as_json: AsJson = False) -> None:
-    """Go on with a run that was stopped, or that died with its cluster, from its last checkpoint there."""
+    """Go on with a run that was stopped or died, from its folder on its node, or from its run.storage."""
     from hotloop.remote import runs, submitting  # noqa: PLC0415 - an optional package
 
-    again = submitting.resume(runs.find(run), retries, lambda line: typer.echo(line, err=True))
+    again = submitting.resume(runs.find(run), retries)
     if as_json:
         echo_json(again.to_dict())
     else:
-        typer.echo(f"{again.name} goes on from what its folder there holds")
+        typer.echo(f"{again.name} goes on: hotloop submit logs -f {again.name}")
 
 
 @app.command()
@@ -194,20 +148,17 @@ def fetch(
     ] = "best",
     as_json: AsJson = False,
 ) -> None:
-    """Fetch what a run has written so far, also while it runs: record, report, checkpoints, compiled code.
-
-    Compiled code goes into the cache of this machine. What the run's own key has not signed is refused.
-    """
+    """Fetch what a run has written so far, also while it runs: record, report, checkpoints."""
     from hotloop.remote import fetch as fetching  # noqa: PLC0415 - an optional package
     from hotloop.remote import runs  # noqa: PLC0415
     from hotloop.report.text import count, size  # noqa: PLC0415
 
     found = runs.find(run)
-    fetched = fetching.fetch(found, checkpoints, lambda line: typer.echo(line, err=True))
+    fetched = fetching.fetch(found, checkpoints)
     if as_json:
-        echo_json({"name": found.name, **vars(fetched)})
+        echo_json({"name": found.name, "folder": found.folder, **fetched._asdict()})
         return
     typer.echo(f"{found.name} is {fetched.status}: {count(len(fetched.files), 'file')}, {size(fetched.size)}")
     if fetched.changing:
         typer.echo(f"Changing just now, so fetch again: {', '.join(fetched.changing)}")
-    typer.echo(f"Folder: {fetched.folder}")
+    typer.echo(f"Folder: {found.folder}")

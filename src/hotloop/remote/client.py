@@ -1,14 +1,11 @@
-"""What is asked of a cluster: all over HTTP, at the port of its dashboard, by Ray's own client where it has one."""
+"""What is asked of a cluster: all over HTTP, at the port of its dashboard, by Ray's own client."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import logging
 import os
-import platform
 import socket
 import urllib.parse
 from typing import TYPE_CHECKING, Any
@@ -22,10 +19,7 @@ if TYPE_CHECKING:
 _PROBE_SECONDS, _ANSWER_SECONDS, _UPLOAD_SECONDS, _FILE_SECONDS = 5.0, 60.0, 600.0, 3600
 _SILENT_SECONDS = 60.0
 """Of a log that is followed: then the connection is made anew, since nothing tells a quiet run from a dead tunnel."""
-_BLOCK, _MOST_ANSWER, _MOST_ERROR, _MOST_SAID = 2**20, 2**24, 300, 2000
-_CHATTY = (
-    "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging",
-)  # fmt: skip
+_OK = 200
 _VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 """Ray's client takes them before any address that it is given."""
 OVER = {"SUCCEEDED": "finished", "FAILED": "failed", "STOPPED": "stopped"}
@@ -36,123 +30,69 @@ class UnknownJobError(HotloopError):
     """The cluster does not know a job: its head was started anew since."""
 
 
-class UnreachableError(ConfigError):
-    """Nobody answers at a cluster's address, or nobody who is ready."""
-
-
 class MissingFileError(DataError):
     """A node has no such file."""
-
-
-class RefusedError(ConfigError):
-    """The cluster refused a job: nothing was started."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Node:
-    """A node that is alive: Ray's name of it, which a start of Ray makes anew, and its resources."""
-
-    name: str
-    resources: Mapping[str, float]
 
 
 class Client:
     """A connection to a cluster.
 
     Args:
-        address: of its dashboard.
+        address: of its dashboard, ``http://HOST:PORT``.
 
     Raises:
-        UnreachableError: nobody answers there, or it is no Ray.
-        ConfigError: it has another version of Ray, or asks for a token.
+        ConfigError: nobody answers there, or no Ray of this version.
         MissingExtraError: Ray's client is not installed.
     """
 
     def __init__(self, address: str) -> None:
-        # It would send statistics, unless it is told not to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         jobs = require("ray.job_submission", "hotloop submit", "ray")
         self._http = require("requests", "hotloop submit", "ray")
-        for name in _CHATTY:
-            logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("ray").setLevel(logging.WARNING)
         self.address = address
         _probe(address)
-        self.ray = self._version()
-        with _without_variables():
-            try:
-                self._jobs = _bounded(jobs.JobSubmissionClient)(address)
-            except Exception as error:  # Ray raises what it likes
-                raise ConfigError(f"--address {address}: {describe(error)}") from error
-
-    def _version(self) -> str:
-        """Return the cluster's version of Ray, which has to be that of this machine."""
-        import ray  # noqa: PLC0415 - an optional package
-
+        kept = {name: os.environ.pop(name) for name in _VARIABLES if name in os.environ}
         try:
-            there = str(self._document("/api/version")["ray_version"])
-        except (DataError, ValueError, KeyError, TypeError) as error:
-            if str(error).startswith(("/api/version: 401", "/api/version: 403")):
-                raise ConfigError(
-                    f"--address {self.address}: the cluster asks for its token, and took none from here: set "
-                    "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to what it was started with"
-                ) from error
-            raise UnreachableError(
-                f"--address {self.address}: what answers there is no Ray dashboard with a job server ({error}). "
-                "Expected http://HEAD:8265, of a head started with pip install 'ray[default]'"
-            ) from error
-        if there != ray.__version__:
+            self._jobs = _bounded(jobs.JobSubmissionClient)(address)
+            there = str(self._get("/api/version").json()["ray_version"])
+        except Exception as error:  # Ray raises what it likes
             raise ConfigError(
-                f"--address {self.address}: the cluster has Ray {there}, and this machine {ray.__version__}: install "
-                f"that one here (pip install 'ray[default]=={there}'), or this one on the cluster"
+                f"--address {address}: {describe(error)}. Expected the dashboard of a head of ray[default]; one that "
+                "asks for a token takes RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+            ) from error
+        finally:
+            os.environ.update(kept)
+        here = require("ray", "hotloop submit", "ray").__version__
+        if there != here:
+            raise ConfigError(
+                f"--address {address}: the cluster has Ray {there}, and this machine {here}: install the same on both"
             )
-        return there
 
-    def nodes(self) -> list[Node]:
-        """Return the nodes that are alive.
+    def nodes(self) -> list[Mapping[str, float]]:
+        """Return the resources of each node that is alive."""
+        with _asking("for its nodes"):
+            asked = {"limit": "10000", "detail": "true"}
+            rows = self._get("/api/v0/nodes", params=asked).json()["data"]["result"]["result"]
+            return [one.get("resources_total") or {} for one in rows if one["state"] == "ALIVE"]
 
-        Raises:
-            DataError: the cluster does not tell them.
-        """
-        asked = {"limit": "10000", "detail": "true", "timeout": str(int(_ANSWER_SECONDS))}
-        try:
-            rows = self._document("/api/v0/nodes", params=asked)["data"]["result"]["result"]
-            alive = [one for one in rows if one["state"] == "ALIVE"]
-            return [Node(str(one["node_id"]), dict(one.get("resources_total") or {})) for one in alive]
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{self.address} was asked for its nodes, and told none: {describe(error)}") from error
-
-    def submit(
-        self, command: str, runtime_env: Mapping[str, Any], gpus: float, submission: str | None, node: str | None
-    ) -> str:
-        """Start a job, and return its name: the one that is given, or one that Ray makes.
+    def submit(self, command: str, runtime_env: Mapping[str, Any], gpus: float, submission: str) -> None:
+        """Start a job.
 
         Args:
             command: that it runs.
             runtime_env: Ray's.
             gpus: that it takes of a node.
             submission: its name.
-            node: that it has to run on; None leaves it to the cluster.
 
         Raises:
-            RefusedError: nothing was started.
-            DataError: the answer was lost: the job may have been started.
+            DataError: the cluster refuses it, or its answer was lost: the job may have been started.
         """
-        self._jobs.starting, self._jobs.code = False, 0
-        try:
-            with _asking("to start a job"):
-                return str(
-                    self._jobs.submit_job(
-                        entrypoint=command,
-                        runtime_env=dict(runtime_env),
-                        entrypoint_num_gpus=gpus or None,
-                        submission_id=submission,
-                        entrypoint_label_selector={"ray.io/node-id": node} if node else None,
-                    )
-                )
-        except DataError as error:
-            if self._jobs.starting and not 400 <= self._jobs.code < 500:  # noqa: PLR2004 - HTTP's numbers for refusals
-                raise
-            raise RefusedError(str(error)) from error
+        with _asking("to start a job"):
+            self._jobs.submit_job(
+                entrypoint=command, runtime_env=dict(runtime_env), entrypoint_num_gpus=gpus or None,
+                submission_id=submission,
+            )  # fmt: skip
 
     def job(self, submission: str) -> Any:
         """Return what Ray says of a job: ``status``, ``message``, ``driver_node_id``.
@@ -160,12 +100,16 @@ class Client:
         Raises:
             UnknownJobError: it knows no such job.
         """
-        with _asking("a job"):
+        with _asking("for a job"):
             return self._jobs.get_job_info(submission)
+
+    def status(self, submission: str) -> str:
+        """Return how a job is doing, in our words."""
+        return WORDS[str(self.job(submission).status)]
 
     def logs(self, submission: str) -> str:
         """Return all that a job printed."""
-        with _asking("a log"):
+        with _asking("for a log"):
             return str(self._jobs.get_job_logs(submission))
 
     def stop(self, submission: str) -> bool:
@@ -179,7 +123,7 @@ class Client:
         loop = asyncio.new_event_loop()
         try:
             while True:
-                with _asking("a log"):
+                with _asking("for a log"):
                     try:
                         text = loop.run_until_complete(asyncio.wait_for(anext(tail), _SILENT_SECONDS))
                     except (StopAsyncIteration, TimeoutError):
@@ -193,44 +137,20 @@ class Client:
         """Yield a file below a node's folder of logs.
 
         Raises:
-            DataError: there is none, or the connection broke.
+            MissingFileError: there is none.
+            DataError: the connection broke.
         """
         asked = {"node_id": node, "filename": path, "lines": "-1", "timeout": str(_FILE_SECONDS)}
-        with self._get("/api/v0/logs/file", params=asked, stream=True) as answer:
-            try:
-                yield from answer.iter_content(_BLOCK)
-            except OSError as error:  # requests' errors are all of this kind
-                raise DataError(f"{path} cannot be read from {self.address}: {describe(error)}") from error
-
-    def _document(self, path: str, **more: Any) -> Any:
-        """Return a document that the cluster answers with."""
-        with self._get(path, stream=True, **more) as answer:
-            found = bytearray()
-            try:
-                for block in answer.iter_content(_BLOCK):
-                    found += block
-                    if len(found) > _MOST_ANSWER:
-                        raise DataError(f"{self.address}{path} answers with more than {_MOST_ANSWER} bytes")
-            except OSError as error:
-                raise DataError(f"{self.address} does not answer: {describe(error)}") from error
-        return json.loads(found)
+        with _asking(f"for {path}"), self._get("/api/v0/logs/file", params=asked, stream=True) as answer:
+            yield from answer.iter_content(2**20)
 
     def _get(self, path: str, **more: Any) -> Any:
-        """Ask for something; nobody leads this machine elsewhere by a redirection."""
-        from ray._private.authentication.http_token_authentication import (  # noqa: PLC0415 - an optional package
-            get_auth_headers_if_auth_enabled,
-        )
-
-        more = {"timeout": _ANSWER_SECONDS, "allow_redirects": False, "stream": True, **more}
-        try:
-            answer = self._http.get(f"{self.address}{path}", headers=get_auth_headers_if_auth_enabled({}), **more)
-            if answer.status_code == 200:  # noqa: PLR2004 - HTTP's number
-                return answer
-            with answer:
-                text = next(answer.iter_content(_MOST_ERROR), b"").decode(errors="replace")
-        except OSError as error:
-            raise DataError(f"{self.address} does not answer: {describe(error)}") from error
-        said = f"{path}: {answer.status_code} {text[:_MOST_ERROR]}"
+        more = {"timeout": _ANSWER_SECONDS, "allow_redirects": False, **more}
+        # Ray's own request would hold a whole checkpoint in memory; its headers have the token of the cluster.
+        answer = self._http.get(f"{self.address}{path}", headers=self._jobs._headers, **more)  # noqa: SLF001
+        if answer.status_code == _OK:
+            return answer
+        said = f"{path}: {answer.status_code} {answer.text[:300]}"
         raise (MissingFileError if "A file is not found" in said else DataError)(said)
 
 
@@ -238,23 +158,11 @@ def _bounded(base: Any) -> Any:
     """Return Ray's client with an end to each request: a tunnel whose other end is gone accepts, and never answers."""
 
     class Bounded(base):  # type: ignore[misc]
-        starting, code = False, 0
-        """Whether a job was asked for, and with which number the cluster answered that."""
-
         def _do_request(self, method: str, endpoint: str, **more: Any) -> Any:
-            self.starting = self.starting or (method, endpoint) == ("POST", "/api/jobs/")
             seconds = _UPLOAD_SECONDS if more.get("data") else _ANSWER_SECONDS
-            answer = super()._do_request(method, endpoint, **{"timeout": seconds, "allow_redirects": False, **more})
-            if self.starting:
-                self.code = answer.status_code
-            return answer
+            return super()._do_request(method, endpoint, **{"timeout": seconds, "allow_redirects": False, **more})
 
     return Bounded
-
-
-def python_here() -> str:
-    """Return the version of Python that has to be the same there: its first two numbers."""
-    return ".".join(platform.python_version_tuple()[:2])
 
 
 def _probe(address: str) -> None:
@@ -263,19 +171,10 @@ def _probe(address: str) -> None:
     try:
         socket.create_connection((parts.hostname or "", parts.port or 0), _PROBE_SECONDS).close()
     except OSError as error:
-        raise UnreachableError(
+        raise ConfigError(
             f"--address {address}: nobody answers there ({error}). Start Ray there by `ray start --head`, or open a "
             "tunnel to it by `ssh -L 8265:127.0.0.1:8265 HEAD` and name http://127.0.0.1:8265"
         ) from error
-
-
-@contextlib.contextmanager
-def _without_variables() -> Iterator[None]:
-    kept = {name: os.environ.pop(name) for name in _VARIABLES if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)
 
 
 @contextlib.contextmanager
@@ -283,12 +182,12 @@ def _asking(what: str) -> Iterator[None]:
     """Turn what Ray's client raises into an error of ours."""
     try:
         yield
-    except (RuntimeError, ValueError, OSError) as error:
+    except HotloopError:
+        raise
+    except Exception as error:  # aiohttp's, requests' and Ray's have no base of their own
         if "does not exist" in str(error):
             raise UnknownJobError(
-                "the cluster does not know the run's job: its head was started anew since. `hotloop submit fetch` "
-                "takes what its disk has, `hotloop submit resume` goes on"
+                "the cluster does not know the run's job: its head was started anew since. `hotloop submit resume` "
+                "goes on from the run's folder there, or from run.storage"
             ) from error
-        raise DataError(f"the cluster was asked {what}, and did not answer: {describe(error)[:_MOST_SAID]}") from error
-    except Exception as error:  # aiohttp's and Ray's have no base of their own
-        raise DataError(f"the cluster was asked {what}, and did not answer: {describe(error)[:_MOST_SAID]}") from error
+        raise DataError(f"the cluster was asked {what}, and did not answer: {describe(error)[:2000]}") from error

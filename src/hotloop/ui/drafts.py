@@ -43,7 +43,7 @@ class Draft:
 
     Args:
         recipe: its name, or a program's, ``FILE.py:make``.
-        choices: of groups, such as ``pictures=folder``.
+        choices: of groups, such as ``data=csv``.
         form: all that was typed, by the fields' names.
         components: of the recipe.
         root: the runs folder.
