@@ -109,7 +109,7 @@ def _after_a_look_for_signals(code):
     return after | {one.argval for one in listed if "JUMP_BACKWARD" in one.opname}
 
 
-def _is_traced(_):
+def _is_traced(_, **_how):
     return sys.gettrace() is not None
 
 

@@ -137,10 +137,13 @@ class Effects:
 def _runs_for_the_step(frame: Any) -> bool:
     """Return whether the program's own code makes a call, itself or through Python's library (json, pathlib).
 
-    A library fills caches of its own at a first call, and Python shows warnings and imports modules.
+    A library fills caches of its own at a first call, torch compiles what torch.cond is given, and Python shows
+    warnings and imports modules.
     """
     while frame is not None and frame.f_code is not trace_step.__code__:
         file = frame.f_code.co_filename
+        if str(frame.f_globals.get("__name__")).startswith(("torch._dynamo.", "torch._inductor.")):
+            return False
         if is_own_file(file):
             return True
         pythons = is_standard_library(file) and frame.f_globals.get("__name__") not in ("warnings", "linecache")

@@ -508,7 +508,7 @@ class PlainWatch:
 
     def _values(self) -> list[Any]:
         return [
-            *_flat([get(owner()) for owner, get in self._getters]),
+            *_flat([get(one) for owner, get in self._getters if (one := owner()) is not None]),
             *_flat(self._filled),
             *_flat([one.values() for one in self._filled if isinstance(one, dict)]),
         ]
