@@ -42,7 +42,8 @@ PROBLEM = Problem(
 def find(case: Case) -> Found:
     """Yield one advice per line, with the tiers that it rules out, except for lines that break a graph."""
     # Rules `graph_break` and `frame_eager` advise on these lines.
-    broken = {(event.file, event.line) for event in (*case.of(ev.GraphBreak), *case.of(ev.FrameEager))}
+    broken = {(event.file, event.line) for event in case.of(ev.GraphBreak)}
+    broken |= {(event.file, event.line) for event in case.of(ev.FrameEager)}
     events = [event for event in case.of(ev.HostSync) if not event.file or (event.file, event.line) not in broken]
     waits = "on a GPU the step would wait for the device" if case.on_cpu else "the step waits for the device"
     declined = [event for event in case.of(ev.TierDeclined) if event.file]

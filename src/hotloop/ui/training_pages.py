@@ -107,7 +107,9 @@ class TrainingPages:
     def _submitted(self, request: Request, draft: Draft) -> Response:
         """Hand the run to a cluster; the command line follows and fetches it."""
         code, out, err = processes.ask(draft.command())
-        words = {"title": "Submitted", "tone": "good"} if code == 0 else {"title": "Not submitted", "tone": "bad"}
+        words: dict[str, Any] = (
+            {"title": "Submitted", "tone": "good"} if code == 0 else {"title": "Not submitted", "tone": "bad"}
+        )
         said = f"On {draft.where}"
         return self.site.said(request, said, 200 if code == 0 else 422, log=text((out + err).strip()), **words)
 

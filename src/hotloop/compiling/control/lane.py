@@ -166,8 +166,9 @@ class Lane:
         self.eager = self.rungs[index].backend == "eager"
         self._marks = any(rung.cudagraphs for rung in self.rungs[index:])
         if lacking:
-            names = {"component": self.tally.component, "preset": self.preset.name}
-            collector.emit(ev.Unavailable(**names, missing=lacking, running=self.rungs[index].name), self.tally)
+            running = self.rungs[index].name
+            event = ev.Unavailable(self.tally.component, preset=self.preset.name, missing=lacking, running=running)
+            collector.emit(event, self.tally)
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the target as compiled code where it is compiled, and else eagerly."""

@@ -122,7 +122,8 @@ def _parts(value: Any) -> Iterable[Any] | None:
 def _is_process_wide(value: Any) -> bool:
     """Return whether a value is Python's or numpy's own generator: their streams are watched and put back apart."""
     numpys = sys.modules.get("numpy.random")
-    return value is random.random.__self__ or (numpys is not None and value is numpys.random.__self__)
+    pythons: Any = random.random
+    return value is pythons.__self__ or (numpys is not None and value is numpys.random.__self__)
 
 
 def _is_hotloops(value: Any) -> bool:

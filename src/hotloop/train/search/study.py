@@ -299,14 +299,15 @@ class Study:
         hpo, quiet = self.settings.hpo, {"warn_independent_sampling": False}
         seed = zlib.crc32(f"{self.settings.run.seed}/{self.begun()}/{worker.get('number', 1)}".encode())
         startup = {"n_startup_trials": hpo.startup_trials}
-        name, more = {
+        makers: dict[str, tuple[str, dict[str, Any]]] = {
             "tpe": ("TPESampler", {**startup, "constant_liar": hpo.at_once > 1}),
             "gp": ("GPSampler", startup),
             "cmaes": ("CmaEsSampler", quiet),
             "qmc": ("QMCSampler", {"scramble": True, **quiet}),
             "random": ("RandomSampler", {}),
             "grid": ("BruteForceSampler", {}),
-        }[hpo.sampler]
+        }
+        name, more = makers[hpo.sampler]
         # One sequence for all trials is evenly spread.
         return getattr(self._optuna.samplers, name)(
             seed=self.settings.run.seed if hpo.sampler == "qmc" else seed, **more
