@@ -19,7 +19,7 @@ def a_run(folder, steps=LOSSES, accuracy=0.9, weight=1.0, best=True):
         run.append("metrics", {"step": 3, "accuracy": accuracy})
     model = {"model": {"weight": torch.tensor([weight])}}
     for name in (checkpoint.LAST, checkpoint.BEST)[: 1 + best]:
-        settings = {"recipe": {"name": "digits"}, "folder": str(folder)}
+        settings = {"recipe": {"name": "focus"}, "folder": str(folder)}
         document = {"model": model, "others": {"seed": 1}, "settings": settings, "position": {}}
         checkpoint.save(folder / "checkpoints" / name, document)
     return folder

@@ -5,9 +5,11 @@ import torch
 
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
+from small_diffusion import model, pictures, small
+
 import hotloop
 from hotloop import recipes, record
-from hotloop.recipes.diffusion import loading, tokens
+from hotloop.recipes.diffusion import loading
 from hotloop.recipes.diffusion.denoiser import Denoiser, mean_square
 from hotloop.recipes.diffusion.noise import Noise
 from hotloop.train import batches, checkpoint, start
@@ -18,8 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 SMALL = [
-    "recipe=diffusion", "run.device=cuda", "data.sample_size=400", "training.batch_size=32", "training.num_epochs=4",
-    "diffusion.autoencoder_steps=50", "diffusion.sample_steps=4", "diffusion.output=false",
+    *small(run__device="cuda", pictures__path=pictures(400)), "training.batch_size=32", "training.num_epochs=4",
+    "training.ema_decay=0.995", "training.learning_rate=0.002",
 ]  # fmt: skip
 
 
@@ -106,7 +108,7 @@ class Sizes(batches.Table):
 
 def test_each_aspect_ratio_has_one_recording():
     torch.manual_seed(0)
-    found = loading.load("small", lambda: tokens.learn(["a digit"]), (1, 16), 64, print)
+    found = loading.load(str(model()), print)
     for one in found.modules().values():
         one.cuda().requires_grad_(requires_grad=False)
     found.unet.requires_grad_(requires_grad=True)

@@ -7,15 +7,14 @@ import re
 import pytest
 import torch
 from guide_programs import MODE, ON, command, compile_lines, the_page
+from small_diffusion import small
 
 import hotloop
 from hotloop.testing import planted_failure
 
 SMALL = [
-    "recipe=diffusion", "run.device=cpu", "diffusion.width=8", "diffusion.autoencoder_steps=10", "pictures.size=8",
-    "data.sample_size=40", "training.batch_size=8", "training.max_steps=2", "training.ema_decay=null",
-    "diffusion.sample_steps=2", "diffusion.samples=1", "diffusion.output=false", ON, f"{MODE}=aot_eager",
-    "compile.measure_eager_steps=0",
+    *small(training__ema_decay="null"), "data.sample_size=40", "training.batch_size=8", "training.max_steps=2", ON,
+    f"{MODE}=aot_eager", "compile.measure_eager_steps=0",
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ def a_run(folder, *, status="finished", goal="max:accuracy", accuracies=(0.5, 0.
     """Make a run; ``submitted`` is its name on the cluster that it ran on."""
     with mock.patch.dict(os.environ, {record.SUBMITTED: submitted} if submitted else {}):
         written = RunRecord(folder)
-    written.update("settings", recipe={"name": "digits", "goal": goal}, training={"learning_rate": 1e-3})
+    written.update("settings", recipe={"name": "focus", "goal": goal}, training={"learning_rate": 1e-3})
     for step, accuracy in enumerate(accuracies, 1):
         written.append("steps", {"step": step, "seconds": 0.1, "loss": 1.0, "running": "none"})
         written.append("metrics", {"step": step, "split": "validation", "accuracy": accuracy, "loss": 2 - accuracy})
@@ -42,7 +42,7 @@ def a_process(root, monkeypatch, *, total=10, done=4):
 def a_study(folder, state="complete"):
     folder.mkdir(parents=True)
     trial = {"number": 0, "state": state, "value": 0.9, "values": {"program.lr": 0.1}, "began": 5.0}
-    found = {"schema": 1, "kind": "study", "name": "digits/search", "metric": "accuracy", "left": 0, "best": 0}
+    found = {"schema": 1, "kind": "study", "name": "focus/search", "metric": "accuracy", "left": 0, "best": 0}
     (folder / "study.json").write_text(json.dumps({**found, "trials": [trial]}))
     return folder
 
@@ -51,7 +51,7 @@ def a_cross_validation(folder, status="finished"):
     for number in (0, 1):
         a_run(folder / f"fold-{number}")
     each = [{"fold": number, "status": "finished", "step": 3, "compiled": {"running": "eager"}} for number in (0, 1)]
-    found = {"schema": 1, "recipe": "digits", "created": 7.0, "status": status, "settings": {}, "contents": []}
+    found = {"schema": 1, "recipe": "focus", "created": 7.0, "status": status, "settings": {}, "contents": []}
     metrics = {"best": {"accuracy": {"mean": 0.8, "std": 0.1}}}
     (folder / "kfold.json").write_text(json.dumps({**found, "folds": each, "metrics": metrics}))
     return folder

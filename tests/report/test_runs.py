@@ -14,7 +14,7 @@ THERE = "20260101-120000-abcd"
 
 def test_a_run_tells_how_it_ended_what_ran_and_its_best(tmp_path):
     row = runs.read(a_run(tmp_path / "run"))
-    assert (row.kind, row.status, row.recipe, row.steps, row.tier) == ("run", "finished", "digits", 3, "eager")
+    assert (row.kind, row.status, row.recipe, row.steps, row.tier) == ("run", "finished", "focus", 3, "eager")
     assert (row.metric, row.best) == ("accuracy", 0.9)
     assert (row.figures["accuracy"], row.figures["loss"]) == (0.9, pytest.approx(1.1)), "those of the best validation"
     assert row.settings["training.learning_rate"] == 1e-3

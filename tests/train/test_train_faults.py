@@ -148,7 +148,7 @@ def test_settings_are_read_through_a_link_for_config_alone(tmp_path):
     (tmp_path / "run").mkdir()
     link = tmp_path / "run" / "settings.yaml"
     link.symlink_to(tmp_path / "mine.yaml")
-    assert configure.load(["recipe=digits"], link).training.batch_size == 3
+    assert configure.load(["recipe=focus"], link).training.batch_size == 3
     link.with_name(document.SETTINGS).symlink_to(tmp_path / "mine.yaml")
     for read in (lambda: conf_files.read(link), lambda: document.refresh(link.parent)):
         with pytest.raises(ConfigError, match="cannot be read: it is no regular file, but a link") as refused:

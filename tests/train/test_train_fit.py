@@ -174,12 +174,12 @@ def test_a_checkpoint_that_cannot_be_read_is_refused(tmp_path, content):
         checkpoint.load(tmp_path / "other.pt")
 
 
-OF_DIGITS = {"recipe": {"name": "digits"}}
+OF_FOCUS = {"recipe": {"name": "focus"}}
 
 
 def test_no_changed_byte_of_a_checkpoint_is_trained_on(tmp_path):
     path = tmp_path / "last.pt"
-    kept = {"model": {"model": {"w": torch.arange(9.0)}}, "others": {}, "settings": OF_DIGITS, "position": {"step": 3}}
+    kept = {"model": {"model": {"w": torch.arange(9.0)}}, "others": {}, "settings": OF_FOCUS, "position": {"step": 3}}
     torch.serialization.set_crc32_options(compute_crc32=False)  # a program's own affair
     try:
         checkpoint.save(path, kept)
@@ -222,7 +222,7 @@ def test_a_checkpoint_executes_nothing(tmp_path):
 
 
 def test_a_checkpoint_that_fails_to_write_leaves_the_former(tmp_path):
-    whole = {"model": {}, "others": {}, "settings": OF_DIGITS, "position": {"step": 3}}
+    whole = {"model": {}, "others": {}, "settings": OF_FOCUS, "position": {"step": 3}}
     path = tmp_path / "last.pt"
     checkpoint.save(path, whole)
     with pytest.raises(TrainingFailedError, match=r"last\.pt cannot be written .*<lambda>.* tensors and plain values"):

@@ -14,7 +14,6 @@ ON = "training.optimization.use_torch_compile=true"
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["pictures.min_size=9", "pictures.skip_bad=true"], r"pictures\.min_size=9, pictures\.skip_bad=True have no"),
         ([ON, "compile.layout=channels_last"], r"compile\.layout='channels_last' has no effect while .*=true: "),
         ([ON, "compile.sentinel=0.1"], r"compile\.sentinel=0\.1 has no effect while .*_compile=true: "),
     ],
@@ -34,7 +33,6 @@ def test_a_setting_that_does_nothing_beside_others_is_refused_before_anything_be
     ("settings", "said"),
     [
         ([], ""),
-        (["pictures=folder", "pictures.path=somewhere", "pictures.buckets=4"], ""),
         ([AUTO, "compile.layout=channels_last", "compile.sentinel=0.1"], ""),
         ([ON, "compile.preset=inductor"], ""),
         (
@@ -52,5 +50,5 @@ def test_what_is_read_or_only_switched_off_may_stay_and_the_latter_is_said(setti
 
 def test_a_report_leaves_out_what_does_nothing_beside_others():
     found = idle.only_read(configure.load(DIFFUSION))
-    assert not {"compile", "hpo", "engine", "digits", "model"} & set(found)
-    assert not {"buckets", "path"} & set(found["pictures"])
+    assert not {"compile", "hpo", "engine", "focus", "model"} & set(found)
+    assert "diffusion" in found

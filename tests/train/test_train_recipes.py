@@ -1,23 +1,15 @@
-"""The recipe `digits`: what it learns from, that it learns, and that it is resumed and compiled."""
+"""A recipe with an average of its weights: judged and resumed as it ran; and what a goal says."""
 
-import json
 import signal
 
 import pytest
 import torch
-from training_fixtures import load
+from training_fixtures import load, overrides
 
-from hotloop import record
 from hotloop.errors import ConfigError
-from hotloop.recipes import digits
+from hotloop.recipes import criteria
 from hotloop.train import checkpoint, configure, fit, start
 from hotloop.train.goal import Goal
-from hotloop.train.search import preparing
-
-SMALL = {
-    "digits": ["digits.hidden_size=16", "digits.layers=1", "digits.heads=2", "digits.patch_size=4", "training.num_epochs=2",
-               "training.learning_rate=0.01", "data.sample_size=400"],
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -25,31 +17,21 @@ def train(tmp_path):
     """Train a small one into ``folder``."""
 
     def run(*settings, folder="run"):
-        begun = start.prepare(["recipe=digits", *SMALL["digits"], f"run.folder={tmp_path / folder}", *settings])
-        return digits.train(begun)
+        return criteria.train(start.prepare([*overrides(tmp_path), f"run.folder={tmp_path / folder}", *settings]))
 
     return run
 
 
 @pytest.mark.parametrize("decay", ["null", "0.5"])
-def test_a_recipe_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_path, train, decay):
+def test_a_checkpoint_is_judged_as_the_run_judged_it(tmp_path, train, decay):
     outcome = train(f"training.ema_decay={decay}")
-    document = record.load(tmp_path / "run")
-    assert document["steps"][-1]["loss"] < document["steps"][0]["loss"]
-    goal = digits.GOAL
-    of = (max if goal.maximize else min)(one[goal.metric] for one in document["metrics"])
-    assert outcome.best[goal.metric] == of
-    assert set(outcome.best) == set(preparing.METRICS["digits"])
     kept = load(tmp_path / "run", "best.pt")
     assert ("model.average" in kept["others"]) == (decay != "null")
-    judged = digits.evaluate(configure.from_dict(kept["settings"]), checkpoint.weights(kept))
+    judged = criteria.evaluate(configure.from_dict(kept["settings"]), checkpoint.weights(kept))
     assert judged == pytest.approx(outcome.best, rel=1e-5)
-    assert any(word in line for line in outcome.remarks for word in ("nearest neighbour",))
-    assert json.dumps(document["measurements"]).count("baseline_") >= 1
 
 
-@pytest.mark.campaign
-def test_a_recipe_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, train, monkeypatch):
+def test_an_average_that_was_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, train, monkeypatch):
     train("training.ema_decay=0.5", folder="whole")
     whole = fit._Fitting.step
 
@@ -61,37 +43,13 @@ def test_a_recipe_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, trai
     with monkeypatch.context() as patch:
         patch.setattr(fit._Fitting, "step", acting)
         assert train("training.ema_decay=0.5").status == "interrupted"
-    digits.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
+    criteria.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
     ours, theirs = load(tmp_path / "run"), load(tmp_path / "whole")
     assert ours["position"] == theirs["position"]
-    for first, second in zip(*(checkpoint.weights(one)["model"].items() for one in (ours, theirs)), strict=True):
-        assert first[0] == second[0]
-        assert torch.equal(first[1], second[1])
-    assert all(torch.equal(tensor, theirs["model"]["model"][key]) for key, tensor in ours["model"]["model"].items())
-
-
-@pytest.mark.campaign
-def test_a_recipe_runs_compiled_without_a_graph_break_or_a_recompile(tmp_path, train):
-    on = ["training.optimization.use_torch_compile=true", "compile.preset=aot_eager", "compile.fullgraph=true"]
-    outcome = train(*on, "training.max_steps=6", "compile.measure_eager_steps=0")
-    assert outcome.components["model"]["state"] == "compiled"
-    assert outcome.components["model"]["modes"]["training"]["compiles"] == 1
-    assert (outcome.components["model"]["recompiles"], outcome.components["model"]["graph_breaks"]) == (0, 0)
-
-
-def test_digits_are_as_frequent_on_both_sides_and_no_image_is_on_both():
-    images = digits.load_images(configure.load(["recipe=digits"]))
-    assert not set(images.train.tolist()) & set(images.validation.tolist())
-    assert (len(images.digits), float(images.pixels.min()), float(images.pixels.max())) == (1797, -1.0, 1.0)
-    shares = [torch.bincount(images.digits[side]).float() / len(side) for side in (images.train, images.validation)]
-    assert float((shares[0] - shares[1]).abs().max()) < 0.01
-
-
-def test_a_recipe_brings_its_defaults_and_the_user_has_the_last_word():
-    chosen = configure.load(["recipe=digits"])
-    assert (chosen.training.num_epochs, chosen.data.sample_size, chosen.model.dropout) == (30, None, 0.1)
-    assert configure.load(["recipe=digits", "training.num_epochs=2"]).training.num_epochs == 2
-    assert configure.load(["training=default", "recipe=digits"]).training.num_epochs == 1
+    for read in (checkpoint.weights, lambda kept: kept["model"]):
+        first, second = (read(one)["model"] for one in (ours, theirs))
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 @pytest.mark.parametrize(("goal", "cure"), [("acc", "accuracy"), ("wer", "<metric>")])

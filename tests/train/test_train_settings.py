@@ -47,26 +47,26 @@ def test_values_are_read_as_yaml_has_them(text, value):
 def test_later_lines_win_and_choices_lie_below_values():
     lines = [
         "training.num_epochs=7",
-        "recipe=digits",
+        "recipe=focus",
         "+training.max_steps=4",
         "training.num_epochs=${training.max_steps}",
     ]
     found = configure.load([*lines, "run.folder=${recipe.name}/here"])
-    assert (found.training.num_epochs, found.training.max_steps, found.run.folder) == (4, 4, "digits/here")
-    assert found.training.eval_batch_size == 128, "the recipe chooses training=digits"
-    assert configure.load(["hpo=fast", "recipe=digits"]).hpo.trial["training"]["num_epochs"] == 10
-    assert configure.load(["recipe=digits", "training=diffusion"]).training.num_epochs == 40
+    assert (found.training.num_epochs, found.training.max_steps, found.run.folder) == (4, 4, "focus/here")
+    assert found.training.eval_batch_size == 32, "the recipe chooses training=focus"
+    assert configure.load(["hpo=fast", "recipe=focus"]).hpo.trial["training"]["num_epochs"] == 3
+    assert configure.load(["recipe=focus", "training=diffusion"]).training.num_epochs == 10
     assert configure.load().training.num_epochs == 1, "nothing may stay behind"
 
 
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["recipe=digits", "data.path=x"], "recipe=digits has no data.path: "),
-        (["recipe=digits", "data=csv"], "recipe=digits has not all settings of data=csv"),
-        (["recipe=digits", "pictures=folder"], "recipe=digits has no pictures: "),
-        (["digits.layers=2"], "recipe=criteria has no digits.layers: "),
-        (["recipe=digits", "recipe.goal=max:f1"], "recipe=digits has no recipe.goal: "),
+        (["recipe=focus", "data.path=x"], "recipe=focus has no data.path: "),
+        (["recipe=focus", "data=csv"], "recipe=focus has not all settings of data=csv"),
+        (["recipe=focus", "pictures.path=x"], "recipe=focus has no pictures.path: "),
+        (["focus.layers=2"], "recipe=criteria has no focus.layers: "),
+        (["recipe=focus", "recipe.goal=max:f1"], "recipe=focus has no recipe.goal: "),
         (["recipe=focus", "training.optimization.use_fp16=true"], "recipe=focus has no training.optimization.use_fp16: "),
         (["recipe=a.py:make", "training.batch_size=3"], "a program of your own has no training.batch_size: "),
         (["recipe=a.py:make", "run.device=cpu"], "a program of your own has no run.device: "),
@@ -88,7 +88,7 @@ def test_a_recipe_has_no_settings_but_those_that_it_reads(lines, said, tmp_path,
 def test_what_a_recipe_does_not_read_is_neither_written_nor_missed():
     settings = configure.load(["recipe=focus"])
     plain = configure.to_dict(settings)
-    assert not {"digits", "pictures", "model", "program"} & set(plain)
+    assert not {"pictures", "model", "program"} & set(plain)
     assert set(plain["data"]) == {"validation_fraction"}
     assert settings.training.gradient_accumulation == 1, "code that all recipes share finds the default"
 
@@ -113,8 +113,8 @@ def test_written_settings_are_read_back_as_they_were(tmp_path):
         ("use_torch_compile=true", "did you mean training.optimization.use_torch_compile"),
         ("compile.components.model.trainin=none", "unknown setting compile.components.model.trainin: did you mean "),
         ("data=cvs", "data=cvs: no such choice; did you mean csv"),
-        ("recipe=digit", "recipe=digit: no such choice; did you mean digits? (a program of your own: recipe=FILE.py:f"),
-        ("recipe=x", "expected one of criteria, diffusion, digits, focus (a program of your own"),
+        ("recipe=focu", "recipe=focu: no such choice; did you mean focus? (a program of your own: recipe=FILE.py:f"),
+        ("recipe=x", "expected one of criteria, diffusion, focus (a program of your own"),
         ("run=x", "run=x: no such choice; expected one of default"),
         ("training.num_epochs=abc", "training.num_epochs='abc': Input should be a valid integer"),
         ("training.num_epochs=1.5", "training.num_epochs=1.5: Input should be a valid integer"),
@@ -167,4 +167,4 @@ def test_the_page_of_the_settings_has_each_with_what_it_is_for():
     for name in schema.names(Settings):
         if name != "program" and not schema.at(Settings, name).is_group:
             assert len(rows[name][-1]) > 15, f"{name} has no comment in its YAML file"
-    assert rows["digits.layers"][3] == "digits"
+    assert rows["focus.layers"][3] == "focus"

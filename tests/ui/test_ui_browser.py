@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from browser import CHROMIUM, SECONDS, a_person, server
+from small_diffusion import model, pictures
 
 from hotloop import record
 
@@ -15,10 +16,17 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium: `make setup-b
 from playwright.sync_api import expect  # noqa: E402
 
 expect.set_options(timeout=SECONDS)
-TINY = {
-    "diffusion.width": "16", "diffusion.autoencoder_steps": "10", "diffusion.sample_every": "10", "diffusion.sample_steps": "2",
-    "diffusion.samples": "1", "training.max_steps": "300", "training.batch_size": "8", "data.sample_size": "64",
-}  # fmt: skip
+
+
+def tiny():
+    """What a person fills in for a run of some seconds."""
+    pytest.importorskip("diffusers")
+    return {
+        "diffusion.model": str(model()), "pictures.path": str(pictures()), "pictures.size": "8", "pictures.step": "8",
+        "pictures.min_size": "8", "diffusion.sample_every": "10", "diffusion.sample_steps": "2",
+        "diffusion.samples": "1", "training.max_steps": "300", "training.batch_size": "8",
+        "training.num_epochs": "50", "data.sample_size": "64",
+    }  # fmt: skip
 
 
 @pytest.mark.campaign
@@ -47,7 +55,7 @@ def test_the_whole_story(chromium, tmp_path):  # noqa: PLR0915 - one story
         expect(page.locator("#part-text_encoder")).not_to_be_checked()
         expect(page.locator("#part-vae")).not_to_be_checked()
         page.click("#group-data > summary")
-        for name, value in TINY.items():
+        for name, value in tiny().items():
             page.fill(f"[name='{name}']", value)
         expect(page.locator("#command")).to_contain_text("use_torch_compile=auto")
         page.click("#check")

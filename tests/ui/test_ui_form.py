@@ -165,7 +165,7 @@ def test_a_value_is_written_so_that_it_is_read_back(value):
 def test_a_form_that_is_wrong_comes_back_with_all_that_was_typed(client, monkeypatch):
     monkeypatch.setattr(processes, "start", lambda *_: pytest.fail("it was started"))
     typed = {
-        "recipe": "diffusion", "training.batch_size": "<b>", "diffusion.width": "24", "mode": "auto", "name": "mine",
+        "recipe": "diffusion", "training.batch_size": "<b>", "diffusion.samples": "24", "mode": "auto", "name": "mine",
     }  # fmt: skip
     answer = client.post("/training/start", data=typed | component("unet", on=False))
     assert answer.status_code == 422

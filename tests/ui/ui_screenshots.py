@@ -10,11 +10,12 @@ from pathlib import Path
 from browser import STATES, browser, server
 from PIL import Image
 from playwright.sync_api import expect
+from small_diffusion import model, pictures
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SETTINGS = {
-    "diffusion.width": "16", "diffusion.autoencoder_steps": "20", "diffusion.sample_every": "100", "diffusion.sample_steps": "4",
-    "diffusion.samples": "2", "training.max_steps": "300", "training.batch_size": "16", "data.sample_size": "512", "name": "tiny",
+    "diffusion.model": str(model()), "pictures.path": str(pictures(512)), "pictures.size": "8", "pictures.step": "8", "pictures.min_size": "8", "diffusion.sample_every": "100", "diffusion.sample_steps": "4",
+    "diffusion.samples": "2", "training.max_steps": "300", "training.batch_size": "16", "name": "tiny",
 }  # fmt: skip
 WIDE, NARROW = {"width": 1360, "height": 940}, {"width": 390, "height": 844}
 

@@ -11,7 +11,7 @@ from hotloop.train.schema import nearest
 
 __all__ = ["NAMES", "Recipe", "load"]
 
-NAMES = ("criteria", "diffusion", "digits", "focus")
+NAMES = ("criteria", "diffusion", "focus")
 
 
 def load(name: str) -> Recipe:

@@ -47,11 +47,6 @@ class Rule:
 
 _COMPILE = "training.optimization.use_torch_compile"
 RULES = (
-    Rule(
-        ("pictures.path", "pictures.buckets", "pictures.min_size", "pictures.skip_bad"),
-        {"pictures.source": "digits"},
-        "the digits come with scikit-learn; pictures=folder trains on pictures of your own",
-    ),
     Rule(("kfold.workers", "kfold.engine"), {"kfold.n_splits": None}, "one run has no folds to share out"),
     Rule(
         ("engine",),

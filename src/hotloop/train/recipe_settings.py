@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,41 +10,9 @@ from hotloop.errors import ConfigError
 from hotloop.train.schema import Group
 
 
-def _shared(group: str, size: str, net: Any) -> None:
-    """Refuse a width that attention heads cannot share."""
-    if getattr(net, size) % net.heads:
-        raise ConfigError(
-            f"{group}.{size}={getattr(net, size)} cannot be shared by {group}.heads={net.heads}: "
-            "expected a multiple of it"
-        )
-
-
-class _Transformer(Group):
-    """A transformer, whose attention heads share its width."""
-
-    group: ClassVar[str]
-    hidden_size: int = Field(ge=8)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def check_heads(self) -> Self:
-        """Refuse a width that the heads cannot share."""
-        _shared(self.group, "hidden_size", self)
-        return self
-
-
-class DigitsSettings(_Transformer):
-    """The vision transformer of the recipe `digits`."""
-
-    group = "digits"
-    patch_size: Literal[1, 2, 4]
-
-
 class PicturesSettings(Group):
     """Which captioned pictures, and the sizes that they are brought to."""
 
-    source: Literal["digits", "folder"]
     path: str | None
     size: int = Field(ge=8, le=4096)
     step: int = Field(ge=1, le=512)
@@ -54,11 +22,9 @@ class PicturesSettings(Group):
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        """Refuse values that fit alone and not together."""
-        if self.source == "folder" and not self.path:
-            raise ConfigError("pictures.path is not set: pictures.source=folder needs it, pictures.path=FOLDER")
+        """Refuse a size that is no multiple of its step."""
         if self.size % self.step:
-            raise ConfigError(f"pictures.size={self.size}: expected a multiple of pictures.step={self.step}")
+            raise ConfigError(f"pictures.size={self.size} is no multiple of pictures.step={self.step}")
         return self
 
 
@@ -66,8 +32,6 @@ class DiffusionSettings(Group):
     """The networks of the recipe `diffusion`, how they are trained, and what is sampled of them."""
 
     model: str = Field(pattern=r"\S")
-    width: int = Field(ge=8, multiple_of=8)
-    autoencoder_steps: int = Field(ge=10)
     train_text_encoder: bool
     train_text_encoder_2: bool
     lora_rank: int | None = Field(ge=1)
@@ -85,21 +49,13 @@ class DiffusionSettings(Group):
     prompts: tuple[str, ...]
     samples: int = Field(ge=1, le=64)
 
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        """Refuse values that fit alone and not together."""
-        if self.lora_rank is not None and self.model == "small":
-            raise ConfigError(
-                f"diffusion.lora_rank={self.lora_rank} with diffusion.model=small: its weights are random, so there is "
-                "nothing to adapt; name the folder of a trained model, or leave diffusion.lora_rank out"
-            )
-        return self
 
-
-class FocusSettings(_Transformer):
+class FocusSettings(Group):
     """The texts, the working context and the networks of the recipe `focus`."""
 
-    group = "focus"
+    hidden_size: int = Field(ge=8)
+    layers: int = Field(ge=1)
+    heads: int = Field(ge=1)
     files: int = Field(ge=1)
     vocabulary: int = Field(ge=257, le=65536)
     documents: int = Field(ge=1)
@@ -116,7 +72,12 @@ class FocusSettings(_Transformer):
     @model_validator(mode="after")
     def check(self) -> Self:
         """Refuse a text that cannot be taken from so many documents, and widths that the heads cannot share."""
-        _shared("focus", "lens_size", self)
+        for size in ("hidden_size", "lens_size"):
+            if getattr(self, size) % self.heads:
+                raise ConfigError(
+                    f"focus.{size}={getattr(self, size)} cannot be shared by focus.heads={self.heads}: "
+                    "expected a multiple of it"
+                )
         shared = self.blocks - self.protected
         if shared < 1:
             raise ConfigError(f"focus.protected={self.protected}: expected fewer than focus.blocks={self.blocks}")

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 RECIPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "criteria": (("data", "model", "training.freeze_embeddings"), ()),
-    "digits": (("data.sample_size", "data.validation_fraction", "model.dropout", "digits"), ()),
     "diffusion": (("data.sample_size", "data.validation_fraction", "pictures", "diffusion"), ("run.strategy",)),
     "focus": (
         ("data.validation_fraction", "focus"),

@@ -11,7 +11,6 @@ from hotloop.errors import ConfigError
 from hotloop.train.parameters import Optimizer, ScheduleName  # noqa: TC001 - as above
 from hotloop.train.recipe_settings import (  # noqa: TC001 - pydantic reads the types of the fields
     DiffusionSettings,
-    DigitsSettings,
     FocusSettings,
     PicturesSettings,
 )
@@ -275,7 +274,6 @@ class Settings(Group):
     recipe: RecipeSettings
     data: DataSettings
     model: ModelSettings
-    digits: DigitsSettings
     pictures: PicturesSettings
     diffusion: DiffusionSettings
     focus: FocusSettings

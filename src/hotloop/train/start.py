@@ -29,7 +29,7 @@ _log = logging.getLogger("hotloop")
 SETTINGS = "settings.yaml"
 GOAL = "recipe.goal"
 FIXED = (
-    "recipe.name", GOAL, "data", "pictures", "kfold", "run.seed", "model", "digits", "diffusion", "focus", "program",
+    "recipe.name", GOAL, "data", "pictures", "kfold", "run.seed", "model", "diffusion", "focus", "program",
     "run.devices", "training.freeze_embeddings", "training.optimizer", "training.optimizer_options",
     "training.ema_decay",
 )  # fmt: skip

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import torch
 from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionXLPipeline, UNet2DConditionModel
+from small_diffusion import SCHEDULE, WORDS, tokenizer
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
-
-from hotloop.recipes.diffusion import tokens
-
-WORDS = ["a handwritten digit zero one two three four five six seven eight nine"]
-SCHEDULE = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "timestep_spacing": "leading"}
 
 
 def _text(kind, tokenizer, width, **more):
@@ -24,8 +20,7 @@ def _text(kind, tokenizer, width, **more):
 def parts(prediction="epsilon"):
     """A pipeline's parts, with random weights. The words of both tokenizers have different numbers."""
     torch.manual_seed(0)
-    first, second = tokens.learn(WORDS), tokens.learn([" ".join(reversed(WORDS[0].split())), "digit digit"])
-    first.model_max_length = second.model_max_length = 16
+    first, second = tokenizer(WORDS, 16), tokenizer(WORDS[::-1], 16)
     unet = UNet2DConditionModel(
         sample_size=8, in_channels=4, out_channels=4, block_out_channels=(8, 16), norm_num_groups=4,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
@@ -42,7 +37,7 @@ def parts(prediction="epsilon"):
         "unet": unet, "vae": vae, "tokenizer": first, "tokenizer_2": second,
         "text_encoder": _text(CLIPTextModel, first, 8),
         "text_encoder_2": _text(CLIPTextModelWithProjection, second, 16, hidden_act="gelu"),
-        "scheduler": EulerDiscreteScheduler(**SCHEDULE, prediction_type=prediction),
+        "scheduler": EulerDiscreteScheduler(**SCHEDULE, timestep_spacing="leading", prediction_type=prediction),
     }  # fmt: skip
 
 

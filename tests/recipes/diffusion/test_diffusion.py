@@ -1,4 +1,4 @@
-"""The recipe `diffusion`: it learns, is judged, resumed, killed, compiled by component, and leaves what diffusers loads."""
+"""The recipe `diffusion`: it learns, is judged, resumed, compiled by component, and leaves what diffusers loads."""
 
 import contextlib
 import functools
@@ -14,25 +14,16 @@ import torch
 from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from PIL import Image
 from safetensors.torch import load_file
+from small_diffusion import model, small, write_pictures
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError
-from hotloop.recipes.diffusion import loading
-from hotloop.recipes.diffusion.pictures import load as load_pictures
+from hotloop.recipes.diffusion import Cache, loading, pictures
 from hotloop.recipes.diffusion.sampling import Sampler
 from hotloop.train import checkpoint, compiling, configure, fit, start
 from hotloop.train.search import preparing
 
 RECIPE = recipes.load("diffusion")
-SMALL = [
-    "recipe=diffusion", "run.device=cpu", "diffusion.width=8", "diffusion.autoencoder_steps=10", "pictures.size=8",
-    "data.sample_size=160", "training.batch_size=16", "training.eval_batch_size=64", "training.num_epochs=1",
-    "training.learning_rate=0.005", "training.ema_decay=0.8", "diffusion.sample_steps=2", "diffusion.samples=1",
-    "diffusion.output=false",
-]  # fmt: skip
-
-OF_SMALL = ("diffusion.width=", "diffusion.autoencoder_steps=")
-"""What is refused with a model from elsewhere, which has both in itself."""
 
 
 @pytest.fixture
@@ -40,19 +31,17 @@ def train(tmp_path):
     """Train a small one into ``folder``; gives its outcome."""
 
     def run(*settings, folder="run"):
-        own = any(one.startswith("diffusion.model=") for one in settings)
-        usual = [one for one in SMALL if not (own and one.startswith(OF_SMALL))]
-        return RECIPE.train(start.prepare([*usual, f"run.folder={tmp_path / folder}", *settings]))
+        return RECIPE.train(start.prepare([*small(), f"run.folder={tmp_path / folder}", *settings]))
 
     return run
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def trained(tmp_path_factory):
     """A run that wrote its pipeline: its folder, and its outcome."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     settings = ["diffusion.output=true", "diffusion.sample_every=4", f"run.folder={folder}"]
-    return folder, RECIPE.train(start.prepare([*SMALL, *settings]))
+    return folder, RECIPE.train(start.prepare([*small(), *settings]))
 
 
 def load(folder, name="last.pt"):
@@ -64,95 +53,58 @@ def same(ours, theirs):
     return all(torch.equal(one, theirs[name]) for name, one in ours.items())
 
 
-@pytest.mark.campaign
-def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(model):
-    folder, outcome = model
+def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(trained):
+    folder, outcome = trained
     document = record.load(folder)
     assert document["steps"][-1]["loss"] < document["steps"][0]["loss"]
     kept = load(folder, "best.pt")
     average, kept_model = kept["others"]["model.average"], kept["model"]["model"]
-    assert set(average) == {name for name in kept_model if name.startswith("unet.")}
-    assert not same(average, {name: kept_model[name] for name in average})
+    assert set(average) == set(kept_model)
+    assert {name.partition(".")[0] for name in kept_model} == {"unet"}, "the model's folder has what is frozen"
+    assert not same(average, kept_model)
     judged = RECIPE.evaluate(configure.from_dict(kept["settings"]), checkpoint.weights(kept))
     assert judged == pytest.approx(outcome.best, rel=1e-6)
     assert set(outcome.best) == set(preparing.METRICS["diffusion"])
 
 
-def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_drew(model):
-    folder, _ = model
+def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_drew(trained):
+    folder, _ = trained
     sheets = sorted(one.name for one in (folder / "samples").iterdir())
     assert sheets == ["step-000004.png", "step-000008.png", "step-000009.png"]
     pipe = DiffusionPipeline.from_pretrained(folder / "pipeline", use_safetensors=True)
     pipe.set_progress_bar_config(disable=True)
     averages = load(folder)["others"]["model.average"]
     assert same({f"unet.{name}": one for name, one in pipe.unet.state_dict().items()}, averages), "the averages"
-    asked = {"num_inference_steps": 2, "height": 8, "width": 8, "output_type": "pt", "guidance_scale": 3.0}
-    settings = configure.from_dict(load(folder)["settings"])
-    pictures = load_pictures(settings)
+    prompts = ("a handwritten two", "a handwritten three")
     sampler = Sampler(
-        networks=loading.load(str(folder / "pipeline"), None, (1, 8), 8, print), prediction="epsilon",
-        prompts=pictures.prompts, size=(8, 8), steps=2, guidance=3.0, batch=4, seed=0,
+        networks=loading.load(str(folder / "pipeline"), print), prediction="epsilon", prompts=prompts, size=(8, 8),
+        steps=2, guidance=3.0, batch=4, seed=0,
     )  # fmt: skip
-    ours = sampler.make(1)
-    theirs = pipe(pictures.prompts[3], generator=torch.Generator().manual_seed(3), **asked).images
-    torch.testing.assert_close(ours[3:4], theirs * 2 - 1, rtol=1e-4, atol=1e-4)
-    with Image.open(folder / "samples" / sheets[-1]) as sheet:
-        assert sheet.width > 10 * 90, "a column for each digit"
+    asked = {"num_inference_steps": 2, "height": 8, "width": 8, "output_type": "pt", "guidance_scale": 3.0}
+    theirs = pipe(prompts[1], generator=torch.Generator().manual_seed(1), **asked).images
+    torch.testing.assert_close(sampler.make(1)[1:], theirs * 2 - 1, rtol=1e-4, atol=1e-4)
     assert not any("_orig_mod" in one.read_text() for one in folder.glob("pipeline/*/config.json"))
 
 
-def test_other_pictures_are_read_with_the_words_that_the_run_learnt(model):
-    """Of fewer digits the same words are as many, in another order: their numbers would mean other digits."""
-    kept = load(model[0])
-    settings = configure.from_dict(kept["settings"], ["data.sample_size=90"])
-    pictures = load_pictures(settings)
-    rows = RECIPE.split(pictures, settings)[0]
-    learnt = RECIPE.load_networks(settings, pictures, rows, None, print).tokenizer.get_vocab()
-    read = RECIPE.load_networks(settings, pictures, rows, kept["model"]["model"], print).tokenizer.get_vocab()
-    theirs = json.loads((model[0] / "pipeline" / "tokenizer" / "tokenizer.json").read_text())["model"]["vocab"]
-    assert read == theirs != learnt
-    assert len(read) == len(learnt)
-
-
-def test_a_resumed_run_of_a_folders_model_finds_what_was_encoded(model, tmp_path):
-    """The VAE's scale is part of what the cache is looked up by, and 0.18215 is not a number of float32."""
-    settings = configure.load([*SMALL, f"diffusion.model={model[0] / 'pipeline'}"])
-    pictures, said = load_pictures(settings), []
-    rows, unet = RECIPE.split(pictures, settings), load(model[0])["others"]["model.average"]
-    for weights in (None, unet):
-        found = RECIPE.load_networks(settings, pictures, rows[0], weights, print)
-        found.vae.register_to_config(scaling_factor=0.18215)
-        RECIPE.make(
-            settings,
-            found,
-            pictures,
-            rows,
-            place=RECIPE.Place(torch.device("cpu"), tmp_path, said.append),
-            weights=weights,
-        )
-    assert any("latents: 160 of 160 read" in line for line in said)
-
-
-def test_settings_of_the_training_reach_what_they_are_for(model, tmp_path):
+def test_settings_of_the_training_reach_what_they_are_for(tmp_path):
     settings = configure.load([
-        *SMALL, f"diffusion.model={model[0] / 'pipeline'}", "diffusion.gradient_checkpointing=true",
-        "diffusion.min_snr_gamma=3", "diffusion.prediction=v_prediction", "diffusion.noise_offset=0.3",
-        "diffusion.caption_dropout=0.25", "diffusion.cache=false",
+        *small(), "diffusion.gradient_checkpointing=true", "diffusion.min_snr_gamma=3",
+        "diffusion.prediction=v_prediction", "diffusion.noise_offset=0.3", "diffusion.caption_dropout=0.25",
+        "diffusion.cache=false",
     ])  # fmt: skip
-    pictures = load_pictures(settings)
-    rows = RECIPE.split(pictures, settings)
-    found = RECIPE.load_networks(settings, pictures, rows[0], None, print)
-    place = RECIPE.Place(torch.device("cpu"), tmp_path, print)
-    made = RECIPE.make(settings, found, pictures, rows, place=place, weights=None)
-    assert found.unet.is_gradient_checkpointing
+    found = pictures.load(settings)
+    rows, networks = RECIPE.split(found, settings), RECIPE.load_networks(settings, found, print)
+    cache = Cache(tmp_path, torch.device("cpu"), 8, print)
+    made = RECIPE.make(settings, networks, found, rows, cache=cache, weights=None)
+    assert networks.unet.is_gradient_checkpointing
     assert (made.denoiser.noise.gamma, made.denoiser.noise.prediction) == (3.0, "v_prediction")
     assert (made.denoiser._noise_offset, made.denoiser._caption_dropout) == (0.3, 0.25)
     assert set(made.train.take(torch.arange(2)).inputs) == {"pixels", "input_ids"}
 
 
-def test_samples_on_the_way_change_nothing(train, tmp_path, model):
+def test_samples_on_the_way_change_nothing(train, tmp_path, trained):
     train()
-    assert same(load(tmp_path / "run")["model"]["model"], load(model[0])["model"]["model"])
+    assert same(load(tmp_path / "run")["model"]["model"], load(trained[0])["model"]["model"])
 
 
 def interrupted(train, monkeypatch, at, *settings):
@@ -171,16 +123,17 @@ def interrupted(train, monkeypatch, at, *settings):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    "how", ["full", *(pytest.param(one, marks=pytest.mark.long) for one in ("text", "uncached")), "lora"]
+    "settings",
+    [
+        ("diffusion.noise_offset=0.1", "training.optimization.use_bf16=true"),
+        ("diffusion.train_text_encoder=true", "diffusion.prediction=v_prediction"),
+        ("diffusion.lora_rank=2",),
+        ("diffusion.cache=false", "diffusion.gradient_checkpointing=true"),
+    ],
+    ids=["full", "text", "lora", "uncached"],
 )
-def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_path, train, model, monkeypatch, how):
+def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_path, train, monkeypatch, settings):
     """Bit for bit: weights, averages, optimizer, and validation."""
-    settings = {
-        "full": ["diffusion.noise_offset=0.1", "training.optimization.use_bf16=true"],
-        "text": ["diffusion.train_text_encoder=true", "diffusion.prediction=v_prediction"],
-        "lora": [f"diffusion.model={model[0] / 'pipeline'}", "diffusion.lora_rank=2"],
-        "uncached": ["diffusion.cache=false", "diffusion.gradient_checkpointing=true"],
-    }[how]
     train(*settings, folder="whole")
     interrupted(train, monkeypatch, 3, *settings)
     RECIPE.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
@@ -193,84 +146,32 @@ def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_pa
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(("size", "step", "said"), [(64, 8, False), (80, 16, True)])
-def test_pictures_that_are_too_large_for_the_small_networks_are_said_with_what_to_set(
-    tmp_path, train, size, step, said
-):
-    settings = ["data.sample_size=10", "training.batch_size=4", "training.max_steps=1", "training.ema_decay=null"]
-    train(*settings, f"pictures.size={size}", f"pictures.step={step}")
-    told = record.load(tmp_path / "run")["told"]["model"]
-    found = [one for one in told if f"pictures.size={size}: steps are slow" in one]
-    assert bool(found) is said
-    assert all("diffusion.model=FOLDER" in one and "set pictures.size=64 pictures.step=8" in one for one in found)
-
-
-@pytest.mark.campaign
-def test_adapters_are_what_a_checkpoint_of_lora_holds_and_what_diffusers_loads(tmp_path, train, model, capsys):
-    base = model[0] / "pipeline"
-    lora = [f"diffusion.model={base}", "diffusion.lora_rank=2", "diffusion.lora_alpha=4", "diffusion.output=true"]
+def test_adapters_are_what_a_checkpoint_of_lora_holds_and_what_diffusers_loads(tmp_path, train, capsys):
+    lora = ["diffusion.lora_rank=2", "diffusion.lora_alpha=4", "diffusion.output=true"]
     outcome = train(*lora, "diffusion.train_text_encoder=true", "training.ema_decay=null")
     printed = capsys.readouterr().out.splitlines()
-    network, trained = record.load(tmp_path / "run")["told"]["model"]
-    assert {f"Model: {network}", trained} <= set(printed), "the report has the figures that were printed"
-    assert trained.startswith("Trained: adapters of rank 2 on the UNet and the text encoder, ")
+    network, told = record.load(tmp_path / "run")["told"]["model"]
+    assert {f"Model: {network}", told} <= set(printed), "the report has the figures that were printed"
+    assert told.startswith("Trained: adapters of rank 2 on the UNet and the text encoder, ")
     kept = load(tmp_path / "run")["model"]["model"]
     assert all("lora" in name for name in kept)
     assert {name.split(".")[0] for name in kept} == {"unet", "text_encoder"}
     assert not (tmp_path / "run" / "pipeline").exists()
-    pipe = StableDiffusionPipeline.from_pretrained(base, use_safetensors=True)
+    pipe = StableDiffusionPipeline.from_pretrained(model(), use_safetensors=True)
     pipe.load_lora_weights(tmp_path / "run" / "lora")
     assert pipe.unet.peft_config["default_0"].lora_alpha == 4
     theirs = {name.replace("default_0", "default"): one for name, one in pipe.unet.state_dict().items()}
     ours = {name.removeprefix("unet."): one for name, one in kept.items() if name.startswith("unet.")}
     assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
     assert any(bool(one.any()) for name, one in ours.items() if "lora_B" in name), "they were trained"
-    file = load_file(tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors")
-    assert {name.split(".")[0] for name in file} == {"unet", "text_encoder"}
     best = load(tmp_path / "run", "best.pt")
     judged = RECIPE.evaluate(configure.from_dict(best["settings"]), checkpoint.weights(best))
     assert judged == pytest.approx(outcome.best, rel=1e-6)
-    with pytest.raises(
-        ConfigError, match=r"diffusion\.lora_rank cannot change .*lora_rank=2 to 4\): another model would be trained"
-    ):
+    with pytest.raises(ConfigError, match=r"diffusion\.lora_rank.*: cannot change while"):
         start.prepare([f"run.resume={tmp_path / 'run'}", "diffusion.lora_rank=4"])
     other = configure.from_dict(best["settings"], ["diffusion.lora_rank=4"])
     with pytest.raises(ConfigError, match=r"do not fit diffusion\.model=.* with diffusion\.lora_rank=4: "):
         RECIPE.evaluate(other, checkpoint.weights(best))
-
-
-KILLED = """
-import os, signal, sys
-import torch
-from hotloop import recipes
-from hotloop.train import fit, start
-whole, at = fit._Fitting.step, int(sys.argv[1])
-def step(self, given):
-    whole(self, given)
-    if self.position.step == at:
-        def half(document, file):
-            file.write(b"half of it")
-            file.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-        torch.save = half
-fit._Fitting.step = step
-recipes.load("diffusion").train(start.prepare(sys.argv[2:]))
-"""
-
-
-@pytest.mark.campaign
-def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(tmp_path, model):
-    settings = [*SMALL, "training.checkpoint_every_steps=2", f"run.folder={tmp_path / 'run'}"]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, "4", *settings], capture_output=True, text=True, timeout=900, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert load(tmp_path / "run")["position"]["step"] == 2
-    RECIPE.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
-    ours, theirs = load(tmp_path / "run"), load(model[0])
-    assert ours["position"] == theirs["position"]
-    assert same(ours["model"]["model"], theirs["model"]["model"])
-    assert same(ours["others"]["model.average"], theirs["others"]["model.average"])
 
 
 @pytest.mark.campaign
@@ -279,26 +180,22 @@ def test_float16_leaves_out_the_steps_that_overflow_and_keeps_its_scale(tmp_path
     assert outcome.status == "finished"
     scaler = load(tmp_path / "run")["others"]["scaler"]
     norms = [one["gradient_norm"] for one in record.load(tmp_path / "run")["steps"]]
-    left_out = sum(norm in ("inf", "nan") for norm in norms)
-    assert scaler["scale"] == 2**16 / 2**left_out
-    assert len(load(tmp_path / "run")["others"]["optimizer"]["state"]) > 0
+    assert scaler["scale"] == 2**16 / 2 ** sum(norm in ("inf", "nan") for norm in norms)
     monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**40))
     train("training.optimization.use_fp16=true", "training.max_steps=3", folder="over")
     assert all(one["gradient_norm"] in ("inf", "nan") for one in record.load(tmp_path / "over")["steps"])
     assert load(tmp_path / "over")["others"]["scaler"]["scale"] == 2**37
     assert not load(tmp_path / "over")["others"]["optimizer"]["state"], "all three were left out"
-    with pytest.raises(ConfigError, match="use_fp16=true: a run computes in one of them"):
-        train("training.optimization.use_fp16=true", "training.optimization.use_bf16=true", folder="both")
 
 
 ON = ["training.optimization.use_torch_compile=true", "compile.preset=aot_eager", "compile.measure_eager_steps=0"]
 
 
 def test_only_the_unet_is_compiled_unless_settings_say_otherwise():
-    chosen = compiling.plan(configure.load([*SMALL, *ON]), RECIPE.COMPONENTS)
+    chosen = compiling.plan(configure.load([*small(), *ON]), RECIPE.COMPONENTS)
     assert {name: [one.name for one in both] for name, both in chosen.items()} == {"unet": ["aot_eager", "none"]}
     more = [f"compile.components.{name}.inference=aot_eager" for name in ("text_encoder", "vae")]
-    chosen = compiling.plan(configure.load([*SMALL, *ON, *more]), RECIPE.COMPONENTS)
+    chosen = compiling.plan(configure.load([*small(), *ON, *more]), RECIPE.COMPONENTS)
     assert list(chosen) == ["unet", "text_encoder", "vae"]
 
 
@@ -328,21 +225,16 @@ def test_auto_owns_the_step_and_compiles_the_unet_alone(train):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["diffusion.lora_rank=4"], r"diffusion\.lora_rank=4 with diffusion\.model=small"),
-        (["diffusion.width=20"], r"diffusion\.width=20: Input should be a multiple of 8"),
         (["diffusion.prediction=sample"], r"diffusion\.prediction.*epsilon"),
         (["diffusion.min_snr_gamma=0"], r"diffusion\.min_snr_gamma"),
-        (["training.ema_decay=1.0"], r"training\.ema_decay"),
         (["diffusion.guidance=0.5"], r"diffusion\.guidance"),
-        (["diffusion.model=''"], r"diffusion\.model is empty"),
+        (["diffusion.model=''"], r"diffusion\.model=.*String should match"),
         (["diffusion.model=./nowhere"], r"diffusion\.model=\./nowhere: no such folder"),
         (["pictures.step=2", "pictures.size=10"], r"takes multiples of 8 a side: set pictures\.step=8"),
-        (
-            ["compile.components.unett.training=none"],
-            r"compile\.components\.unett: no such component; expected one of unet, text_encoder, text_encoder_2, vae, loss",
-        ),
-        (["pictures.size=20"], r"pictures\.size=20: expected a multiple of pictures\.step=8"),
-        (["model.name=x"], r"recipe=diffusion has no model\.name: "),
+        (["compile.components.unett.training=none"], r"unett: no such component; expected one of unet, text_encoder, "),
+        (["pictures.size=20"], r"pictures\.size=20 is no multiple of pictures\.step=8"),
+        (["diffusion.train_text_encoder_2=true"], r"train_text_encoder_2=true: .* has one text encoder"),
+        ([*ON, "compile.components.text_encoder_2.inference=aot_eager"], r"text_encoder_2: .* has one text encoder"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_by_name(train, settings, said):
@@ -350,14 +242,14 @@ def test_settings_that_do_not_fit_are_refused_by_name(train, settings, said):
         train(*settings)
 
 
-def test_a_model_of_another_kind_or_without_safetensors_is_refused(tmp_path, train, model):
+def test_a_model_of_another_kind_or_without_safetensors_is_refused(tmp_path, train):
     other = tmp_path / "other"
     other.mkdir()
     (other / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
     with pytest.raises(ConfigError, match="is a FluxPipeline; expected a StableDiffusionPipeline"):
         train(f"diffusion.model={other}")
     pickled = tmp_path / "pickled"
-    shutil.copytree(model[0] / "pipeline", pickled)
+    shutil.copytree(model(), pickled)
     weights = pickled / "unet" / "diffusion_pytorch_model.safetensors"
     torch.save(load_file(weights), weights.with_suffix(".bin"))
     weights.unlink()
@@ -371,91 +263,61 @@ def test_a_model_of_another_kind_or_without_safetensors_is_refused(tmp_path, tra
         ({"_attn_implementation": "someone/kernel", "attn_implementation": "someone/kernel"}, "text_encoder/config.json", ""),
         ({"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}, "tokenizer/tokenizer_config.json",
          "contains custom code"),
-        ({"base_model_name_or_path": "/elsewhere"}, "text_encoder/adapter_config.json", "has adapters beside its text"),
+        ({"base_model_name_or_path": "/elsewhere"}, "text_encoder/adapter_config.json", "adapters beside its text|cannot be"),
         ({"in_channels": 9}, "unet/config.json", "cannot be loaded"),
-        ({"class_embed_type": "identity"}, "unet/config.json", "with class_embed_type besides texts"),
         ({"class_embed_type": "timestep"}, "unet/config.json", "its unet has no weights for class_embedding"),
     ],
 )  # fmt: skip
-def test_nothing_that_a_models_folder_names_is_run_or_loaded_instead(tmp_path, model, part, file, said):
+def test_nothing_that_a_models_folder_names_is_run_or_loaded_instead(tmp_path, part, file, said):
     place = tmp_path / "hostile"
-    shutil.copytree(model[0] / "pipeline", place)
+    shutil.copytree(model(), place)
     (place / "tokenizer" / "own.py").write_text("raise SystemExit('it was run')")
     before = json.loads((place / file).read_text()) if (place / file).exists() else {}
     (place / file).write_text(json.dumps({**before, **part}))
     with pytest.raises(ConfigError, match=said) if said else contextlib.nullcontext():
-        found = loading.load(str(place), None, (1, 8), 8, print)
-        found.check(1, [(8, 8)])
+        found = loading.load(str(place), print)
+        found.check([(8, 8)])
         assert found.text_encoder.config._attn_implementation == "sdpa"
 
 
 def test_a_hub_that_does_not_answer_is_said(train, monkeypatch):
     monkeypatch.setattr("hotloop.train.hub.unreachable", lambda *given: "ConnectError: no network")
-    with pytest.raises(ConfigError, match=r"diffusion\.model='someone/model' cannot be loaded: .*no network.*small"):
+    with pytest.raises(ConfigError, match=r"diffusion\.model='someone/model' cannot be loaded: .*no network"):
         train("diffusion.model=someone/model")
 
 
 @pytest.mark.campaign
 def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_path, train):
-    """A hot loop is told of the sizes; there are no classes, so captions are sampled and nothing is judged."""
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    for number in range(36):
-        size = ((32, 32), (48, 24), (24, 48))[number % 3]
-        Image.new("RGB", size, (7 * number, 100, 200)).save(folder / f"{number:02}.png")
-        (folder / f"{number:02}.txt").write_text(f"a plain {('square', 'strip', 'tower')[number % 3]}")
+    """A hot loop is told of the sizes."""
+    folder = write_pictures(tmp_path / "pictures", 36, ((32, 32), (48, 24), (24, 48)))
     Image.new("RGB", (32, 32)).save(folder / "<i>.png")
     train(
-        "pictures=folder", f"pictures.path={folder}", "pictures.size=32", "pictures.step=8", "pictures.min_size=8",
-        "pictures.skip_bad=true",
-        "data.sample_size=null", "training.batch_size=4", "training.max_steps=3", "diffusion.output=true",
-        "training.optimization.use_torch_compile=auto",
+        f"pictures.path={folder}", "pictures.size=32", "pictures.skip_bad=true", "training.batch_size=4",
+        "training.max_steps=3", "diffusion.output=true", "training.optimization.use_torch_compile=auto",
     )  # fmt: skip
     document = record.load(tmp_path / "run")
     assert any("3 declared sizes" in str(one) for one in document["decisions"])
     data, left_out, *bad = document["told"]["data"]
-    assert data.startswith("36 pictures (colour); width x height: ")
+    assert data.startswith("36 pictures; width x height: ")
     assert left_out.startswith("left out 1 pictures of ")
-    assert [one.split(":")[0].strip() for one in bad] == ["<i>.png"]
-    assert "diffusion" in document["settings"]
-    assert "model" not in document["settings"]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "36 pictures (colour)" in page
     assert "&lt;i&gt;.png: has no caption" in page
     assert "<i>.png" not in page
-    (sheet,) = (tmp_path / "run" / "samples").iterdir()
-    with Image.open(sheet) as image:
-        assert image.mode == "RGB"
+    assert len(list((tmp_path / "run" / "samples").iterdir())) == 1
     assert (tmp_path / "run" / "pipeline" / "model_index.json").is_file()
 
 
-@pytest.mark.campaign
 def test_a_resumed_run_takes_its_pictures_from_elsewhere_as_long_as_they_are_the_same(tmp_path, train):
-    folder, moved = tmp_path / "pictures", tmp_path / "moved"
-    folder.mkdir()
-    for number in range(12):
-        Image.new("RGB", (16, 16), (20 * number, 100, 200)).save(folder / f"{number:02}.png")
-        (folder / f"{number:02}.txt").write_text("a plain square")
-    Image.new("RGB", (16, 16)).save(folder / "bad.png")
-    train(
-        "pictures=folder", f"pictures.path={folder}", "pictures.size=8", "pictures.step=8", "pictures.min_size=8",
-        "pictures.skip_bad=true", "data.sample_size=null", "training.batch_size=4", "training.max_steps=1",
-    )  # fmt: skip
-    (folder / "bad.png").unlink()
+    folder, moved = write_pictures(tmp_path / "pictures", 12), tmp_path / "moved"
+    train(f"pictures.path={folder}", "training.batch_size=4", "training.max_steps=1")
     folder.rename(moved)
-    again = [f"run.resume={tmp_path / 'run'}", f"pictures.path={moved}", "pictures.skip_bad=false"]
+    again = [f"run.resume={tmp_path / 'run'}", f"pictures.path={moved}"]
     more = ["diffusion.samples=2", "diffusion.gradient_checkpointing=true", "training.max_steps=2"]
     assert RECIPE.train(start.prepare([*again, *more])).step == 2
-    with pytest.raises(
-        ConfigError, match=r"pictures\.size cannot change .*pictures\.size=8 to 16\): it would learn from other"
-    ):
-        start.prepare([*again, "pictures.size=16"])
-    with pytest.raises(
-        ConfigError,
-        match=r"diffusion\.noise_offset cannot change .*noise_offset=0\.0 to 0\.1\): another model would be trained",
-    ):
-        start.prepare([*again, "diffusion.noise_offset=0.1", "diffusion.samples=3"])
-    (moved / "00.txt").write_text("another caption")
+    for changed in ("pictures.size=16", "diffusion.noise_offset=0.1"):
+        with pytest.raises(ConfigError, match=rf"{changed.partition('=')[0]}.*: cannot change while"):
+            start.prepare([*again, changed])
+    (moved / "000.txt").write_text("another caption")
     with pytest.raises(DataError, match="was trained on other data"):
         RECIPE.train(start.prepare(again))
 
@@ -463,18 +325,12 @@ def test_a_resumed_run_takes_its_pictures_from_elsewhere_as_long_as_they_are_the
 @pytest.mark.campaign
 @pytest.mark.long
 def test_two_devices_share_the_pictures_and_one_makes_what_all_read(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-m", "hotloop", "train", *SMALL[:1], *SMALL[2:], "run.accelerator=cpu"]
-    settings = ["run.devices=2", "training.max_steps=4", "diffusion.output=true", "diffusion.sample_every=2"]
+    settings = [one for one in small() if not one.startswith("run.device")]
+    more = ["run.accelerator=cpu", "run.devices=2", "training.max_steps=4", "diffusion.output=true"]
+    command = [sys.executable, "-W", "ignore", "-m", "hotloop", "train", *settings, *more]
     folders = {"HOTLOOP_CACHE_DIR": str(tmp_path / "cache")}
-    subprocess.run(
-        [*command, *settings, f"run.folder={tmp_path / 'run'}"], check=True, timeout=900, env={**os.environ, **folders}
-    )
-    assert (tmp_path / "run" / "checkpoints" / "best.pt").is_file()
-    assert {len(list((tmp_path / "cache" / "pictures").glob(f"{kind}-*"))) for kind in ("autoencoder", "latents")} == {
-        1
-    }
-    document = record.load(tmp_path / "run")
-    assert document["metrics"][-1]["loss"] > 0
+    subprocess.run([*command, f"run.folder={tmp_path / 'run'}"], check=True, timeout=900, env={**os.environ, **folders})
+    assert len(list((tmp_path / "cache" / "pictures").glob("latents-*"))) == 1
     assert StableDiffusionPipeline.from_pretrained(tmp_path / "run" / "pipeline") is not None
     kept = load(tmp_path / "run", "best.pt")
     judged = RECIPE.evaluate(configure.from_dict(kept["settings"]), checkpoint.weights(kept))

@@ -10,10 +10,8 @@ from diffusion_networks import SCHEDULE, tiny_denoiser, tiny_networks
 from torch import nn
 
 from hotloop.errors import ConfigError
-from hotloop.recipes.diffusion import place, tokens
 from hotloop.recipes.diffusion.denoiser import mean_square
 from hotloop.recipes.diffusion.noise import Noise, offset
-from hotloop.recipes.diffusion.output import _whole
 from hotloop.recipes.diffusion.validation import LEAST, Fixed, MeanError
 from hotloop.train import batches
 from hotloop.train.average import Average
@@ -69,37 +67,12 @@ def test_an_offset_is_one_value_a_channel_and_none_is_drawn_where_it_is_0():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_tokenizer_knows_the_captions_words_and_pads_to_the_longest():
-    learnt = tokens.learn(["a handwritten three", "a Three", "the digit"])
-    ids = learnt(["A three", "a zebra"], padding="max_length", truncation=True, max_length=learnt.model_max_length)
-    words = learnt.convert_ids_to_tokens(ids["input_ids"][0])
-    assert words == ["<|startoftext|>", "a", "three", "<|endoftext|>", "<|pad|>"]
-    assert ids["input_ids"][1][2] == tokens.UNKNOWN
-    again = tokens.learn(["the digit", "a Three", "a handwritten three"])
-    assert again.get_vocab() == learnt.get_vocab(), "its numbers depend on the captions, and not on their order"
-    kept = tokens.unpacked(tokens.packed(learnt))
-    assert (kept.get_vocab(), kept.model_max_length) == (learnt.get_vocab(), learnt.model_max_length)
-    assert kept("a three digit") == learnt("a three digit")
-
-
-def test_pictures_that_the_networks_do_not_take_are_refused_before_they_are_encoded():
+def test_sizes_that_the_networks_do_not_take_are_refused_and_captions_that_are_cut_are_counted():
     found = tiny_networks()
-    found.check(1, [(8, 16)])
-    with pytest.raises(ConfigError, match=r"has a VAE for pictures of 1 channels, and pictures\.source gives 3"):
-        found.check(3, [(8, 16)])
-    with pytest.raises(ConfigError, match=r"pictures of 12 x 8 pixels.*multiples of 8 a side: set pictures\.step=8"):
-        found.check(1, [(8, 12)])
-
-
-def test_captions_that_are_cut_are_counted_and_long_work_says_how_far_it_is(monkeypatch):
-    found, said = tiny_networks(), []
+    found.check([(8, 16)])
     assert found.cut(["a digit", "a digit digit", "a a a digit"]) == 2
-    clock = iter([0.0, 10.0, 31.0, 31.0, 40.0])
-    monkeypatch.setattr(place.time, "monotonic", lambda: next(clock))
-    progress = place.told("Encoded", said.append)
-    for done in (256, 512, 1024):
-        progress(done, 2048)
-    assert said == ["Encoded: 512 of 2,048"]
+    with pytest.raises(ConfigError, match=r"pictures of 12 x 8 pixels.*multiples of 8 a side: set pictures\.step=8"):
+        found.check([(8, 12)])
 
 
 def test_the_loss_of_a_batch_is_the_weighted_square_of_the_error_at_its_timesteps():
@@ -175,18 +148,6 @@ def test_what_is_frozen_stays_in_evaluation_mode_and_without_gradients():
         assert all(one.grad is None for one in found.vae.parameters())
 
 
-def test_a_checkpoint_leaves_out_what_a_folder_has_and_holds_all_that_was_made():
-    made, _ = tiny_denoiser(made=True)
-    ours, theirs = made.state_dict(), tiny_denoiser(made=False)[0].state_dict()
-    assert {name.split(".")[0] for name in ours} == {"unet", "text_encoder", "vae", "scale", "empty", "vocabulary"}
-    assert {name.split(".")[0] for name in theirs} == {"unet"}
-    again = tiny_denoiser(made=False)[0]
-    again.load_state_dict({name: torch.ones_like(one) for name, one in theirs.items()})
-    assert all(bool((one == 1).all()) for one in again.unet.parameters())
-    with pytest.raises(RuntimeError, match="Missing key"):
-        again.load_state_dict({})
-
-
 def test_validation_meets_the_same_noise_each_time_and_all_timesteps_evenly():
     data = batches.Table({"mean": torch.zeros(5, 2, 4, 4)}, torch.arange(5))
     data.apart = True
@@ -221,28 +182,17 @@ def test_an_average_follows_its_parameters_and_takes_their_place_for_a_while():
     assert model.weight.data_ptr() == memory
 
 
-def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
-    place = tmp_path / "pipeline"
-
-    def write(text, fail=False):
-        def into(at):
-            at.mkdir()
-            (at / "file").write_text(text)
-            if fail:
-                raise RuntimeError("No space left on device")
-
-        return into
-
-    _whole(place, write("one"))
-    with pytest.raises(OSError, match="No space left"):
-        _whole(place, write("two", fail=True))
-    assert (place / "file").read_text() == "one"
-    _whole(place, write("three"))
-    assert (place / "file").read_text() == "three"
-    assert [one.name for one in tmp_path.iterdir()] == ["pipeline"]
-
-
 @pytest.mark.parametrize(("scale", "goes_on"), [(2.0, True), (0.5, False), (None, False)])
 def test_gradients_that_overflow_end_the_run_only_where_the_scale_is_not_to_blame(scale, goes_on):
     scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
     assert Supervised.overflows(types.SimpleNamespace(scaler=scaler)) is goes_on
+
+
+def test_a_checkpoint_leaves_out_what_is_frozen():
+    ours = tiny_denoiser()[0].state_dict()
+    assert {name.split(".")[0] for name in ours} == {"unet"}
+    again = tiny_denoiser()[0]
+    again.load_state_dict({name: torch.ones_like(one) for name, one in ours.items()})
+    assert all(bool((one == 1).all()) for one in again.unet.parameters())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        again.load_state_dict({})

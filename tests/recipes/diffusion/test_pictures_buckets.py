@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.recipes.diffusion.pictures import buckets
+from hotloop.recipes.diffusion import buckets
 
 SHAPES = st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 4000)), min_size=1, max_size=60)
 

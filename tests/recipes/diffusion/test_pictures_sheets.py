@@ -15,7 +15,7 @@ def sampler(monkeypatch, images, prompts):
 
 
 def test_a_sheet_has_a_column_for_each_prompt(tmp_path, monkeypatch):
-    images = torch.stack([torch.full((1, 96, 96), value) for value in (-1.0, 0.0, 1.0, 5.0, float("nan"), 0.5)])
+    images = torch.stack([torch.full((3, 96, 96), value) for value in (-1.0, 0.0, 1.0, 5.0, float("nan"), 0.5)])
     sampler(monkeypatch, images, ("a", "b")).sheet(tmp_path, 7, 3)
     (path,) = (tmp_path / "samples").iterdir()
     assert path.name == "step-000007.png"
@@ -32,7 +32,7 @@ def test_small_pictures_are_enlarged(tmp_path, monkeypatch):
 
 
 def test_a_sheet_that_cannot_be_written_leaves_the_former_whole(tmp_path, monkeypatch):
-    one, path = sampler(monkeypatch, torch.zeros(1, 1, 8, 8), ("a",)), tmp_path / "samples" / "step-000001.png"
+    one, path = sampler(monkeypatch, torch.zeros(1, 3, 8, 8), ("a",)), tmp_path / "samples" / "step-000001.png"
     one.sheet(tmp_path, 1, 1)
     before = path.read_bytes()
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hotloop.recipes.diffusion import tokens
 from hotloop.recipes.diffusion.noise import Noise, offset
 
 if TYPE_CHECKING:
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
 SECOND = ("input_ids_2", "pooled")
 """What of a batch's texts is the second text encoder's alone."""
-VOCABULARY = "vocabulary"
-"""What a checkpoint has the words under that networks made in its run read, as `tokens.packed` gives them."""
 
 
 class Moments(nn.Module):
@@ -35,10 +32,9 @@ class Moments(nn.Module):
         """Return mean and logarithm of the variance, both of shape (batch, latent channels, height, width).
 
         Args:
-            pixels: of shape (batch, channels, height, width) in -1..1; grey ones are taken by a network for colours.
+            pixels: of shape (batch, 3, height, width) in -1..1.
         """
         net: Any = self.net
-        pixels = pixels.expand(-1, net.config.in_channels, -1, -1)
         found = net.encode(pixels, return_dict=False)[0]
         return found.mean, found.logvar
 
@@ -46,8 +42,8 @@ class Moments(nn.Module):
 class Denoiser(nn.Module):
     """Noises latents, has the UNet predict what was done, and gives its error.
 
-    Its ``state_dict`` holds what is trained and what was made in this run. Frozen weights that a folder gave are left
-    out and need not be there when it is loaded: the folder has them.
+    Its ``state_dict`` holds what is trained. Frozen weights are left out and need not be there when it is loaded: the
+    model's folder has them.
 
     Args:
         networks: of which ``unet`` is trained, or its adapters; a text encoder where parameters require gradients.
@@ -80,7 +76,6 @@ class Denoiser(nn.Module):
         self.noise, self._factor, self._zeros = noise, networks.factor, networks.zeros
         self._caption_dropout, self._noise_offset = caption_dropout, noise_offset
         self.trained = {name: any(p.requires_grad for p in one.parameters()) for name, one in self.encoders.items()}
-        # What brings latents to the variance of noise, and the empty caption, follow from weights: kept with them.
         self.register_buffer("scale", torch.tensor(float(networks.vae.config.scaling_factor)))
         self.train(mode=False)
         nothing = {name: one.to(self.encoders["text_encoder"].device) for name, one in networks.token_ids([""]).items()}
@@ -91,13 +86,8 @@ class Denoiser(nn.Module):
         first, second = [*nothing.values(), None][:2]
         self.register_buffer("empty", first)
         self.register_buffer("empty_2", second)  # none where there is one text encoder
-        self.left_out: frozenset[str] = frozenset()
-        if networks.made:
-            # No folder has it either, and words by other numbers would be other captions.
-            self.register_buffer(VOCABULARY, tokens.packed(networks.tokenizer))
-        else:
-            self.left_out = frozenset(name for name, one in self.named_parameters() if not one.requires_grad)
-            self.left_out |= frozenset(name for name, _ in self.named_buffers())
+        frozen = (name for name, one in self.named_parameters() if not one.requires_grad)
+        self.left_out = frozenset(frozen) | {name for name, _ in self.named_buffers()}
         self.register_state_dict_post_hook(_leave_out)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_may_miss)  # type: ignore[no-untyped-call]
         self.train()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hotloop.errors import ConfigError
-from hotloop.recipes.diffusion.pictures.latents import weights_fingerprint
 from hotloop.train import hub
 from hotloop.train.networks import count
 from hotloop.train.optional import require
@@ -16,27 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-SMALL = "small"
-"""The name of ``diffusion.model`` for networks that are made for the pictures, with random weights."""
 PIPELINE_STEP = 8
 """Both sides of a picture are multiples of this, or a pipeline of diffusers refuses to make it."""
-MOST_SMALL = 64
-"""Pixels a side up to which the small networks are meant: their steps take as long as there are pixels."""
-CONDITIONS = 6
-"""Numbers that a UNet of SDXL is told of a picture: its original size, its cut, and its size, two each."""
-
-
-def beyond(model: str, size: int) -> list[str]:
-    """Say where pictures are larger than the small networks are meant for, and what to set; nothing where they fit."""
-    if model != SMALL or size <= MOST_SMALL:
-        return []
-    said = (
-        f"diffusion.model={SMALL} is meant for pictures of up to about {MOST_SMALL} pixels a side, and pictures.size="
-        f"{size}: steps are slow, and three networks with random weights learn little of such pictures. For pictures "
-        f"of this size name a trained model (diffusion.model=FOLDER); for this model set pictures.size={MOST_SMALL} "
-        "pictures.step=8"
-    )
-    return [said]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +34,6 @@ class Networks:
         vae: makes latents of pictures, and pictures of latents.
         tokenizer: a transformers tokenizer.
         scheduler: a DDPM scheduler, for the amounts of noise.
-        made: whether all weights are random, made in this run; no folder has them then.
         text_encoder_2: SDXL's second one, a CLIP text model with a projection; None in other models.
         tokenizer_2: its tokenizer.
         zeros: whether the pipeline takes zeros for the embeddings of no caption, and not those of the empty one.
@@ -62,7 +45,6 @@ class Networks:
     vae: Any
     tokenizer: Any
     scheduler: Any
-    made: bool
     text_encoder_2: Any = None
     tokenizer_2: Any = None
     zeros: bool = False
@@ -82,8 +64,8 @@ class Networks:
         return {"unet": self.unet, **self.encoders(), "vae": self.vae}
 
     def fingerprint(self) -> str:
-        """Return a text that other weights would not have; random ones follow from the seed, and have none."""
-        return "" if self.made else " ".join(map(weights_fingerprint, self.modules().values()))
+        """Return a text that other weights would not have."""
+        return " ".join(map(weights_fingerprint, self.modules().values()))
 
     @property
     def factor(self) -> int:
@@ -112,7 +94,7 @@ class Networks:
     def describe(self) -> str:
         """Say how many parameters each network has."""
         sizes = (f"{name} {count(sum(p.numel() for p in one.parameters()))}" for name, one in self.modules().items())
-        return f"{self.name}: {', '.join(sizes)} parameters" + (", random weights" if self.made else "")
+        return f"{self.name}: {', '.join(sizes)} parameters"
 
     def token_ids(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Return the tokens of texts for each text encoder, padded and cut to `length`: int64 of (texts, length)."""
@@ -146,27 +128,28 @@ class Networks:
         found.set_progress_bar_config(disable=True)
         return found
 
-    def check(self, channels: int, sizes: Sequence[tuple[int, int]]) -> None:
-        """Refuse pictures that these networks do not take: colours, or sizes that they cannot halve often enough.
+    def check(self, sizes: Sequence[tuple[int, int]]) -> None:
+        """Refuse networks that do not fit each other, and sizes of pictures that they cannot halve often enough.
 
         Args:
-            channels: of the pictures; grey ones are taken by a network for colours.
             sizes: height and width in pixels.
 
         Raises:
-            ConfigError: naming the size, and what both of its sides have to be multiples of; or the networks do not
-                fit each other.
+            ConfigError: naming the size, and what both of its sides have to be multiples of; or the networks.
         """
-        self._check_unet()
-        self._check_texts()
-        taken = int(self.vae.config.in_channels)
-        if channels not in (1, taken):
+        unet, vae = self.unet.config, self.vae.config
+        if not unet.in_channels == unet.out_channels == vae.latent_channels:
             raise ConfigError(
-                f"diffusion.model={self.name} has a VAE for pictures of {taken} channels, and pictures.source gives "
-                f"{channels}: use a model for colours, or diffusion.model={SMALL}, which is made for the pictures"
+                f"diffusion.model={self.name} has a UNet from {unet.in_channels} to {unet.out_channels} channels, and "
+                f"a VAE with latents of {vae.latent_channels}: expected a UNet for text to image"
             )
-        halvings = len(self.unet.config.block_out_channels) - 1
-        step = max(PIPELINE_STEP, self.factor * 2**halvings)
+        moved = [name for name in ("latents_mean", "shift_factor") if vae.get(name) is not None]
+        if moved:
+            raise ConfigError(
+                f"diffusion.model={self.name} has a VAE with {moved[0]}: expected latents that are brought to the size "
+                "of noise by scaling_factor alone"
+            )
+        step = max(PIPELINE_STEP, self.factor * 2 ** (len(unet.block_out_channels) - 1))
         for height, width in sizes:
             if height % step or width % step:
                 raise ConfigError(
@@ -175,44 +158,15 @@ class Networks:
                     "pictures.size that is a multiple of it"
                 )
 
-    def _check_unet(self) -> None:
-        config, latent = self.unet.config, int(self.vae.config.latent_channels)
-        kinds = ("class_embed_type", "addition_embed_type", "encoder_hid_dim_type", "time_cond_proj_dim")
-        more = [name for name in kinds if config.get(name)]
-        if self.xl and config.get("addition_embed_type") == "text_time":
-            more.remove("addition_embed_type")
-        elif self.xl:
-            more.append("no addition_embed_type=text_time")
-        if config.in_channels != latent or config.out_channels != latent or more:
-            raise ConfigError(
-                f"diffusion.model={self.name} has a UNet from {config.in_channels} to {config.out_channels} channels "
-                f"with {', '.join(more) or 'nothing'} besides texts, and a VAE with latents of {latent} channels: "
-                "expected a UNet for text to image, from latents to latents"
-            )
-        moved = [name for name in ("latents_mean", "shift_factor") if self.vae.config.get(name) is not None]
-        if moved:
-            raise ConfigError(
-                f"diffusion.model={self.name} has a VAE with {moved[0]}: expected latents that are brought to the size "
-                "of noise by scaling_factor alone"
-            )
 
-    def _check_texts(self) -> None:
-        """Refuse text encoders whose embeddings are not what the UNet takes."""
-        config, encoders = self.unet.config, self.encoders().values()
-        given = sum(one.config.hidden_size for one in encoders)
-        if config.cross_attention_dim != given:
-            raise ConfigError(
-                f"diffusion.model={self.name} has a UNet for texts of width {config.cross_attention_dim}, and its "
-                f"{' and '.join(self.encoders())} give {given}: expected the same"
-            )
-        if not self.xl:
-            return
-        wanted = config.projection_class_embeddings_input_dim
-        pooled = self.text_encoder_2.config.projection_dim
-        given = pooled + CONDITIONS * config.addition_time_embed_dim
-        if wanted != given:
-            raise ConfigError(
-                f"diffusion.model={self.name} has a UNet that takes {wanted} numbers besides texts, and SDXL's are "
-                f"{given}: {pooled} of the pooled text, {CONDITIONS} times {config.addition_time_embed_dim} of sizes; "
-                "expected SDXL's base, and no refiner"
-            )
+def weights_fingerprint(module: Any) -> str:
+    """Return a text that changes with any weight or buffer of a network, with its class, and with its configuration."""
+    config = module.config.to_dict() if hasattr(module.config, "to_dict") else dict(module.config)
+    # Without names of folders and versions.
+    told = {name: one for name, one in config.items() if name[0] != "_" and name != "transformers_version"}
+    digest = hashlib.sha256((type(module).__qualname__ + json.dumps(told, sort_keys=True, default=str)).encode())
+    for name, one in [*module.named_parameters(), *module.named_buffers()]:
+        digest.update(repr((name, one.dtype, tuple(one.shape))).encode())
+        # NumPy has no bfloat16, so the bytes are taken as such.
+        digest.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -75,7 +75,7 @@ class Sampler:
         """
         pillow = require("PIL.Image", "Sheets of samples", "diffusion")
         utilities = require("diffusers.utils", "Sheets of samples", "diffusion")
-        made = self.make(each).nan_to_num(nan=-1.0).clamp(-1, 1).expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+        made = self.make(each).nan_to_num(nan=-1.0).clamp(-1, 1).permute(0, 2, 3, 1)
         factor = max(1, CELL // made.shape[2])
         large = made.repeat_interleave(factor, dim=1).repeat_interleave(factor, dim=2)
         images = [pillow.fromarray(one.numpy()) for one in ((large + 1) * (255 / 2)).round().to(torch.uint8)]
@@ -84,8 +84,6 @@ class Sampler:
             utilities.make_image_grid(images, each, len(self.prompts)).save(file, format="PNG")
 
 
-def prompts_of(
-    chosen: Sequence[str], prompts: Sequence[str], captions: Sequence[str], most: int = 8
-) -> tuple[str, ...]:
-    """Choose what to sample: what was asked for, else one of each class, else some captions."""
-    return tuple(chosen) or tuple(prompts) or tuple(dict.fromkeys(captions))[:most]
+def prompts_of(chosen: Sequence[str], captions: Sequence[str], most: int = 8) -> tuple[str, ...]:
+    """Choose what to sample: what was asked for, else some captions."""
+    return tuple(chosen) or tuple(dict.fromkeys(captions))[:most]

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 METRICS: Mapping[str, tuple[str, ...]] = {
     "criteria": ("loss", "accuracy", "f1", "precision", "recall", "auc"),
-    "digits": ("loss", "accuracy"),
     "diffusion": ("loss",),
     "focus": ("loss", "loss_recency", "loss_random"),
 }

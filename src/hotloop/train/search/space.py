@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KINDS = ("log", "float", "int", "choices")
 _WORDS = (*KINDS, "step", "when")
-NOT_SEARCHED = ("recipe", "hpo", "kfold", "engine", "run", "data.path", "pictures.source", "pictures.path")
+NOT_SEARCHED = ("recipe", "hpo", "kfold", "engine", "run", "data.path", "pictures.path")
 """Settings that say what a search is, and not what a run learns."""
 
 KEPT = ("recipe", "data", "pictures", "kfold", "run")
@@ -31,7 +31,6 @@ CHANGES_CODE = (
     "model.dropout",
     "model.max_length",
     "model.buckets",
-    "digits",
     "pictures",
     "diffusion",
     "focus",
