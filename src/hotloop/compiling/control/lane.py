@@ -167,7 +167,8 @@ class Lane:
         self._marks = any(rung.cudagraphs for rung in self.rungs[index:])
         if lacking:
             running = self.rungs[index].name
-            event = ev.Unavailable(self.tally.component, preset=self.preset.name, missing=lacking, running=running)
+            name = self.tally.component
+            event = ev.Unavailable(component=name, preset=self.preset.name, missing=lacking, running=running)
             collector.emit(event, self.tally)
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
