@@ -41,7 +41,7 @@ def test_a_dry_run_checks_a_trial_and_writes_nothing(tmp_path):
     checked = invoke(*search, "--dry-run", "--json")
     assert checked.exit_code == 0
     assert json.loads(checked.stdout)["status"] == "checked"
-    for wrong, message in (("hpo.metric=beauty", "hpo.metric=beauty"), ("data.path=missing.csv", "no such file")):
+    for wrong, message in (("hpo.metric=beauty", "hpo.metric=beauty"), ("data.path=missing.csv", "No such file")):
         refused = invoke(*search, wrong, "--dry-run")
         assert refused.exit_code == 2
         assert message in refused.stderr

@@ -248,7 +248,7 @@ def test_what_cannot_be_used_is_told_before_anything_is_written(tmp_path, run):
         DataError, match=r"4 rows in 2 groups are too few to hold out one of 3 folds.*set kfold\.n_splits lower"
     ):
         run(data__path=tmp_path / "few.csv")
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="No such file"):
         run(data__path=tmp_path / "nowhere.csv")
     with pytest.raises(ConfigError, match=r"run\.folder=.* cannot be written: .*name another run\.folder"):
         run(run__folder="/proc/study")

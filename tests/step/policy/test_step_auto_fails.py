@@ -38,7 +38,7 @@ WRITES = {
     "an entry": (RunRecord, "append"),
     "a mapping": (RunRecord, "update"),
     "a line": (RunRecord, "_write_line"),
-    "the document": (RunRecord, "snapshot"),
+    "the document": (RunRecord, "_pieces"),
     "the end": (RunRecord, "finish"),
 }
 """What writes the record of a loop."""
@@ -69,6 +69,7 @@ def train_failing(monkeypatch, mode, steps, place, after, **settings):
 @pytest.mark.parametrize("after", [0, 5])
 def test_a_choice_of_autos_that_fails_leaves_the_run_as_eager_runs_it(monkeypatch, caplog, place, after):
     eager = train("eager", 60)
+    eager[2].close()
     ours, failed = train_failing(monkeypatch, "auto", 60, CHOICES[place], after)
     assert failed or after
     assert "Planted" in caplog.text or not failed
@@ -82,6 +83,7 @@ def test_a_record_that_cannot_be_written_leaves_the_run_as_eager_runs_it(  # noq
     monkeypatch, caplog, tmp_path, mode, place, after
 ):
     eager = train("eager", 40)
+    eager[2].close()
     ours, failed = train_failing(monkeypatch, mode, 40, WRITES[place], after, record=tmp_path)
     assert failed or after
     assert "Planted" in caplog.text or not failed

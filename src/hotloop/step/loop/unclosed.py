@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import weakref
 from multiprocessing.util import Finalize
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from hotloop.step.loop.account import Account
 
+_log = logging.getLogger("hotloop")
 _EARLIER = "_hotloop_is_earlier"
 """The attribute of an exception that was shown before a loop was made: the program went on after it."""
 
@@ -48,7 +50,10 @@ def _end(gone: weakref.ref[Any], account: Account) -> None:
             loop.__exit__(None if error is None else type(error), error, None)
         else:
             _ = loop.record  # settled without waiting for the device, which may wait for a process that is gone
-    account.end()
+    try:
+        account.end()
+    except Exception:  # noqa: BLE001 - Python would print it amid whatever runs now
+        _log.warning("the record of a loop that was never closed could not be finished", exc_info=True)
 
 
 def _ending(account: Account) -> BaseException | None:
