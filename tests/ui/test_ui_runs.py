@@ -249,7 +249,7 @@ def test_runs_are_compared(client, root):
     assert text.count("data-chart=") == len(charts)
 
 
-@pytest.mark.parametrize(("make", "said"), [(a_study, "Best accuracy"), (a_cross_validation, "What is in each fold")])
+@pytest.mark.parametrize(("make", "said"), [(a_study, "Best accuracy"), (a_cross_validation, "Trained for")])
 def test_searches_and_folds_have_pages(client, root, make, said):
     make(root / "whole")
     text = client.get("/run?run=whole").text

@@ -274,7 +274,7 @@ def test_a_round_of_the_allocator_is_one_graph_and_does_the_same_edits(monkeypat
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"focus\.documents=3 cannot share focus\.blocks=6"):
+    with pytest.raises(ConfigError, match=r"focus\.documents=3: expected a divisor of focus\.blocks"):
         configure.load(["recipe=focus", "focus.blocks=6"])
     with pytest.raises(ConfigError, match=r"focus\.lens_size=66 cannot be shared by focus\.heads=4"):
         configure.load(["recipe=focus", "focus.lens_size=66"])
