@@ -146,6 +146,9 @@ def measured(trials: int, rounds: int) -> Iterator[dict[str, dict[str, list[floa
 
 def main() -> None:
     """Alternate the ways, and print what each costs as JSON."""
+    if "--help" in sys.argv:
+        print(__doc__)
+        return
     if sys.argv[1:2] == ["bare"]:
         print(json.dumps(bare(int(sys.argv[2]))))
         return

@@ -202,7 +202,7 @@ WAYS = {
     "anew": anew,
     "slowed": lambda: slowed(FULL, "full", steps=240),
     "two steps": two_steps,
-    "late": lambda: comes_late("late", 43, compiled),  # a call that is voted on, as every 32nd compiled one is
+    "late": lambda: comes_late("late", 31, compiled),  # a call that is voted on, as every 32nd compiled one is
     "ends": lambda: ends(60),
     "raises": raises,
 }

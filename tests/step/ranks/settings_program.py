@@ -85,7 +85,7 @@ WAYS = {
     "length of one": lambda: trained(FASTER, total_steps=(60, None)),
     "length of the other": lambda: trained(FASTER, total_steps=(None, 60)),
     # A capture is too dear for so short a run of so slow steps, unless many more runs come.
-    "runs": lambda: trained({"eager": 1000.0, "eager+graph": 500.0}, total_steps=(400, 400), runs=(None, 1000.0)),
+    "runs": lambda: trained({"eager": 1000.0, "eager+graph": 500.0}, total_steps=(20, 20), runs=(None, 1000.0)),
 }
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def test_compiled_code_that_becomes_slow_in_one_process_is_timed_anew_and_left_b
 
 def test_a_process_that_is_late_for_a_vote_leaves_all_eager(trained):
     for one in both(trained, "late"):
-        assert one["tiers"].endswith("f" + "e" * 37)
+        assert one["tiers"].endswith("f" + "e" * 49)
         assert "waited 8 s for another process" in one["status"]
 
 

@@ -191,7 +191,7 @@ class StepRunner:
         code = self.code.proven(tier.base) and not tier.graph
         if code and self._peers.calls % EVERY:
             return Decision(Doing.PLAIN)
-        if mine.doing is Doing.LEAVE:
+        if mine.doing in (Doing.LEAVE, Doing.DECLINED):
             self._peers.tell(str(mine.because))
         number, graph = kind.number if kind is not None else 0, mine.left is None or mine.left == tier
         found = self._peers.lowest(About.CALL, mine.doing, -mine.doing, number, -number, graph)

@@ -391,7 +391,7 @@ class PlainWatch:
                 held = {}
             self._hold(one, here, weakref.ref(one), _attribute, ("", *held))
             self._hold(type(one), type(one).__name__, _reference(type(one)), _attribute, ["forward"])
-            for name in _TABLES:
+            for name in (name for name in _TABLES if "state_dict" not in name):  # such hooks run in no step
                 self._hold(vars(one)[name], f"{here}.{name}", _Kept(vars(one)[name]), _itself, ["items"])
             for name, parameter in module_tables(one)[0].items():
                 plain = [key for key in vars(parameter) if not key.startswith("_")] if parameter is not None else []
