@@ -70,7 +70,7 @@ def test_a_concept_is_short_and_drawn(name):
 
 @pytest.mark.parametrize("name", sorted({page.stem for page in (DOCS / "how-to").glob("*.md")}))
 def test_a_task_is_read_in_a_few_minutes(name):
-    assert len((DOCS / "how-to" / f"{name}.md").read_text(encoding="utf-8").split()) <= 900
+    assert len((DOCS / "how-to" / f"{name}.md").read_text(encoding="utf-8").split()) <= 800
 
 
 def test_the_site_leads_to_notebooks_where_they_are_drawn():
