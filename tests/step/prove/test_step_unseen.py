@@ -250,3 +250,38 @@ def test_a_gradient_that_its_proof_misses_again_is_waited_for_longer():
     again.found = True
     assert Unseen.after([], one.parameters, again).rest == 2 * SHARE
     assert Unseen.after([], {}, again).rest == 0
+
+
+class Heads(nn.Module):
+    """A trunk and eight heads, one of which a step trains; the others' gradients are zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(8, 8)
+        self.heads = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+
+    def forward(self, x, chosen):
+        hidden = torch.tanh(self.trunk(x))
+        return sum(head(hidden) * chosen[number] for number, head in enumerate(self.heads))
+
+
+def test_proofs_end_where_heads_take_turns():
+    torch.manual_seed(0)
+    model, turns = Heads(), torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with hotloop.watch() as events, hotloop.Loop(model, optimizer, run="aot_eager", sentinel=0) as loop:
+
+        @loop.step
+        def step(x, chosen):
+            loss = (model(x, chosen) - x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for _ in range(200):
+            step(torch.randn(4, 8, generator=turns), F.one_hot(torch.randint(8, (), generator=turns), 8).float())
+        assert loop.status().tier == "aot_eager"
+    proofs = [one.step for one in events if isinstance(one, ev.TierProven)]
+    assert 2 <= len(proofs) <= 8  # each has seen a head that none had, of some steps
+    assert proofs[-1] < 100

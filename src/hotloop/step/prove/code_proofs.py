@@ -147,6 +147,7 @@ class CodeProofs:
         self._in_step = False
         compiled = self._context.compiled
         if base == compiled.base and self.proven(base) and compiled.compiles() > known:
+            self._unseen.pop(base, None)  # what was seen, was seen of other code
             self.distrusted[base] = f"step {self._context.progress.steps + 1} has compiled code anew"
 
     def run(self, run: Callable[[], Any], tier: Tier) -> Any:
@@ -222,9 +223,12 @@ class CodeProofs:
         unheld = self._auditor.unheld()
         try:
             self._install(tier)
+            compiles = context.compiled.compiles()
             wide = self._in_more_bits(tier, call)
             outcome = proof.prove_step(step.program, timed, eager, limits, wide=wide, ready=ready)
             self._note_compiles()
+            if context.compiled.compiles() > compiles and not self.proven(tier.base):
+                self._unseen.pop(tier.base, None)
         except CandidateFailedError as error:
             obstacle = self._rescue.candidate_failed(error, tier)
         if obstacle is not None:

@@ -43,12 +43,14 @@ class Unseen:
 
     Attributes:
         found: a gradient was no longer zero, or no longer below its floor.
+        seen: the names of those that proofs of this code have seen.
     """
 
     def __init__(
         self, parameters: Mapping[str, torch.nn.Parameter], rest: int = 0, floors: Mapping[str, float] | None = None
     ) -> None:
         self.parameters, self.rest, self.floors, self.found = dict(parameters), rest, dict(floors or {}), False
+        self.seen: frozenset[str] = frozenset()
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._steps, self._next = 0, 1 + rest
         self._passed: list[torch.Tensor] = []
@@ -70,10 +72,12 @@ class Unseen:
         Args:
             outcomes: of the proof's steps.
             parameters: all parameters, by name.
-            before: what the last proof of the same code had not seen.
+            before: what the proofs of the same code so far had not seen: where heads or experts take turns, each proof
+                sees others.
         """
         found = [one for outcome in outcomes for one in _not_zero(outcome)]
-        seen = {name for name, floor in found if floor is None}
+        seen = frozenset(name for name, floor in found if floor is None)
+        seen |= before.seen if before is not None else frozenset()
         left = {name: parameter for name, parameter in parameters.items() if name not in seen}
         known = before.floors if before is not None else {}
         floors = {**known, **{name: floor for name, floor in found if floor is not None}}
@@ -81,7 +85,9 @@ class Unseen:
         learnt = floors.keys() != known.keys()
         if before is not None and before.found and before.parameters.keys() == left.keys() and not learnt:
             rest = max(SHARE, 2 * before.rest)
-        return cls(left, rest, floors)
+        made = cls(left, rest, floors)
+        made.seen = seen
+        return made
 
     def due(self) -> bool:
         """Count a step; return whether to look at its gradients."""
