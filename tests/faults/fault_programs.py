@@ -11,6 +11,8 @@ import dataclasses
 import functools
 import itertools
 import queue
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -225,6 +227,34 @@ def simple_queue():
     return made
 
 
+def long_queue(name, make, take, rest=len):
+    """Return a program whose step takes its batches from a long container or a file: none is lost."""
+
+    def made():
+        waiting, made = make([torch.randn(12, 8) for _ in range(400)]), ordinary(nn.Linear(8, 3))
+        plain = made.step
+        made.step, made.leaves = lambda _, y: plain(take(waiting), y), lambda: rest(waiting)
+        return made
+
+    made.__name__ = f"long_queue_{name}"
+    return made
+
+
+def lines_of_a_file(batches):
+    """Return an open file with a number for each batch."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
+        file.writelines(f"{float(one.mean())}\n" for one in batches)
+    opened = Path(file.name).open()  # noqa: SIM115 - the step reads on in it
+    Path(file.name).unlink()
+    return opened
+
+
+def lines_left(file):
+    """Count the lines that nobody has read."""
+    with file:
+        return len(file.readlines())
+
+
 def swapped_tensors():
     """torch swaps a tensor that the step reads."""
     weight = torch.ones(3)
@@ -303,6 +333,18 @@ PROGRAMS = {
     loss_function_of_a_library: CAPTURED,
     hook_of_the_optimizer: DECLINED,
     simple_queue: ("aot_eager", "eager"),
+    long_queue("deque", collections.deque, collections.deque.popleft): ("aot_eager", "eager"),
+    long_queue("list", list, list.pop): ("aot_eager", "eager"),
+    long_queue("dict", lambda all_: dict(enumerate(all_)), lambda each: each.popitem()[1]): ("aot_eager", "eager"),
+    long_queue(
+        "file",
+        lines_of_a_file,
+        lambda each: torch.full((12, 8), float(each.readline())),
+        lines_left,
+    ): (
+        "aot_eager",
+        "eager",
+    ),
     swapped_tensors: CAPTURED,
     group_added_in_the_step: DECLINED,
     every_tenth: DECLINED,

@@ -92,10 +92,12 @@ def _is_librarys(owner: Any) -> bool:
 
 
 def _content(value: Any) -> Any:
-    """Return what a small array or a queue holds; of anything else its identity."""
+    """Return what a small array holds, how full a queue or a long container is; of anything else its identity."""
     with contextlib.suppress(Exception):  # an object of the program's that cannot be asked
         if hasattr(type(value), "qsize"):
             return id(value), value.qsize()
+        if _is_container(value):
+            return id(value), len(value), *map(id, _ends(value))
         small = type(value).__module__ == "numpy" and hasattr(value, "tobytes") and value.nbytes < _ARRAY
         if small and not value.dtype.hasobject:
             return value.dtype.str, value.shape, value.tobytes()
@@ -110,13 +112,33 @@ def _parts(value: Any) -> Iterable[Any] | None:
         name = getattr(value, "__func__", value.__name__)
         return (name,) if _is_process_wide(value.__self__) else (name, value.__self__)
     with contextlib.suppress(Exception):  # as above
-        container = isinstance(value, (dict, list, tuple, set, frozenset)) or type(value).__name__ == "deque"
-        if not container or len(value) >= _LONG:
+        if not _is_container(value) or len(value) >= _LONG:
             return None
         if isinstance(value, dict):
             return [*_flat(item for item in value.items() if not _is_hotloops(item[1]))]
         return sorted(value, key=repr) if isinstance(value, (set, frozenset)) else [*value]
     return None
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (dict, list, tuple, set, frozenset)) or type(value).__name__ == "deque"
+
+
+def _ends(value: Any) -> tuple[Any, ...]:
+    """Return the first and the last entry of a container that has an order."""
+    if not value or isinstance(value, (set, frozenset)):
+        return ()
+    if isinstance(value, dict):
+        last = next(reversed(value))
+        return last, value[last]
+    return value[0], value[-1]
+
+
+def _moves_on(value: Any) -> bool:
+    """Return whether reading a value takes it further: an iterator, a file that is read, a connection."""
+    if isinstance(value, io.IOBase):  # one that is written, as a log, loses nothing
+        return not value.closed and value.readable() and not value.writable()
+    return hasattr(type(value), "__next__") or type(value).__module__ in ("multiprocessing.connection", "socket")
 
 
 def _is_process_wide(value: Any) -> bool:
@@ -328,8 +350,9 @@ class PlainWatch:
         if known or depth > _DEEP or id(value) in self._ignored:
             return
         self._followed.add((id(value), names))
-        if hasattr(type(value), "__next__") and not isinstance(value, io.IOBase):
-            self.refused.append((f"an iterator, which moves on: {label}", "", False))
+        if _moves_on(value):
+            kind = "an iterator" if hasattr(type(value), "__next__") else "a connection"
+            self.refused.append((f"{kind}, which moves on: {label}", "", False))
         elif isinstance(value, Refused):
             self.refused.append((value.why, "", value.repeatable))
         elif isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random"):
