@@ -112,9 +112,11 @@ def test_met_while_tracing(settings, how):
     before = one(model).frames_compiled
     train(model, [rows(), rows(5)]).assert_equal(train(reference, [rows(), rows(5)]))
     status = one(model)
-    assert status.state == "compiled", status
+    assert status.frames_eager == 0, status
     assert status.frames_compiled == before + 2, "one graph a step: the model was traced anew as a whole"
-    assert not any(cause.stage == "trace" for cause in status.causes), status.causes
+    gave_up = [cause for cause in status.causes if cause.stage == "trace"]
+    assert status.state == ("partial" if gave_up else "compiled"), "a frame that dynamo gave up stays named"
+    assert all(cause.file == __file__ for cause in gave_up), gave_up
 
 
 class Item(nn.Module):
