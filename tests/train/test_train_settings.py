@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from hotloop.errors import ConfigError
-from hotloop.train import configure, documentation, grammar, schema
+from hotloop.train import conf_files, configure, documentation, grammar, schema
 from hotloop.train.settings import Settings
 
 PROGRAM = """
@@ -168,3 +168,13 @@ def test_the_page_of_the_settings_has_each_with_what_it_is_for():
         if name != "program" and not schema.at(Settings, name).is_group:
             assert len(rows[name][-1]) > 15, f"{name} has no comment in its YAML file"
     assert rows["focus.layers"][3] == "focus"
+
+
+def test_aliases_that_make_endless_settings_are_refused(tmp_path):
+    levels = [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
+    for lines in (["a0: &a0 [1, 2]", *levels], ["a: &a [*a]"]):
+        (tmp_path / "settings.yaml").write_text("\n".join(lines))
+        with pytest.raises(ConfigError, match="its aliases"):
+            conf_files.read(tmp_path / "settings.yaml")
+    (tmp_path / "settings.yaml").write_text("a: &a [1, 2]\nb: [*a, *a]\n")
+    assert conf_files.read(tmp_path / "settings.yaml")["b"] == [[1, 2], [1, 2]]

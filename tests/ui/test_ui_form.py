@@ -229,6 +229,9 @@ def test_a_programs_parameters_are_fields(client, tmp_path):
     [
         ({"program": "train.py"}, "expected a file and its function"),
         ({"program": "none.py:make"}, "no such file"),
+        ({"program": f"{'a' * 5000}:make"}, "cannot be read"),
+        ({"program": f"{'a' * 300}:make"}, "File name too long"),
+        ({"program": "a\0b:make"}, "cannot be read"),
         ({"recipe": "diffusion", "choice.data": "nonesuch"}, "no such choice"),
     ],
 )

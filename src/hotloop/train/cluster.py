@@ -158,7 +158,7 @@ class RayWorkers:
 
     def __init__(self, cluster: Cluster, function: str) -> None:
         self._ray, self._function = cluster.ray, function
-        self._call = cluster.ray.remote(workers.called).options(**cluster.needs, max_retries=0, max_calls=1)
+        self._call = cluster.ray.remote(max_calls=1, max_retries=0)(workers.called).options(**cluster.needs)
         self._running: dict[int, Any] = {}
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONF = resources.files("hotloop.train") / "conf"
+_MOST_NODES = 10_000
+"""Values in a YAML file once its aliases are replaced: a few lines of YAML make billions of them."""
 _INTERPOLATION = re.compile(r"\$\{([\w.-]+)\}")
 
 
@@ -106,7 +109,10 @@ def read(path: Path, *, named: bool = False) -> dict[str, Any]:
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    found = require("yaml", "Reading settings").load(text, Loader=loader())
+    yaml = require("yaml", "Reading settings")
+    if _size(yaml.compose(text, Loader=loader()), {}) > _MOST_NODES:
+        raise ConfigError(f"its aliases (&name, *name) make more than {_MOST_NODES:,} values: write out what is meant")
+    found = yaml.load(text, Loader=loader())
     if found is None:  # comments alone
         return {}
     if not isinstance(found, dict):
@@ -115,6 +121,16 @@ def _mapping(text: str) -> dict[str, Any]:
     for name, value in found.items():  # `training.num_epochs: 3` is below its group
         merge(values, nested({str(name): value}))
     return values
+
+
+def _size(node: Any, known: dict[int, float]) -> float:
+    """Count the values of a YAML node with its aliases replaced; one that is within itself is endless."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # while its parts are counted
+        parts = node.value if isinstance(getattr(node, "value", None), list) else ()
+        inner = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+        known[id(node)] = 1 + sum(_size(one, known) for one in inner)
+    return known[id(node)]
 
 
 @functools.cache

@@ -86,7 +86,7 @@ class Draft:
         if is_program:
             own = program_schema(self.recipe, may_run=self.may_run)
             schema["$defs"] = {**schema.get("$defs", {}), **own.get("$defs", {})}
-            schema["properties"] = {**schema["properties"], GROUP: own["properties"][GROUP]["anyOf"][0]}
+            schema["properties"] = {**schema["properties"], GROUP: own["properties"][GROUP]}
         found = fields(schema, self.base)
         order = sorted(found, key=lambda one: (one != GROUP, one in _LAST, _LAST.index(one) if one in _LAST else 0))
         hidden = tuple(f"{name}." for name in _HIDDEN)

@@ -12,8 +12,11 @@ from typing import Any
 
 from hotloop.errors import ConfigError
 from hotloop.ui import processes
+from hotloop.ui.fields import shortened
 
 _SECONDS = 120
+_LONGEST = 4096
+"""Characters in a program's name: no system has longer paths."""
 
 
 class Probe:
@@ -87,7 +90,12 @@ def program_schema(name: str, *, may_run: bool) -> dict[str, Any]:
         ConfigError: it cannot be read, with what it raised.
     """
     place = Path(name.rpartition(":")[0])
-    key = (name, place.stat().st_mtime_ns if place.is_file() else 0)
+    if "\0" in name or len(name) > _LONGEST:
+        raise ConfigError(f"program={shortened(name)!r} cannot be read: it is no name of a file or a module")
+    try:
+        key = (name, place.stat().st_mtime_ns if place.is_file() else 0)
+    except OSError as error:  # a name may be of any length
+        raise ConfigError(f"program={shortened(name)!r} cannot be read: {error.strerror}") from error
     if key not in _known:
         if not may_run:
             raise UnreadError(name)

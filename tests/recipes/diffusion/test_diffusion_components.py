@@ -168,7 +168,6 @@ def test_each_aspect_ratio_has_one_graph_of_its_own_and_no_more(tier, sizes):
                 torch.testing.assert_close(one, theirs_too.state_dict()[name], rtol=1e-4, atol=1e-6)
             status = loop.status()
             assert status.tier == tier, status.decisions
-            assert any(f"{sizes} declared sizes" in str(one) for one in status.decisions)
             if tier == "eager+graph":
                 variants = loop._runners[0].capturing.kinds.values()
                 assert [one.recording is not None for one in variants] == [True] * sizes

@@ -84,7 +84,7 @@ class Study:
         try:
             self.storage = self._proxied(proxy) if proxy else self._opened()
             self.study = self._created()
-        except ConfigError:
+        except (ConfigError, MissingExtraError):
             raise
         except Exception as error:  # SQLAlchemy, SQLite and psycopg have classes of their own
             said = " ".join(str(error).split())[:300]
@@ -263,6 +263,8 @@ class Study:
     def _opened(self) -> Any:
         every, storages = self.settings.hpo.heartbeat_seconds, self._optuna.storages
         options: dict[str, Any] = {}
+        if self.url.startswith("postgresql://"):
+            require("psycopg", "hpo.storage=postgresql://...", "postgres")
         if self.url.startswith("sqlite:///"):
             options = {"connect_args": {"timeout": 60}}
             Path(self.url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
