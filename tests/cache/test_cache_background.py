@@ -146,6 +146,7 @@ def test_a_workload_is_made_and_stepped(factory):
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 @pytest.mark.inductor
 def test_the_parent_finds_all_that_the_child_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

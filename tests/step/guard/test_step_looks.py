@@ -16,10 +16,14 @@ from hotloop.testing import captured_step_emulation
 STEPS = 60
 
 
+AMID = 150
+"""Where in a list so long that its ends alone are watched."""
+
+
 def hidden():
     """Return a function that reads a weight in C, and one that sets it."""
-    table = {"weight": [1.0] + [0.0] * 300}
-    return table["weight"].__getitem__, lambda value: table["weight"].__setitem__(0, value)
+    table = {"weight": [0.0] * AMID + [1.0] + [0.0] * AMID}
+    return table["weight"].__getitem__, lambda value: table["weight"].__setitem__(AMID, value)
 
 
 def trained(weight, change, *, at=30, steps=STEPS, total=None, between=lambda _: None, **settings):
@@ -53,7 +57,7 @@ def trained(weight, change, *, at=30, steps=STEPS, total=None, between=lambda _:
 
 def late(total=None, **settings):
     weight, set_weight = hidden()
-    return trained(lambda: weight(0), lambda: set_weight(0.25), total=total, **settings)
+    return trained(lambda: weight(AMID), lambda: set_weight(0.25), total=total, **settings)
 
 
 def test_a_change_that_nobody_watches_is_noticed_at_the_next_look_and_said():

@@ -14,8 +14,10 @@ import hotloop
 from hotloop.step.audit import auditor, effects, findings, op_trace, strangers
 from hotloop.step.capture import outside
 from hotloop.step.loop import account, capturing, deciding, reporter
+from hotloop.step.loop.transitions import Transitions
 from hotloop.step.policy import policy as fixed
 from hotloop.step.prove import proof, unseen
+from hotloop.step.state import program as program_state
 from hotloop.step.watch import plain, stream
 
 SAID = logging.getLogger("program")
@@ -47,6 +49,8 @@ AROUND = {
     "a comparison": (proof, "compare_kinds"),
     "the end of the record": (account.Account, "close"),
     "the end of the policy": (fixed.Fixed, "close"),
+    "recordings are let go": (Transitions, "forget_recordings"),
+    "the watch of writes ends": (program_state.WriteWatch, "close"),
 }
 """What runs around it."""
 COMPILED = {

@@ -5,7 +5,7 @@ import functools
 import pytest
 import rank_processes
 
-pytestmark = pytest.mark.campaign  # several processes, some of which fail
+pytestmark = [pytest.mark.campaign, pytest.mark.long]  # several processes, some of which fail
 
 WAY = "e" * 8 + "ffff" + "effeef"
 """Eight timed calls, an audit and three proof steps, then three pairs of turns, whose times come two turns late."""

@@ -269,11 +269,11 @@ class Loop:
         with contextlib.ExitStack() as last:  # each is done though another fails, as they do when the device is lost
             for hook in self._optimizers.hooks:
                 last.callback(hook.remove)
-            last.callback(context.writes.close)
+            guarded = self.stepping.disable_on_error
+            last.callback(guarded, context.writes.close)
             last.callback(context.peers.close)
             last.callback(context.compiled.remove)
-            last.callback(self.transitions.forget_recordings)
-            guarded = self.stepping.disable_on_error
+            last.callback(guarded, self.transitions.forget_recordings)
             last.callback(guarded, lambda: self.account.close(self._view()))  # while what ran can still be told
             last.callback(self.stepping.settle_last)
             last.callback(guarded, self.policy.close)  # first: its child process must go in any case
