@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import optuna
 import pytest
 import search_objectives as objectives
 
@@ -227,3 +228,10 @@ def test_a_storage_of_another_kind_or_without_a_server_is_refused(open_study):
     for url in ("mysql://host/base", "nonsense"):
         with pytest.raises(ConfigError, match=r"hpo\.storage"):
             open_study(hpo__storage=f"'{url}'")
+
+
+def test_a_trial_whose_worker_was_killed_before_it_named_itself_is_run_again(tmp_path, search):
+    search("quadratic", hpo__n_trials=2)
+    optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study' / 'study.db'}").ask()
+    ended, _ = search("quadratic", hpo__n_trials=4)
+    assert [one["state"] for one in ended.document["trials"]].count("complete") == 4

@@ -62,6 +62,10 @@ class _FailedError(Exception):
     """A trial failed; its cause is written down in the study."""
 
 
+_NAMED_SECONDS = 5.0
+"""Until the process that has begun a trial must have written down which one it is."""
+
+
 class Study:
     """One study in its storage.
 
@@ -128,12 +132,19 @@ class Study:
     def begin(self) -> None:
         """Put back the trials of a command that was killed, and queue the values that are known beforehand."""
         every = self.trials()
+        if any(self._is_nobodys(one) for one in every):  # its worker names itself at once, unless it was killed first
+            time.sleep(_NAMED_SECONDS)
+            every = self.trials()
         for one in every:
-            worker = one.user_attrs.get(WORKER)
-            if one.state == self._states.RUNNING and worker and record.was_killed({"status": "running", **worker}):
+            worker = one.user_attrs.get(WORKER, {})
+            killed = worker and record.was_killed({"status": "running", **worker})
+            if one.state == self._states.RUNNING and (killed or self._is_nobodys(one)):
                 self.again(one)
         for given in () if every else self.settings.hpo.enqueue:
             self.study.enqueue_trial(dict(spaces.flat(given)))
+
+    def _is_nobodys(self, one: optuna.trial.FrozenTrial) -> bool:
+        return one.state == self._states.RUNNING and WORKER not in one.user_attrs
 
     def lost(self, worker: Mapping[str, Any]) -> None:
         """Put back the trial that a worker was at when it died; one of which several died has failed."""
