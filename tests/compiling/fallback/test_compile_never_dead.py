@@ -138,7 +138,9 @@ def test_recompile_limit(settings):
     status = one(model)
     assert status.state == "partial"
     assert status.frames_eager > 0
-    assert any("recompile limit" in cause.reason for cause in status.causes)
+    # Of one graph alone torch calls nobody when the limit is reached: what is seen is that no operation reaches a graph.
+    reason = "no tensor operation" if settings.get("fullgraph") else "recompile limit"
+    assert any(reason in cause.reason for cause in status.causes)
 
 
 @pytest.mark.campaign
